@@ -1,0 +1,46 @@
+"""Federated averaging, made real. The eight ideas: Task, FederatedData, Algorithm, Update/Sum, Stage, Codec, Fleet, Plan."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedavg.algorithms import Algorithm
+    from fedavg.codecs import Codec
+    from fedavg.data import ArrayData, load
+    from fedavg.errors import FedAvgError
+    from fedavg.fleets import Fleet, LocalFleet
+    from fedavg.plan import Plan, Schedule
+    from fedavg.runner import Result, resume, run
+    from fedavg.server import Event, Round, Start, train
+    from fedavg.stages import Stage
+    from fedavg.tasks import Task
+    from fedavg.types import Examples, FederatedData, State, Sum, Update, Work
+
+_HOMES = {
+    "fedavg.algorithms": ["Algorithm"],
+    "fedavg.codecs": ["Codec"],
+    "fedavg.data": ["ArrayData", "load"],
+    "fedavg.errors": ["FedAvgError"],
+    "fedavg.fleets": ["Fleet", "LocalFleet"],
+    "fedavg.plan": ["Plan", "Schedule"],
+    "fedavg.runner": ["Result", "resume", "run"],
+    "fedavg.server": ["Event", "Round", "Start", "train"],
+    "fedavg.stages": ["Stage"],
+    "fedavg.tasks": ["Task"],
+    "fedavg.types": ["Examples", "FederatedData", "State", "Sum", "Update", "Work"],
+}
+
+__all__ = [
+    "Algorithm", "ArrayData", "Codec", "Event", "Examples", "FedAvgError", "FederatedData", "Fleet", "LocalFleet", "Plan",
+    "Result", "Round", "Schedule", "Stage", "Start", "State", "Sum", "Task", "Update", "Work", "load", "resume", "run", "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported on first use, so that `fedavg --help` need not wait for PyTorch."""
+    from importlib import import_module
+
+    for module, names in _HOMES.items():
+        if name in names:
+            globals()[name] = getattr(import_module(module), name)
+            return globals()[name]
+    raise AttributeError(f"module 'fedavg' has no attribute '{name}'")

@@ -1,0 +1,35 @@
+"""FedSGD in its gradient form (§2): clients send ∇F_k(w_t), the server takes one step with the weighted mean.
+
+    w_{t+1} = w_t - eta Σ_{k in S_t} (n_k / m_t) g_k
+
+Equal to FedAvg with E = 1 and B = ∞; here the learning rate stays on the server.
+"""
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedavg.algorithms.algorithm import Algorithm
+from fedavg.errors import PlanError
+from fedavg.types import State, Sum, Update, Work
+
+if TYPE_CHECKING:
+    from fedavg.client import Client
+    from fedavg.plan import Plan
+
+
+class FedSGD(Algorithm):
+    name = "fedsgd"
+
+    def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:  # noqa: ARG002
+        client.load(weights)
+        gradient, loss = client.gradient()
+        return Update(gradient, weight=client.n, metrics={"train_loss": loss})
+
+    def server_update(self, state: State, total: Sum, work: Work) -> State:
+        return State((state.weights.double() - work.lr * total.mean).float())
+
+    def check(self, plan: "Plan") -> None:
+        if plan.schedule("E").values != {1} or plan.schedule("B").values != {inf}:
+            raise PlanError(f"algorithm fedsgd: got E={plan.E}, B={plan.B}; expected E=1 and B=inf (a gradient a round)")

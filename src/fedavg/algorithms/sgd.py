@@ -1,0 +1,31 @@
+"""Plain SGD on the pooled data (§3, CIFAR): not federated, the baseline. One minibatch counts as one round."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedavg.algorithms.algorithm import Algorithm
+from fedavg.algorithms.fedavg import FedAvg
+from fedavg.errors import PlanError
+from fedavg.types import State, Sum, Update, Work
+
+if TYPE_CHECKING:
+    from fedavg.client import Client
+    from fedavg.plan import Plan
+
+
+class SGD(Algorithm):
+    name = "sgd"
+    pools_data = True
+
+    def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
+        client.load(weights)
+        size, loss = client.sgd_step(work.round, work.batch, work.lr)
+        return Update(client.weights - weights, weight=size, metrics={"train_loss": loss})
+
+    def server_update(self, state: State, total: Sum, work: Work) -> State:
+        return FedAvg().server_update(state, total, work)
+
+    def check(self, plan: "Plan") -> None:
+        if plan.schedule("E").values != {1}:
+            raise PlanError(f"algorithm sgd: got E={plan.E}; expected E=1 (one minibatch of size B is one round)")

@@ -1,0 +1,27 @@
+"""One measurement in a process of its own: `python -m fedavg.bench.child run|floor WORKLOAD ROUNDS WORKERS`."""
+
+import json
+import sys
+import time
+
+from fedavg.bench.workloads import WORKLOADS
+from fedavg.setup import resolve
+
+
+def main(what: str, workload: str, rounds: int, workers: int) -> dict[str, object]:
+    if what == "floor":
+        from fedavg.bench.floor import floor_seconds_per_round
+
+        return {"seconds": floor_seconds_per_round(resolve(WORKLOADS[workload](rounds, workers)))}
+    from fedavg.server import Round, train
+
+    ends, seconds = [], []
+    for event in train(WORKLOADS[workload](rounds, workers)):
+        if isinstance(event, Round):
+            ends.append(time.time())
+            seconds.append(event.seconds)
+    return {"first_end": ends[0], "seconds": seconds}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))

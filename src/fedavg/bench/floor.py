@@ -1,0 +1,125 @@
+"""The floor: the time of nothing but the matrix products and convolutions of a workload's steps.
+
+They are recorded from one plain step of the module, then run alone, by the same native interpreter, on as many cores at once.
+"""
+
+from collections.abc import Callable
+from math import ceil
+from multiprocessing import get_context
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedavg import seeds
+from fedavg.engine import plain
+from fedavg.engine.graph import call_source
+from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.tape import Op, Ref
+from fedavg.engine.trainer import Trainer
+from fedavg.setup import Setup
+
+aten = torch.ops.aten
+PRODUCTS = {
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addmm_.default, aten.mm.out,
+    aten.addmm.out, aten.convolution.default, aten.convolution_backward.default,
+}  # fmt: skip
+#: Seconds that a core spends on products before the median is taken.
+FLOOR_S = 3.0
+
+
+class RecordProducts(TorchDispatchMode):
+    """Notes every product that is computed under it, also inside our own operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace != "aten":
+            with self:
+                return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
+        if func in PRODUCTS:
+            self.calls.append((func, args, kwargs))
+        return func(*args, **kwargs)
+
+
+def floor_seconds_per_round(setup: Setup) -> float:
+    """Seconds that a round would take if its products were all there is to do, on the plan's number of workers."""
+    torch.set_num_threads(1)
+    trainer = setup.new_trainer()
+    first = setup.data.client(int(setup.eligible[0]))
+    work = setup.plan.work(1)
+    batch = int(min(work.batch, len(first)))
+    step = products_of_step(trainer, first.x[:batch], first.y[:batch])
+    steps = work.epochs * ceil(len(first) / batch) * setup.cohort_size
+    return median(_on_all_cores(step, setup.plan.workers)) * steps / setup.plan.workers
+
+
+def products_of_step(trainer: Trainer, x: Tensor, y: Tensor) -> Callable[[int], None]:
+    """A function that runs the products of so many steps, one after another, and nothing else."""
+    inputs = trainer.inputs(x, seeds.rng(0, seeds.NONE, seeds.NONE, "floor"))
+    with RecordProducts() as record:
+        plain.gradients(trainer.model, inputs, y)
+    tensors: list[Tensor] = []
+    lines = []
+    for index, (func, args, kwargs) in enumerate(record.calls):
+        op = Op(func, tuple(_input(arg, tensors) for arg in args), {k: _input(v, tensors) for k, v in kwargs.items()}, ())
+        lines.append(f"        kept[{index}] = {call_source(op)}{'[1]' if func is aten.convolution_backward.default else ''}")
+    source = "\n".join(
+        [
+            "def products(steps: int, inputs: List[Tensor], kept: List[Tensor]):",
+            *(f"    a{i} = inputs[{i}]" for i in range(len(tensors))),
+            "    for step in range(steps):",
+            *lines,
+            "    return kept\n",
+        ]
+    )
+    unit = torch.jit.CompilationUnit(source)
+    kept = [torch.empty(0)] * len(lines)
+
+    def run(steps: int) -> None:
+        with torch.no_grad(), torch.jit.optimized_execution(False):
+            unit.products(steps, tensors, kept)
+
+    return run
+
+
+def _input(value: Any, tensors: list[Tensor]) -> Any:
+    """A tensor becomes an input of the function, of the same shape and layout; anything else stays."""
+    if not isinstance(value, Tensor):
+        return value
+    tensors.append(value.detach())
+    return Ref(f"a{len(tensors) - 1}")
+
+
+def _on_all_cores(step: Callable[[int], None], workers: int) -> list[float]:
+    """Seconds per step in each of the processes that run it at the same time."""
+    context = get_context("fork")
+    together, results = context.Barrier(workers), context.SimpleQueue()
+    processes = [context.Process(target=_time, args=(step, together, results)) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    seconds = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return seconds
+
+
+def _time(step: Callable[[int], None], together: Any, results: Any) -> None:
+    keep_freed_memory()
+    step(3)
+    began = perf_counter()
+    step(1)
+    chunk = max(1, int(0.02 / max(perf_counter() - began, 1e-9)))
+    together.wait()
+    times, began = [], perf_counter()
+    while perf_counter() - began < FLOOR_S:
+        start = perf_counter()
+        step(chunk)
+        times.append((perf_counter() - start) / chunk)
+    results.put(median(times))

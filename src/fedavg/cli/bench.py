@@ -1,0 +1,44 @@
+"""`fedavg bench`: seconds per round, start-up time and memory on a workload, beside the floor of the hardware."""
+
+import json
+from dataclasses import asdict
+from os import cpu_count
+
+import click
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, metavar="[W1|W2|W3|W4]...")
+@click.option("--rounds", type=click.IntRange(3), help="Rounds to time [enough for a steady median].")
+@click.option("--workers", type=click.IntRange(1), default=cpu_count() or 1, help="Worker processes [one per core].")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Turns of floor and run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+def bench(workloads: tuple[str, ...], rounds: int | None, workers: int, repeats: int, as_json: bool) -> None:
+    """Measure speed on this machine. Have it idle: other work shows in the figures.
+
+    \b
+    W1  MNIST 2NN, 10 clients of 600 a round, E=1, B=10
+    W2  the same with B=∞
+    W3  MNIST CNN, E=1, B=10
+    W4  character LSTM, 10 clients x 50 sequences of 80, B=10
+    """
+    from fedavg.bench.measure import measure
+    from fedavg.bench.workloads import ROUNDS
+    from fedavg.errors import PlanError
+
+    for name in workloads:
+        if name not in ROUNDS:
+            raise PlanError(f"unknown workload '{name}'; expected one of {', '.join(ROUNDS)}")
+    results = []
+    for name in workloads or tuple(ROUNDS):
+        result = measure(name, rounds or ROUNDS[name], workers, repeats)
+        results.append(asdict(result))
+        click.echo(
+            f"{name}: {result.s_per_round:.4f} s/round, {result.ratio_to_floor:.2f} x the floor of "
+            f"{result.floor_s_per_round:.4f}; start to end of round 1 {result.startup_s:.2f} s; "
+            f"peak memory {result.peak_rss_mb:.0f} MB ({result.peak_pss_mb:.0f} MB without double counting); "
+            f"{workers} workers",
+            err=as_json,
+        )
+    if as_json:
+        click.echo(json.dumps(results[0] if len(results) == 1 else results, indent=2))

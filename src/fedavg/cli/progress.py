@@ -1,0 +1,90 @@
+"""The live line of a run, on stderr. On a terminal it is rewritten in place; in a log it is a line now and then."""
+
+import sys
+from collections import deque
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Final
+
+import click
+
+from fedavg.errors import Diverged
+from fedavg.plan import Plan
+from fedavg.server import Event, Round
+
+TERMINAL_PERIOD_S: Final = 0.1
+LOG_PERIOD_S: Final = 10.0
+
+
+class Progress:
+    """A watcher of events; as a context manager it also says how to go on when a run is stopped."""
+
+    def __init__(self, plan: Plan, directory: Path, quiet: bool) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._shown_at = 0.0
+        self._ends: deque[float] = deque(maxlen=50)
+        self._best = 0.0
+        self._accuracy: float | None = None
+        self._up = self._down = 0
+        self._last = 0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __call__(self, event: Event) -> None:
+        self._last = event.round
+        self._ends.append(monotonic())
+        if isinstance(event, Round):
+            self._note(event)
+            self._show(event)
+        elif not self._quiet:
+            click.echo(f"engine {event.engine} ({event.engine_reason}); run directory {self._directory}", err=True)
+            if event.round:
+                click.echo(f"going on after round {event.round}", err=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._terminal and not self._quiet and self._last:
+            click.echo("", err=True)
+        if kind is KeyboardInterrupt:
+            click.echo(f"stopped after round {self._last}; go on with: fedavg resume {self._directory}", err=True)
+        if kind is Diverged:
+            click.echo(f"the model of round {self._last} is kept in {self._directory}", err=True)
+
+    def _note(self, event: Round) -> None:
+        self._up += event.bytes_up
+        self._down += event.bytes_down
+        if event.test and "accuracy" in event.test:
+            self._accuracy = event.test["accuracy"]
+            self._best = max(self._best, self._accuracy)
+
+    def _show(self, event: Round) -> None:
+        period = TERMINAL_PERIOD_S if self._terminal else LOG_PERIOD_S
+        due = monotonic() - self._shown_at >= period or event.round == self._plan.rounds
+        if self._quiet or not due:
+            return
+        self._shown_at = monotonic()
+        line = self._line(event)
+        if self._terminal:
+            click.echo(f"\r{line}\x1b[K", nl=False, err=True)
+        else:
+            click.echo(line, err=True)
+
+    def _line(self, event: Round) -> str:
+        pace = (self._ends[-1] - self._ends[0]) / max(len(self._ends) - 1, 1)
+        score = f"accuracy {self._accuracy:.4f}  best {self._best:.4f}" if self._accuracy is not None else "accuracy -"
+        return (
+            f"round {event.round}/{self._plan.rounds}  {score}  loss {event.train_loss:.4f}  {pace:.3f} s/round  "
+            f"up {self._up / 1e6:.1f} MB  down {self._down / 1e6:.1f} MB  "
+            f"left {clock((self._plan.rounds - event.round) * pace)}"
+        )
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

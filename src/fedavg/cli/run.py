@@ -1,0 +1,145 @@
+"""`fedavg run` and `fedavg resume`. Options of the plan are made from its fields, so none is listed twice."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedavg.errors import PlanError
+
+if TYPE_CHECKING:
+    from fedavg.plan import Plan
+    from fedavg.runner import Result
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
+_quiet = click.option("--quiet", is_flag=True, help="No progress line.")
+_plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
+
+
+def plan_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One option for each field of the plan; a value not given is None and stays as the preset or file has it."""
+    from fedavg.plan import Plan
+
+    for spec in reversed(fields(Plan)):
+        flag = spec.metadata["flag"] or f"--{spec.name.replace('_', '-')}"
+        default = "" if spec.default in (None, ()) or "[" in spec.metadata["help"] else f" [{_shown(spec.default)}]"
+        option = click.option(flag, spec.name, default=None, metavar="VALUE", help=spec.metadata["help"] + default)
+        command = option(command)
+    return command
+
+
+def _shown(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+@click.command()
+@click.argument("source")
+@plan_options
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any option of the plan; may be repeated.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
+@click.option("--dry-run", is_flag=True, help="Print the plan in full with what follows from it, and stop.")
+@_plot
+@_quiet
+@_json
+def run(
+    source: str,
+    settings: tuple[str, ...],
+    run_dir: Path | None,
+    dry_run: bool,
+    plot: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: str | None,
+) -> None:
+    """Train by a plan: SOURCE is a preset (mnist-2nn, mnist-cnn) or a TOML file.
+
+    \b
+    fedavg run mnist-2nn -C 0.1 -E 1 -B 10 --lr 0.1 --rounds 100 --target 0.97
+    fedavg run plan.toml --set rounds=50 --dry-run
+    """
+    from fedavg.plan import load_plan
+
+    given = {name: value for name, value in options.items() if value is not None}
+    plan = load_plan(source, given | dict(_setting(text) for text in settings))
+    if dry_run:
+        _dry_run(plan, as_json)
+        return
+    from fedavg import runner
+
+    directory = run_dir or Path("runs") / f"{Path(source).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    with _progress(plan, directory, quiet) as watch:
+        result = runner.run(plan, directory, watch)
+    _report(result, plot, as_json)
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
+@click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@_plot
+@_quiet
+@_json
+def resume(
+    run_dir: Path, workers: str | None, data_dir: str | None, plot: bool, quiet: bool, as_json: bool
+) -> None:
+    """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit."""
+    from fedavg import runner
+    from fedavg.runlog.rundir import RunDir
+
+    changes = {name: value for name, value in {"workers": workers, "data_dir": data_dir}.items() if value is not None}
+    plan = RunDir(run_dir).plan(**changes)
+    with _progress(plan, run_dir, quiet) as watch:
+        result = runner.resume(run_dir, watch, **changes)
+    _report(result, plot, as_json)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise PlanError(f"--set: got '{text}'; expected KEY=VALUE, as in rounds=50")
+    return key, value
+
+
+def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
+    from fedavg.cli.progress import Progress
+
+    return Progress(plan, directory, quiet)
+
+
+def _dry_run(plan: "Plan", as_json: bool) -> None:
+    from fedavg.estimate import derive
+
+    derived = derive(plan)
+    if as_json:
+        click.echo(json.dumps({"plan": plan.to_dict(), "derived": derived, **derived}, indent=2))
+        return
+    click.echo(plan.to_toml())
+    click.echo("# what follows from it")
+    for name, value in derived.items():
+        click.echo(f"# {name} = {value}")
+
+
+def _report(result: "Result", plot: bool, as_json: bool) -> None:
+    from fedavg.cli.report import print_summary
+    from fedavg.errors import FedAvgError
+    from fedavg.runlog.plot import plot_run
+    from fedavg.runlog.rundir import RunDir
+
+    directory = RunDir(Path(str(result.summary.run_dir)))
+    picture: Path | None = directory.path / "curve.png" if plot else None
+    if picture:
+        try:
+            plot_run(result.plan, directory.rows(), picture)
+        except FedAvgError as error:
+            click.echo(f"no picture: {error}", err=True)
+            picture = None
+    if as_json:
+        click.echo(json.dumps(result.summary.to_dict() | {"picture": str(picture) if picture else None}, indent=2))
+    else:
+        print_summary(result.summary, picture)

@@ -1,0 +1,49 @@
+"""Data by client: the registry of data sets and the one function that loads them.
+
+Adding a data set is one file with a `Dataset` and one line in `DATASETS`.
+"""
+
+from pathlib import Path
+
+from fedavg.data.cifar10 import CIFAR10
+from fedavg.data.dataset import Dataset, Request
+from fedavg.data.federated import ArrayData, pooled
+from fedavg.data.location import data_directory
+from fedavg.data.mnist import MNIST
+from fedavg.data.partition import KINDS, Partition, parse_partition
+from fedavg.errors import PlanError
+from fedavg.types import FederatedData
+
+DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, CIFAR10)}
+
+__all__ = ["DATASETS", "ArrayData", "Dataset", "Partition", "check", "load", "parse_partition", "pooled"]
+
+
+def load(
+    name: str,
+    partition: str | None = None,
+    clients: int | None = None,
+    seed: int = 0,
+    data_dir: Path | None = None,
+) -> FederatedData:
+    """A data set, split over clients. What is not given is the data set's default."""
+    wanted = check(name, partition, clients)
+    return DATASETS[name].load(Request(wanted, clients, seed, data_directory(data_dir)))
+
+
+def check(name: str, partition: str | None, clients: int | None) -> Partition:
+    """Refuses, without reading any data, what `load` could never do; gives back the partition."""
+    dataset = dataset_named(name)
+    wanted = parse_partition(partition or dataset.default_partition)
+    if wanted.kind not in dataset.partitions:
+        forms = ", ".join(KINDS[kind].form for kind in dataset.partitions)
+        raise PlanError(f"data set {name} can not be split by {wanted}. Use one of: {forms}.")
+    if clients is not None and clients < 1:
+        raise PlanError(f"clients = {clients}: expected 1 or more.")
+    return wanted
+
+
+def dataset_named(name: str) -> Dataset:
+    if name not in DATASETS:
+        raise PlanError(f"unknown data set {name!r}. Use one of: {', '.join(DATASETS)}.")
+    return DATASETS[name]

@@ -1,0 +1,24 @@
+"""Where data sets live on this machine. Knows folders and file names, not what is in the files."""
+
+import os
+import sys
+from pathlib import Path
+
+#: Names the data directory where no option does.
+VARIABLE = "FEDAVG_DATA"
+
+
+def data_directory(asked: Path | None) -> Path:
+    """The folder asked for, else the one that FEDAVG_DATA names, else the platform's cache folder."""
+    if asked is not None:
+        return asked.expanduser()
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser() if named else _platform_cache() / "fedavg"
+
+
+def _platform_cache() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

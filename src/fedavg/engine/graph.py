@@ -1,0 +1,173 @@
+"""The fast path: a local epoch of any module as one native call.
+
+One step is recorded per batch shape as a flat list of ATen operators, the SGD update is folded into it, and the
+whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter runs without Python or autograd in
+between. What is gained, in order of size: no Python between operators; no gradient buffer for a weight whose gradient is
+a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedavg.engine.model import Model
+from fedavg.engine.tape import Op, Ref, Tape, Untraceable, record
+
+aten = torch.ops.aten
+#: Views of a parameter stay valid while it is updated in place, so they are made once, before the loop over batches.
+VIEWS = {aten.t.default, aten.transpose.int, aten.view.default, aten.permute.default, aten.unsqueeze.default}
+
+Epoch = Callable[[Tensor, Tensor, int, float, list[Tensor], list[Tensor]], Tensor]
+
+
+class GraphEpoch:
+    """`sgd_epoch` for one model: compiles one native function per batch shape and keeps it."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._parameters = [p.detach() for p in model.parameters.values()]
+        self._compiled: dict[tuple[torch.Size, torch.Size], tuple[Epoch, list[Tensor]]] = {}
+
+    def __call__(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
+        """One pass over (x, y) in order, in batches (the last may be short). Returns the sum of the examples' losses."""
+        full = len(y) - len(y) % batch
+        total = torch.zeros((), device=x.device)
+        if full:
+            total += self._run(x[:full], y[:full], batch, lr)
+        if full < len(y):
+            total += self._run(x[full:], y[full:], len(y) - full, lr)
+        return total
+
+    def prepare(self, x: Tensor, y: Tensor) -> None:
+        """Compile for batches shaped like (x, y), if that has not been done."""
+        if (x.shape, y.shape) not in self._compiled:
+            before = self._model.vector.clone()
+            with torch.random.fork_rng(devices=[]):  # recording takes a step: its draws and its changes do not count
+                self._compiled[x.shape, y.shape] = compile_epoch(self._model, x, y)
+            self._model.load(before)
+
+    def _run(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
+        self.prepare(x[:batch], y[:batch])
+        native, state = self._compiled[x[:batch].shape, y[:batch].shape]
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            return native(x, y, batch, lr, self._parameters, state)
+
+
+def compile_epoch(model: Model, x: Tensor, y: Tensor) -> tuple[Epoch, list[Tensor]]:
+    """The native epoch for batches shaped like (x, y), and the tensors besides parameters that it reads or writes."""
+    tape = record(model, x, y)
+    try:
+        unit = torch.jit.CompilationUnit(Emitter(tape).source())
+    except RuntimeError as error:
+        raise Untraceable(f"an operator of the module has no TorchScript form: {error}") from error
+    return unit.epoch, tape.state_tensors
+
+
+class Emitter:
+    """Writes a tape as the TorchScript source of a function `epoch`."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._maker = {name: op for op in tape.ops for name in op.outputs if name}
+        self._uses = [name for op in tape.ops for name in op.refs] + [tape.loss, *filter(None, tape.gradients)]
+        self._mutated = {tape.roots[name] for op in tape.ops for name in op.written}
+        self._folded: set[str] = set()
+
+    def source(self) -> str:
+        updates = [self._update(p, g) for p, g in zip(self._tape.parameters, self._tape.gradients, strict=True) if g]
+        before: list[str] = []
+        inside: list[str] = []
+        fixed = set(self._tape.parameters)
+        for op in self._tape.ops:
+            if self._folded & set(filter(None, op.outputs)):
+                continue
+            hoisted = op.func in VIEWS and op.args[0].name in fixed
+            if hoisted:
+                fixed |= set(filter(None, op.outputs))
+            (before if hoisted else inside).extend(_lines(op))
+        return "\n".join(
+            [
+                "def epoch(x_all, y_all, batch: int, lr: float, params: List[Tensor], state: List[Tensor]):",
+                *(f"    {name} = params[{i}]" for i, name in enumerate(self._tape.parameters)),
+                *(f"    {name} = state[{i}]" for i, name in enumerate(self._tape.state)),
+                *(f"    {line}" for line in before),
+                "    total = torch.zeros([], device=x_all.device)",
+                "    for step in range(x_all.size(0) // batch):",
+                "        x = x_all.narrow(0, step * batch, batch)",
+                "        y = y_all.narrow(0, step * batch, batch)",
+                *(f"        {line}" for line in inside),
+                *(f"        {line}" for line in updates),
+                f"        total.add_({self._tape.loss}, alpha=batch)",
+                "    return total\n",
+            ]
+        )
+
+    def _update(self, parameter: str, gradient: str) -> str:
+        """The line that takes the SGD step of one parameter. Updates stand last, when nothing reads the old values."""
+        chain = self._through_transposes(gradient)
+        if not self._foldable(chain):
+            return f"{parameter}.sub_({gradient}, alpha=lr)"
+        self._folded.update(chain)
+        a, b = (factor.name for factor in self._maker[chain[-1]].args)
+        if len(chain) % 2 == 0:  # an odd number of transposes stands between the product and the gradient
+            a, b = f"{b}.t()", f"{a}.t()"
+        return f"{parameter}.addmm_({a}, {b}, alpha=-lr)"
+
+    def _through_transposes(self, name: str) -> list[str]:
+        chain = [name]
+        while name in self._maker and self._maker[name].func is aten.t.default:
+            name = self._maker[name].args[0].name
+            chain.append(name)
+        return chain
+
+    def _foldable(self, chain: list[str]) -> bool:
+        """A product used by this update alone, whose factors nobody overwrites before the end of the step."""
+        maker = self._maker.get(chain[-1])
+        return (
+            maker is not None
+            and maker.func is aten.mm.default
+            and all(self._uses.count(name) == 1 for name in chain)
+            and not any(self._tape.roots[factor] in self._mutated for factor in maker.refs)
+        )
+
+
+def _lines(op: Op) -> list[str]:
+    """The call, and a line for each of several outputs."""
+    if len(op.outputs) == 1:
+        return [f"{op.outputs[0]} = {call_source(op)}"]
+    made = [(place, name) for place, name in enumerate(op.outputs) if name]
+    several = f"several_{made[0][1]}"
+    return [f"{several} = {call_source(op)}", *(f"{name} = {several}[{place}]" for place, name in made)]
+
+
+def call_source(op: Op) -> str:
+    """An operator call as TorchScript source."""
+    schema = op.func._schema
+    types = {argument.name: argument.type for argument in schema.arguments}
+    words = [_word(value, kind) for value, kind in zip(op.args, types.values(), strict=False)]
+    words += [f"{key}={_word(value, types[key])}" for key, value in op.kwargs.items()]
+    return f"torch.ops.{schema.name.replace('::', '.')}({', '.join(words)})"
+
+
+def _word(value: Any, kind: Any) -> str:
+    """An argument as TorchScript source; `kind` is its type in the operator's schema."""
+    if isinstance(value, Ref):
+        return value.name
+    if isinstance(value, list | tuple):
+        items = ", ".join(_word(item, kind) for item in value)
+        return f"[{items}]" if value and None not in value else f"torch.jit.annotate({_list_type(kind)}, [{items}])"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, float):
+        return f"float('{value}')"
+    return repr(value)
+
+
+def _list_type(kind: Any) -> str:
+    """The TorchScript name of a list type, without the Optional around it."""
+    text = str(kind)
+    while text.startswith("Optional["):
+        text = text[len("Optional[") : -1]
+    return text

@@ -1,0 +1,89 @@
+"""A module whose floating state lives in one flat float32 vector.
+
+The vector holds the trainable parameters, then the floating buffers (batch-norm statistics), each once. Buffers are
+therefore averaged like weights. Everything else (integer counters, frozen parameters) stays as the task
+built it: it never travels, and every client starts from it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedavg import seeds
+from fedavg.errors import TaskError
+from fedavg.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one named tensor of the module stands in the flat vector."""
+
+    name: str
+    shape: torch.Size
+    offset: int
+    trainable: bool
+
+    def view(self, vector: Tensor) -> Tensor:
+        return vector[self.offset : self.offset + self.shape.numel()].view(self.shape)
+
+
+class Model:
+    """The task's module with its parameters and buffers as views of `vector`, shape (P,)."""
+
+    def __init__(self, task: Task, seed: int, device: str = "cpu") -> None:
+        self.task = task
+        self.module = build(task, seed).to(device)
+        self.slots = tuple(_slots(self.module))
+        size = sum(slot.shape.numel() for slot in self.slots)
+        self.vector = torch.empty(size, device=device)
+        self._adopt_views()
+        own = {slot.name for slot in self.slots}
+        state = [*self.module.named_parameters(), *self.module.named_buffers()]
+        self._kept = [(tensor, tensor.detach().clone()) for name, tensor in state if name not in own]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters, in the order of the vector."""
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+    def load(self, weights: Tensor) -> None:
+        """Start again from `weights`: also puts back what is not in the vector."""
+        self.vector.copy_(weights)
+        for tensor, original in self._kept:
+            tensor.detach().copy_(original)
+
+    def _adopt_views(self) -> None:
+        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        for slot in self.slots:
+            view = slot.view(self.vector)
+            view.copy_(tensors[slot.name].detach())
+            if slot.trainable:
+                tensors[slot.name].data = view
+            else:
+                owner, _, leaf = slot.name.rpartition(".")
+                self.module.get_submodule(owner)._buffers[leaf] = view
+
+
+def build(task: Task, seed: int) -> nn.Module:
+    """The task's module with the initial parameters that belong to `seed`; the global generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.torch_seed(seed, seeds.NONE, seeds.NONE, "init"))
+        module = task.build()
+    if not isinstance(module, nn.Module):
+        raise TaskError(f"task '{task.name}': build() gave {type(module).__name__}; expected a torch.nn.Module")
+    return module.train()
+
+
+def _slots(module: nn.Module) -> Iterator[Slot]:
+    trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if not trainable:
+        raise TaskError("the module has no trainable parameter; expected at least one with requires_grad=True")
+    buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
+    offset = 0
+    for index, (name, tensor) in enumerate([*trainable, *buffers]):
+        if tensor.dtype != torch.float32:
+            raise TaskError(f"'{name}' is {tensor.dtype}; expected torch.float32: build the module with .float()")
+        yield Slot(name, tensor.shape, offset, trainable=index < len(trainable))
+        offset += tensor.numel()

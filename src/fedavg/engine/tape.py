@@ -1,0 +1,186 @@
+"""Records one training step as a flat list of ATen operators, by watching the plain path take it.
+
+A tensor is known by its place in memory and its geometry; all tensors of the step are kept alive while it is
+recorded, so no two of them are confused. What a replay could not repeat for other data (control flow that looks at values,
+shapes that depend on them) raises `Untraceable`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedavg.engine import plain
+from fedavg.engine.model import Model
+
+
+class Untraceable(Exception):
+    """The module can not be turned into a fixed graph; the reason is in the message."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor of the tape, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator call. Tensors among the arguments stand as `Ref`; `outputs` has None where none came back."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[str | None, ...]
+
+    @property
+    def refs(self) -> Iterator[str]:
+        """The names of all tensors among the arguments."""
+        return _refs((*self.args, *self.kwargs.values()))
+
+    @property
+    def written(self) -> set[str]:
+        """The names that this operator writes to in place."""
+        arguments = zip(self.func._schema.arguments, self.args, strict=False)
+        return {
+            name for spec, arg in arguments if spec.alias_info and spec.alias_info.is_write for name in _refs((arg,))
+        }
+
+    @property
+    def draws(self) -> bool:
+        return torch.Tag.nondeterministic_seeded in self.func.tags
+
+
+@dataclass
+class Tape:
+    """A step from `inputs` (parameters first, then the rest of the module's state, then constants) to the loss and
+    the gradients of the parameters."""
+
+    ops: list[Op]
+    parameters: list[str]
+    state: list[str]
+    state_tensors: list[Tensor]
+    loss: str
+    gradients: list[str | None]
+    #: For each name the name of the tensor whose memory it is a view of; itself if of none.
+    roots: dict[str, str] = field(default_factory=dict)
+
+
+def record(model: Model, x: Tensor, y: Tensor) -> Tape:
+    """Take a plain step on (x, y), which are named 'x' and 'y' on the tape. The model's buffers are changed by it."""
+    parameters = {f"p{i}": p.detach() for i, p in enumerate(model.parameters.values())}
+    others = [t for n, t in model.module.named_parameters() if n not in model.parameters]
+    state = {f"s{i}": t.detach() for i, t in enumerate([*others, *model.module.buffers()])}
+    recorder = _Recorder(parameters | state | {"x": x, "y": y})
+    try:
+        with recorder:
+            loss, grads = plain.gradients(model, x, y)
+    except Untraceable:
+        raise
+    except Exception as error:  # whatever a user's module does while watched, the plain path can still run it
+        raise Untraceable(f"{type(error).__name__}: {error}") from error
+    constants = recorder.constants
+    names = [recorder.name_of(tensor) for tensor in (loss, *grads)]
+    return Tape(
+        ops=_needed(recorder.ops, {name for name in names if name}),
+        parameters=list(parameters),
+        state=[*state, *constants],
+        state_tensors=[*state.values(), *constants.values()],
+        loss=str(names[0]),
+        gradients=names[1:],
+        roots=recorder.roots,
+    )
+
+
+class _Recorder(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here meets torch.compile; the default would import all of it: a second and 80 MB per process."""
+        return False
+
+    def __init__(self, inputs: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self.constants: dict[str, Tensor] = {}
+        self.roots: dict[str, str] = {}
+        self._names: dict[Any, str] = {}
+        self._storages: dict[str, int] = {}
+        self._alive: list[Tensor] = []
+        for name, tensor in inputs.items():
+            self._keep(name, tensor, root=name)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
+            raise Untraceable(f"it looks at the values of its data ({func})")
+        named_args, named_kwargs = self._named(args), self._named(kwargs)
+        result = func(*args, **kwargs)
+        outputs = result if isinstance(result, tuple | list) else (result,)
+        known = [self.name_of(out) for out in outputs]
+        names = tuple(self._output(out, named_args) for out in outputs)
+        op = Op(func, named_args, named_kwargs, names)
+        if not all(known) or op.written or op.draws:  # what gives back its argument (detach) needs no replay
+            self.ops.append(op)
+        return result
+
+    def name_of(self, tensor: Any) -> str | None:
+        return self._names.get(_key(tensor)) if isinstance(tensor, Tensor) else None
+
+    def _output(self, tensor: Any, args: Any) -> str | None:
+        if not isinstance(tensor, Tensor):
+            return None
+        name = self.name_of(tensor)
+        if name is None:
+            name = f"v{len(self._alive)}"
+            storage = tensor.untyped_storage().data_ptr()
+            viewed = [ref for ref in _refs(args) if self._storages[ref] == storage]
+            self._keep(name, tensor, root=self.roots[viewed[0]] if viewed else name)
+        return name
+
+    def _keep(self, name: str, tensor: Tensor, root: str) -> None:
+        self._names[_key(tensor)] = name
+        self._storages[name] = tensor.untyped_storage().data_ptr()
+        self.roots[name] = root
+        self._alive.append(tensor)
+
+    def _named(self, value: Any) -> Any:
+        """The same arguments with each tensor replaced by its name; an unknown tensor is a constant of the module."""
+        if isinstance(value, Tensor):
+            name = self.name_of(value)
+            if name is None:
+                name = f"c{len(self.constants)}"
+                self.constants[name] = value.detach()
+                self._keep(name, value, root=name)
+            return Ref(name)
+        if isinstance(value, tuple | list):
+            return type(value)(self._named(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._named(item) for key, item in value.items()}
+        return value
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    return (*place, tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _refs(values: Any) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, Ref):
+            yield value.name
+        elif isinstance(value, tuple | list):
+            yield from _refs(value)
+
+
+def _needed(ops: list[Op], wanted: set[str]) -> list[Op]:
+    """Without the operators that nothing asks for; those that write or draw always stay."""
+    kept = []
+    for op in reversed(ops):
+        if op.written or op.draws or wanted & {name for name in op.outputs if name}:
+            wanted |= set(op.refs)
+            kept.append(op)
+    return kept[::-1]

@@ -1,0 +1,71 @@
+"""What follows from a plan before it is run: its numbers, its messages, and about how long it will take."""
+
+from math import ceil
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fedavg import seeds
+from fedavg.engine.trainer import Trainer
+from fedavg.plan import Plan
+from fedavg.setup import Setup, resolve
+from fedavg.types import Examples
+
+#: Seconds of training to time before extrapolating.
+PROBE_S = 0.5
+
+
+def derive(plan: Plan) -> dict[str, Any]:
+    """The derived values of round 1, and an estimate of the time from timing a few real steps on one core."""
+    setup = resolve(plan)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    trainer = setup.new_trainer()
+    size = len(trainer.weights)
+    work = plan.work(1)
+    sizes = setup.data.sizes[setup.eligible]
+    mean_size = float(sizes.mean())
+    batch = min(work.batch, mean_size)
+    steps = 1.0 if setup.algorithm.pools_data else work.epochs * ceil(mean_size / batch)
+    frame = setup.codec.encode(torch.zeros(size), seeds.rng(plan.seed, 0, 0, "codec"))
+    round_s = _seconds_per_step(setup, trainer, int(batch)) * steps * ceil(setup.cohort_size / plan.workers)
+    eval_s = _seconds_per_evaluation(setup, trainer) / plan.workers
+    torch.set_num_threads(threads)
+    return {
+        "parameters": sum(p.numel() for p in trainer.model.module.parameters()),
+        "clients": len(setup.data),
+        "clients_with_data": len(setup.eligible),
+        "clients_per_round": setup.cohort_size,
+        "examples": int(sizes.sum()),
+        "test_examples": len(setup.data.test),
+        "examples_per_client": {"min": int(sizes.min()), "mean": mean_size, "max": int(sizes.max())},
+        "u": steps if setup.algorithm.pools_data else work.epochs * mean_size / batch,
+        "bytes_up_per_round": len(frame) * setup.cohort_size,
+        "bytes_down_per_round": 4 * size * setup.cohort_size,
+        "simulated_s_per_round": len(frame) / (plan.uplink * 1e6),
+        "engine": trainer.engine.name,
+        "estimated_s_per_round": round(round_s + eval_s / plan.eval_every, 4),
+        "estimated_s": round((round_s + eval_s / plan.eval_every) * plan.rounds, 1),
+        "plan": plan.digest,
+    }
+
+
+def _seconds_per_step(setup: Setup, trainer: Trainer, batch: int) -> float:
+    first = setup.data.client(int(setup.eligible[0]))
+    rng = seeds.rng(setup.plan.seed, seeds.NONE, seeds.NONE, "estimate")
+    x, y = trainer.inputs(first.x[:batch], rng), first.y[:batch]
+    trainer.sgd_epoch(x, y, len(y), 1e-6)
+    steps, began = 0, perf_counter()
+    while perf_counter() - began < PROBE_S:
+        trainer.sgd_epoch(x, y, len(y), 1e-6)
+        steps += 1
+    return (perf_counter() - began) / steps
+
+
+def _seconds_per_evaluation(setup: Setup, trainer: Trainer) -> float:
+    """Time one chunk of the test set, and scale."""
+    test, size = setup.data.test, setup.task.eval_batch
+    began = perf_counter()
+    trainer.evaluate(Examples(test.x[:size], test.y[:size]))
+    return (perf_counter() - began) * len(test) / max(min(size, len(test)), 1)

@@ -1,0 +1,44 @@
+"""`Fleet`: where clients run. The server loop asks it for the sum over a cohort and for an evaluation."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedavg.engine.trainer import Engine
+from fedavg.types import Sum, Work
+
+
+@dataclass(frozen=True)
+class CohortResult:
+    """The exact weighted sum over a cohort, and what it cost to have it."""
+
+    total: Sum
+    bytes_up: int
+    #: The largest message of one client: clients send side by side, so it decides the simulated clock.
+    largest_up: int
+    bytes_down: int
+
+
+class Fleet(ABC):
+    """Holds its clients between rounds; used as a context manager by the server loop."""
+
+    #: How clients train, and why so; known after `start`.
+    engine: Engine
+
+    @abstractmethod
+    def start(self) -> Tensor:
+        """Get ready; returns the initial weights, shape (P,)."""
+
+    @abstractmethod
+    def train(self, cohort: Sequence[int], work: Work, weights: Tensor) -> CohortResult:
+        """Have every client of the cohort do the round's work from the given weights."""
+
+    @abstractmethod
+    def evaluate(self, weights: Tensor, on: str) -> dict[str, float]:
+        """The task's metrics of the weights on the 'test' or the 'train' set."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all processes and memory."""

@@ -1,0 +1,222 @@
+"""The local fleet: clients are simulated by one persistent single-threaded process per core.
+
+Workers are forked from this process once PyTorch, the data and the compiled model are in memory, so they start at once, share
+all of it, and a user's own module needs no pickling. Weights and sums lie in shared memory; pipes carry only small
+messages. A worker that dies is replaced and its clients of the round are run again. Since sums are exact, neither
+the number of workers nor who does what can change a bit of the result.
+"""
+
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import fsum
+from mmap import mmap
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.connection import Connection, wait
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg import seeds
+from fedavg.codecs import CODECS
+from fedavg.engine.memory import keep_freed_memory
+from fedavg.errors import FedAvgError, FleetError, TaskError
+from fedavg.fleets.fleet import CohortResult, Fleet
+from fedavg.fleets.worker import Evaluated, Job, Result, Split, Trained, TrainJob, Worker, combine, eval_jobs
+from fedavg.setup import Setup
+from fedavg.sums import checked_bound, to_float
+from fedavg.types import Sum, Work
+
+#: Deaths of workers within one round after which something is wrong that another fork will not mend.
+MAX_DEATHS: Final = 10
+
+
+def shared_tensor(size: int, dtype: torch.dtype) -> Tensor:
+    """Zeros in anonymous memory that forked processes share; freed with the last of them."""
+    buffer = mmap(-1, max(size, 1) * dtype.itemsize)
+    return torch.frombuffer(buffer, dtype=dtype, count=size)
+
+
+class WorkerProcess:
+    """A forked worker at the other end of a pipe."""
+
+    def __init__(self, setup: Setup, worker: Worker, siblings: Iterable["WorkerProcess"]) -> None:
+        context = get_context("fork")
+        self.pipe, remote = context.Pipe()
+        inherited = [self.pipe, *(sibling.pipe for sibling in siblings)]
+        self.process = context.Process(target=_serve, args=(setup, worker, remote, inherited), daemon=True)
+        self.process.start()
+        remote.close()
+
+    def send(self, job: Job) -> None:
+        """Hand over a job; that a worker is dead shows when its reply is asked for."""
+        with suppress(OSError):
+            self.pipe.send(job)
+
+    def receive(self) -> "Result | FedAvgError | None":
+        """The reply to the last job; None if the worker died instead."""
+        try:
+            reply: Result | FedAvgError = self.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        return reply
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join()
+
+
+def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Connection]) -> None:
+    """The life of a worker: do jobs until the server goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
+    for other in inherited:  # a copy of the server's end would keep this process alive after the server
+        other.close()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    while True:
+        try:
+            job = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        reply: object
+        try:
+            reply = worker.do(job)
+        except FedAvgError as error:
+            reply = error
+        except Exception:
+            reply = TaskError(f"'{setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
+        pipe.send(reply)
+
+
+class LocalFleet(Fleet):
+    """Simulates all clients of a setup on this machine."""
+
+    def __init__(self, setup: Setup, workers: int) -> None:
+        self._setup = setup
+        self._inline = "fork" not in get_all_start_methods() or setup.plan.device != "cpu"
+        self._count = 1 if self._inline else workers
+        self._processes: list[WorkerProcess] = []
+
+    def start(self) -> Tensor:
+        torch.set_num_threads(1)  # before any parallel kernel: a forked process must not inherit a pool of threads
+        trainer = self._setup.new_trainer()
+        self.engine = trainer.engine
+        initial = trainer.weights.clone()
+        size = len(initial)
+        self._weights = shared_tensor(size, torch.float32)
+        self._rings = [shared_tensor(size, torch.int64) for _ in range(self._count)]
+        self._workers = [Worker(self._setup, trainer, self._weights, ring) for ring in self._rings]
+        if not self._inline:
+            for worker in self._workers:
+                self._processes.append(WorkerProcess(self._setup, worker, self._processes))
+        return initial
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [process.process.pid or 0 for process in self._processes]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.stop()
+        self._processes = []
+
+    def train(self, cohort: Sequence[int], work: Work, weights: Tensor) -> CohortResult:
+        self._weights.copy_(weights)
+        # Largest clients first, so that no worker is left with a large one at the end.
+        order = sorted(cohort, key=lambda k: (-int(self._setup.data.sizes[k]), k))
+        finished = self._run([TrainJob(k, work) for k in order])
+        trained = [result for result in finished.results if isinstance(result, Trained)]
+        total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), _weighted_means(trained))
+        for index, stage in reversed(list(enumerate(self._setup.stages))):
+            total = stage.on_sum(total, self._rng(work, f"stage {index}"))
+        down = CODECS["float32"].encode(weights, self._rng(work, "codec"))
+        sent = [t.bytes_up for t in trained]
+        return CohortResult(total, sum(sent), max(sent), len(down) * len(cohort))
+
+    def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
+        self._weights.copy_(weights)
+        results = self._run(eval_jobs(self._setup, on)).results
+        return combine([result for result in results if isinstance(result, Evaluated)])
+
+    def _sum(self, finished: "_Finished") -> Tensor:
+        """The sum over the rings of the workers that took part."""
+        ring, bound = torch.zeros_like(self._rings[0]), 0
+        for slot, jobs in finished.by_slot.items():
+            results = [finished.results[job] for job in jobs]
+            bounds = [result.bound for result in results if isinstance(result, Trained)]
+            if bounds:
+                bound = checked_bound(bound, max(bounds))
+                ring += self._rings[slot]
+        return to_float(ring)
+
+    def _rng(self, work: Work, purpose: str) -> np.random.Generator:
+        return seeds.rng(self._setup.plan.seed, work.round, seeds.NONE, purpose)
+
+    def _run(self, jobs: list[Job]) -> "_Finished":
+        if self._inline:
+            return _Finished([self._workers[0].do(job) for job in jobs], {0: list(range(len(jobs)))})
+        return self._dispatch(jobs)
+
+    def _dispatch(self, jobs: list[Job]) -> "_Finished":
+        """Give each free worker the next job until all are done; what a dead worker did is done again."""
+        waiting = deque(range(len(jobs)))
+        results: list[Result | None] = [None] * len(jobs)
+        running: dict[int, int] = {}
+        done: dict[int, list[int]] = {slot: [] for slot in range(self._count)}
+        deaths = 0
+        while waiting or running:
+            free = [slot for slot in done if slot not in running]
+            for slot in free[: len(waiting)]:
+                running[slot] = waiting.popleft()
+                self._processes[slot].send(jobs[running[slot]])
+            for slot in self._replied(running):
+                reply = self._processes[slot].receive()
+                if reply is None:
+                    deaths += 1
+                    self._replace(slot, deaths)
+                    waiting.extendleft([running.pop(slot), *done[slot]])
+                    done[slot] = []
+                elif isinstance(reply, FedAvgError):
+                    self.close()
+                    raise reply
+                else:
+                    results[running[slot]] = reply
+                    done[slot].append(running.pop(slot))
+        return _Finished([result for result in results if result is not None], done)
+
+    def _replied(self, slots: Iterable[int]) -> list[int]:
+        by_pipe = {self._processes[slot].pipe: slot for slot in slots}
+        return [by_pipe[pipe] for pipe in wait(list(by_pipe)) if isinstance(pipe, Connection)]
+
+    def _replace(self, slot: int, deaths: int) -> None:
+        """Fork a new worker in place of a dead one; its ring starts again from zero."""
+        dead = self._processes[slot]
+        dead.stop()
+        if deaths > MAX_DEATHS:
+            self.close()
+            raise FleetError(
+                f"{deaths} workers died within one round, the last with exit code {dead.process.exitcode}; expected none. "
+                "If memory ran out (exit code -9), use fewer workers or a smaller batch."
+            )
+        siblings = [process for process in self._processes if process is not dead]
+        self._processes[slot] = WorkerProcess(self._setup, self._workers[slot], siblings)
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """Results in the order of the jobs, and which jobs each worker did."""
+
+    results: list[Result]
+    by_slot: dict[int, list[int]]
+
+
+def _weighted_means(trained: list[Trained]) -> dict[str, float]:
+    weight = fsum(t.weight for t in trained)
+    return {name: fsum(t.weight * t.metrics[name] for t in trained) / weight for name in trained[0].metrics}

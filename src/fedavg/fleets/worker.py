@@ -1,0 +1,105 @@
+"""What a local worker does with one job. Runs in a forked process, or in the server's own where there is no fork."""
+
+from dataclasses import dataclass
+from math import fsum
+from typing import Literal
+
+from torch import Tensor
+
+from fedavg.client import run_client
+from fedavg.engine.trainer import Trainer
+from fedavg.errors import Diverged
+from fedavg.setup import Setup
+from fedavg.sums import ExactSum
+from fedavg.types import Examples, Work
+
+Split = Literal["test", "train"]
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Train one client, and add its update to the worker's sum."""
+
+    client: int
+    work: Work
+
+
+@dataclass(frozen=True)
+class EvalJob:
+    """Evaluate one piece: a chunk of the test set, or the training examples of one client."""
+
+    split: Split
+    piece: int
+
+
+Job = TrainJob | EvalJob
+
+
+@dataclass(frozen=True)
+class Trained:
+    weight: float
+    metrics: dict[str, float]
+    bytes_up: int
+    #: The bound of the worker's sum after this client (see ExactSum).
+    bound: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """For each metric the sum over the piece's predictions, and their number."""
+
+    totals: dict[str, tuple[float, int]]
+
+
+Result = Trained | Evaluated
+
+
+class Worker:
+    """Has a trainer, reads the shared weights, and adds into its own ring of shared memory."""
+
+    def __init__(self, setup: Setup, trainer: Trainer, weights: Tensor, ring: Tensor) -> None:
+        self._setup = setup
+        self._trainer = trainer
+        self._weights = weights
+        self._sum = ExactSum(ring)
+        self._round = 0
+
+    def do(self, job: Job) -> Result:
+        return self._train(job) if isinstance(job, TrainJob) else self._evaluate(job)
+
+    def _train(self, job: TrainJob) -> Trained:
+        if job.work.round != self._round:
+            self._sum.reset()
+            self._round = job.work.round
+        message = run_client(self._setup, self._trainer, job.client, job.work, self._weights)
+        try:
+            self._sum.add(self._setup.codec.decode(message.frame, len(self._weights)), message.weight)
+        except Diverged as error:
+            raise Diverged(f"client {job.client}: {error}") from None
+        return Trained(message.weight, message.metrics, len(message.frame), self._sum.bound)
+
+    def _evaluate(self, job: EvalJob) -> Evaluated:
+        self._trainer.load(self._weights)
+        return Evaluated(self._trainer.evaluate(self._examples(job)))
+
+    def _examples(self, job: EvalJob) -> Examples:
+        if job.split == "train":
+            return self._setup.data.client(job.piece)
+        size = self._setup.task.eval_batch
+        chunk = slice(job.piece * size, (job.piece + 1) * size)
+        return Examples(self._setup.data.test.x[chunk], self._setup.data.test.y[chunk])
+
+
+def eval_jobs(setup: Setup, split: Split) -> list[Job]:
+    """The pieces of a set. They do not depend on the number of workers, so neither do the sums over them."""
+    if split == "train":
+        return [EvalJob(split, int(k)) for k in setup.eligible]
+    return [EvalJob(split, piece) for piece in range(-(-len(setup.data.test) // setup.task.eval_batch))]
+
+
+def combine(pieces: list[Evaluated]) -> dict[str, float]:
+    """The mean of each metric over all pieces."""
+    names = pieces[0].totals
+    sums = {name: fsum(piece.totals[name][0] for piece in pieces) for name in names}
+    counts = {name: sum(piece.totals[name][1] for piece in pieces) for name in names}
+    return {name: sums[name] / max(counts[name], 1) for name in names}

@@ -1,0 +1,303 @@
+"""`Plan`: one frozen, hashable description of a run, the same from TOML, the command line or Python.
+
+Each field carries its help text and its parser; the command line, the TOML reader and the error messages are made
+from them, so an option exists in one place. Strings become values here, once.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from hashlib import blake2b
+from json import dumps
+from math import inf, isfinite, isnan
+from os import cpu_count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from fedavg.errors import PlanError
+from fedavg.types import FederatedData, Work
+
+if TYPE_CHECKING:
+    from fedavg.tasks.task import Task
+
+Parser = Callable[[object], object]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A number that may change with the round: ((first round, value), ...), starting at round 1."""
+
+    steps: tuple[tuple[int, float], ...]
+
+    def at(self, round: int) -> float:
+        return [value for first, value in self.steps if first <= round][-1]
+
+    @property
+    def values(self) -> set[float]:
+        return {value for _, value in self.steps}
+
+    def __str__(self) -> str:
+        first, *later = self.steps
+        return ",".join([f"{first[1]:g}", *(f"{start}:{value:g}" for start, value in later)])
+
+
+# Parsers: each takes what TOML, a command line (always a string) or Python gives, and says what it expected.
+
+
+def _number(low: float, high: float, *, above: bool = False) -> Parser:
+    """A finite number from low to high; with `above`, low itself is not allowed."""
+    expected = f"a number {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < inf else "")
+
+    def parse(value: object) -> float:
+        try:
+            number = float(value) if not isinstance(value, bool) else inf  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise ValueError(expected) from None
+        if not isfinite(number) or not low <= number <= high or (above and number == low):
+            raise ValueError(expected)
+        return number
+
+    return parse
+
+
+def _integer(low: int) -> Parser:
+    def parse(value: object) -> int:
+        text = str(value).strip()
+        if isinstance(value, bool) or not text.removeprefix("-").isdecimal() or int(text) < low:
+            raise ValueError(f"a whole number of at least {low}")
+        return int(text)
+
+    return parse
+
+
+def _batch(value: object) -> float:
+    """A batch size; infinity means all local data."""
+    if str(value).strip().lower() in {"inf", "∞"}:
+        return inf
+    try:
+        return float(_integer(1)(value))  # type: ignore[arg-type]
+    except ValueError:
+        raise ValueError("a whole number of at least 1, or inf (all local data in one batch)") from None
+
+
+def _schedule(item: Parser) -> Parser:
+    """One value, or values by round: '20,100:5' is 20 from round 1 on and 5 from round 100 on."""
+
+    def step(part: str) -> tuple[int, float]:
+        first, _, value = part.rpartition(":")
+        return (int(str(_integer(1)(first))) if first else 1), float(str(item(value)))
+
+    def parse(value: object) -> Schedule:
+        if isinstance(value, Schedule):
+            return value
+        steps = tuple(step(part) for part in str(value).split(","))
+        starts = [first for first, _ in steps]
+        if starts[0] != 1 or starts != sorted(set(starts)):
+            raise ValueError("rounds in rising order, the first value without one, as in '20,100:5'")
+        return Schedule(steps)
+
+    return parse
+
+
+def _flag(value: object) -> bool:
+    if str(value).lower() not in {"true", "false"}:
+        raise ValueError("true or false")
+    return str(value).lower() == "true"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text")
+    return value
+
+
+def _choice(*names: str) -> Parser:
+    def parse(value: object) -> str:
+        if value not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return str(value)
+
+    return parse
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("a list of texts")
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _optional(parser: Parser) -> Parser:
+    return lambda value: None if value in (None, "", "none") else parser(value)
+
+
+def _task(value: object) -> object:
+    from fedavg.tasks import TASKS, Task
+
+    if isinstance(value, Task) or value in TASKS or (isinstance(value, str) and ":" in value):
+        return value
+    raise ValueError(f"one of {', '.join(TASKS)}, 'module:name' of an installed Task, or a fedavg.Task")
+
+
+def _data(value: object) -> object:
+    from fedavg.data import DATASETS
+
+    if isinstance(value, FederatedData) or value in DATASETS or (isinstance(value, str) and ":" in value):
+        return value
+    raise ValueError(f"one of {', '.join(DATASETS)}, 'module:name' of installed FederatedData, or FederatedData itself")
+
+
+def _algorithm(value: object) -> object:
+    from fedavg.algorithms import ALGORITHMS
+
+    return _choice(*ALGORITHMS)(value)
+
+
+def _codec(value: object) -> object:
+    from fedavg.codecs import CODECS
+
+    return _choice(*CODECS)(value)
+
+
+def option(default: Any, parse: Parser, help: str, *, flag: str = "", runtime: bool = False) -> Any:
+    """A field of the plan. `runtime` options say where and how fast a run goes; they can not change its result."""
+    return field(default=default, metadata={"parse": parse, "help": help, "flag": flag, "runtime": runtime})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the result of a run, and a few options (marked runtime) that do not."""
+
+    task: Union[str, "Task"] = option("mnist-2nn", _task, "what is learned: a task's name, or module:name of your own")
+    data: Union[str, FederatedData] = option("mnist", _data, "the data set: its name, or module:name of your own")
+    partition: str | None = option(
+        None, _optional(_text), "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]"
+    )
+    clients: int | None = option(None, _optional(_integer(1)), "K, the number of clients [the data set's own]")
+    algorithm: str = option("fedavg", _algorithm, "fedavg, fedsgd, oneshot or sgd (not federated)")
+    C: float = option(0.1, _number(0, 1), "C, the fraction of clients in a round; 0 is one client", flag="-C")
+    E: int | str | Schedule = option(
+        1, _schedule(_integer(1)), "E, local epochs a round; '20,100:5' is 5 from round 100 on", flag="-E"
+    )
+    B: float | str | Schedule = option(
+        10, _schedule(_batch), "B, the local batch size; inf is all local data; may change by round as E", flag="-B"
+    )
+    lr: float = option(0.1, _number(0, inf, above=True), "eta, the learning rate of round 1")
+    lr_decay: float = option(1.0, _number(0, 1, above=True), "eta is multiplied by this after each round")
+    rounds: int = option(100, _integer(1), "rounds of communication at the most")
+    target: float | None = option(None, _optional(_number(0, 1, above=True)), "stop at this test accuracy")
+    eval_every: int = option(1, _integer(1), "evaluate on the test set every so many rounds, and after the last")
+    eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
+    seed: int = option(0, _integer(0), "every random draw of the run follows from it")
+    codec: str = option("float32", _codec, "how updates are encoded: float32 or float16")
+    stages: tuple[str, ...] = option((), _texts, "steps around the sum, in order, such as clip:1.0")
+    engine: str = option(
+        "auto", _choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if it can)"
+    )
+    device: str = option("cpu", _text, "where clients train: cpu or cuda")
+    uplink: float = option(1.0, _number(0, inf, above=True), "MB/s that a client uploads at, for the simulated clock")
+    workers: int = option(cpu_count() or 1, _integer(1), "processes that train clients [one per core]", runtime=True)
+    data_dir: str | None = option(None, _optional(_text), "where data sets are kept", runtime=True)
+    checkpoint_s: float = option(10.0, _number(0, inf), "seconds between checkpoints", runtime=True)
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            try:
+                object.__setattr__(self, spec.name, spec.metadata["parse"](value))
+            except ValueError as error:
+                raise PlanError(f"{spec.name}: got {_shown(value)}; expected {error}") from None
+
+    def work(self, round: int) -> Work:
+        """What clients do in round t = 1, 2, ..."""
+        E, B = self.schedule("E"), self.schedule("B")
+        return Work(round, int(E.at(round)), B.at(round), self.lr * self.lr_decay ** (round - 1))
+
+    def schedule(self, name: str) -> Schedule:
+        value = getattr(self, name)
+        assert isinstance(value, Schedule), "made so by __post_init__"
+        return value
+
+    def to_dict(self, *, runtime: bool = True) -> dict[str, object]:
+        """The plan as plain values; an object given from Python is shown by its name."""
+        chosen = [spec.name for spec in fields(self) if runtime or not spec.metadata["runtime"]]
+        return {name: _plain(getattr(self, name)) for name in chosen}
+
+    def to_toml(self) -> str:
+        rows = [
+            f"{name} = {_toml(value)}  # {help_of(name)}" if value is not None else f"# {name} = ?  {help_of(name)}"
+            for name, value in self.to_dict().items()
+        ]
+        return "\n".join(rows) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """Identifies the run: plans with the same digest give the same model, bit for bit."""
+        text = dumps(self.to_dict(runtime=False), sort_keys=True)
+        return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+#: What `fedavg run NAME` starts from; every option can still be changed.
+PRESETS: dict[str, dict[str, object]] = {
+    "mnist-2nn": {"task": "mnist-2nn", "data": "mnist"},
+    "mnist-cnn": {"task": "mnist-cnn", "data": "mnist"},
+}
+
+
+def option_names() -> list[str]:
+    return [spec.name for spec in fields(Plan)]
+
+
+def help_of(name: str) -> str:
+    return str(next(spec.metadata["help"] for spec in fields(Plan) if spec.name == name))
+
+
+def make_plan(values: Mapping[str, object], source: str = "the plan") -> Plan:
+    """A plan from names and values; an unknown name is an error that lists the known ones."""
+    unknown = sorted(set(values) - set(option_names()))
+    if unknown:
+        raise PlanError(f"{source}: unknown option '{unknown[0]}'; expected one of {', '.join(option_names())}")
+    return replace(Plan(), **values)  # type: ignore[arg-type]
+
+
+def load_plan(source: str, changes: Mapping[str, object]) -> Plan:
+    """A plan from a preset's name or a TOML file, with changes."""
+    return make_plan({**_base(source), **changes}, source)
+
+
+def _base(source: str) -> dict[str, object]:
+    if source in PRESETS:
+        return PRESETS[source]
+    path = Path(source)
+    if path.suffix != ".toml" and not path.is_file():
+        raise PlanError(f"got '{source}'; expected a preset ({', '.join(PRESETS)}) or a TOML file")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"can not read the plan {path}: {error.strerror}; expected a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path} is not TOML: {error}") from None
+
+
+def _shown(value: object) -> str:
+    return f"'{value}'" if isinstance(value, str) else repr(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Schedule):
+        only = value.steps[0][1]
+        whole = int(only) if isfinite(only) else only
+        return whole if len(value.steps) == 1 else str(value)
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, str | int | float | None):
+        return value
+    return f"object:{value.name}"  # type: ignore[attr-defined]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and (not isfinite(value) or isnan(value)):
+        return str(value)
+    return dumps(value, ensure_ascii=False)

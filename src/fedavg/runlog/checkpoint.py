@@ -1,0 +1,75 @@
+"""The server's state on disk: one safetensors file per checkpoint, written so that a crash leaves the old or the new one whole."""
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedavg.errors import RunDirError
+from fedavg.types import State
+
+
+def model_sha256(weights: torch.Tensor) -> str:
+    """The digest of the flat float32 weights, little-endian."""
+    return sha256(weights.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of `data` under this name, on the disk, or nothing."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunDirError(f"can not write {path}: {error.strerror}; free space or choose another directory") from error
+
+
+def save_state(path: Path, round: int, state: State, digest: str) -> None:
+    tensors = {"weights": state.weights} | {f"slot.{name}": slot for name, slot in state.slots.items()}
+    metadata = {"round": str(round), "plan": digest, "sha256": _content_digest(tensors)}
+    write_atomically(path, save(tensors, metadata))
+
+
+def load_state(path: Path, digest: str) -> tuple[int, State]:
+    """The round and state of a checkpoint of the plan with this digest; a torn or altered file is refused."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        intact = metadata.get("sha256") == _content_digest(tensors)
+        state = State(tensors["weights"], {n.removeprefix("slot."): t for n, t in tensors.items() if n != "weights"})
+        round = int(metadata["round"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise RunDirError(f"{path} is not a whole checkpoint: {error}") from None
+    if not intact:
+        raise RunDirError(f"{path} has been altered: its content does not match its SHA-256")
+    if metadata.get("plan") != digest:
+        raise RunDirError(f"{path} belongs to plan {metadata.get('plan')}; expected {digest}")
+    return round, state
+
+
+def _content_digest(tensors: dict[str, torch.Tensor]) -> str:
+    digest = sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sync_directory(directory: Path) -> None:
+    """Makes the rename itself durable, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,76 @@
+"""What a run came to, from its rows alone."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from fedavg.plan import Plan
+from fedavg.runlog.curves import rounds_to_target
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`rounds_to_target` is interpolated as in the paper (§3); `simulated_s` is upload time at the plan's uplink."""
+
+    status: str
+    rounds: int
+    target: float | None
+    rounds_to_target: float | None
+    final_accuracy: float | None
+    best_accuracy: float | None
+    final_loss: float | None
+    train_loss: float | None
+    bytes_up: int
+    bytes_down: int
+    simulated_s: float
+    seconds_per_round: float | None
+    seconds: float
+    parameters: int
+    engine: str
+    plan: str
+    model_sha256: str
+    run_dir: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def curve(rows: Sequence[dict[str, Any]], metric: str = "accuracy", on: str = "test") -> tuple[list[int], list[float]]:
+    """The rounds that were evaluated, and the metric there."""
+    points = [(row["round"], row[on][metric]) for row in rows if row[on] and metric in row[on]]
+    return [round for round, _ in points], [value for _, value in points]
+
+
+def status_of(plan: Plan, rows: Sequence[dict[str, Any]]) -> str:
+    _, accuracy = curve(rows)
+    if plan.target and accuracy and max(accuracy) >= plan.target:
+        return "target reached"
+    return "finished" if len(rows) >= plan.rounds else "stopped"
+
+
+def summarise(
+    plan: Plan, rows: Sequence[dict[str, Any]], *, parameters: int, engine: str, sha256: str, run_dir: str | None
+) -> Summary:
+    rounds, accuracy = curve(rows)
+    _, loss = curve(rows, "loss")
+    return Summary(
+        status=status_of(plan, rows),
+        rounds=len(rows),
+        target=plan.target,
+        rounds_to_target=rounds_to_target(rounds, accuracy, plan.target) if plan.target else None,
+        final_accuracy=accuracy[-1] if accuracy else None,
+        best_accuracy=max(accuracy, default=None),
+        final_loss=loss[-1] if loss else None,
+        train_loss=rows[-1]["train_loss"] if rows else None,
+        bytes_up=sum(row["bytes_up"] for row in rows),
+        bytes_down=sum(row["bytes_down"] for row in rows),
+        simulated_s=sum(row["simulated_s"] for row in rows),
+        seconds_per_round=median(row["seconds"] for row in rows) if rows else None,
+        seconds=sum(row["seconds"] + row["eval_seconds"] for row in rows),
+        parameters=parameters,
+        engine=engine,
+        plan=plan.digest,
+        model_sha256=sha256,
+        run_dir=run_dir,
+    )

@@ -1,0 +1,148 @@
+"""Runs from start to end: follow the events of `train`, record them, and give back curves and the model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from fedavg.engine.model import Model
+from fedavg.errors import FedAvgError, RunDirError
+from fedavg.plan import Plan
+from fedavg.runlog.checkpoint import model_sha256, write_atomically
+from fedavg.runlog.rundir import RunDir
+from fedavg.runlog.summary import Summary, curve, status_of, summarise
+from fedavg.server import Event, Round, Start, event_row, train
+from fedavg.setup import Setup, resolve
+from fedavg.types import State
+
+Watcher = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave: its curves as arrays, and the trained module."""
+
+    plan: Plan
+    summary: Summary
+    #: The rounds that were evaluated, and test accuracy and loss there.
+    rounds: np.ndarray
+    accuracy: np.ndarray
+    loss: np.ndarray
+    #: The cohort's training loss after every round.
+    train_loss: np.ndarray
+    model: nn.Module
+
+
+def run(plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = None) -> Result:
+    """Train to the end of the plan. With a run directory, the run is recorded and can be resumed after any stop."""
+    setup = resolve(plan)
+    directory = RunDir(Path(run_dir)) if run_dir is not None else None
+    if directory:
+        directory.create(plan)
+    return _follow(setup, directory, None, watch)
+
+
+def resume(run_dir: str | Path, watch: Watcher | None = None, **objects: Any) -> Result:
+    """Go on with a run that was stopped; the result is the one that it would have had, bit for bit.
+
+    A run that was started from Python with its own task or data needs them again: `resume(dir, task=..., data=...)`.
+    """
+    directory = RunDir(Path(run_dir))
+    plan = directory.plan(**objects)
+    setup = resolve(plan)
+    expected = directory.identity()["data"]
+    if setup.data.fingerprint != expected:
+        raise RunDirError(
+            f"{directory.path} was started on other data (fingerprint {expected}; here it is {setup.data.fingerprint}); "
+            "point --data-dir to the original data"
+        )
+    return _follow(setup, directory, plan.digest, watch)
+
+
+def _follow(setup: Setup, directory: RunDir | None, resumed: str | None, watch: Watcher | None) -> Result:
+    with directory.locked() if directory else nullcontext():
+        start = directory.rewind(resumed) if directory and resumed else None
+        rows = directory.rows() if directory else []
+        if start and status_of(setup.plan, rows) != "stopped":
+            return _finish(setup, rows, start.state, directory.identity()["engine"], directory)  # type: ignore[union-attr]
+        engine, state = "", State(torch.empty(0))
+        with _recording(setup, directory) as record:
+            for event in train(setup, start=start):
+                record(event)
+                if watch:
+                    watch(event)
+                state = event.state
+                if isinstance(event, Start):
+                    engine = event.engine
+                else:
+                    rows.append(event_row(event))
+        return _finish(setup, rows, state, engine, directory)
+
+
+@contextmanager
+def _recording(setup: Setup, directory: RunDir | None) -> Iterator[Watcher]:
+    """A watcher that writes each event down. However the run ends, the last good state is kept."""
+    if directory is None:
+        yield lambda event: None
+        return
+    digest = setup.plan.digest
+    last: Event | None = None
+    saved_at = monotonic()
+
+    def record(event: Event) -> None:
+        nonlocal last, saved_at
+        last = event
+        if isinstance(event, Round):
+            directory.append(event_row(event))
+        else:
+            directory.check_engine(event.engine)
+            directory.write_identity(setup.plan, event.engine, setup.data.fingerprint)
+        if isinstance(event, Start) or monotonic() - saved_at >= setup.plan.checkpoint_s:
+            directory.checkpoint(event.round, event.state, digest)
+            saved_at = monotonic()
+
+    try:
+        yield record
+    except RunDirError:  # the disk is full or gone: another write would only hide that
+        raise
+    except BaseException:
+        if last:
+            with suppress(FedAvgError):
+                directory.checkpoint(last.round, last.state, digest)
+        raise
+    if last:
+        directory.checkpoint(last.round, last.state, digest)
+
+
+def _finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, directory: RunDir | None) -> Result:
+    model = Model(setup.task, setup.plan.seed)
+    model.load(state.weights)
+    summary = summarise(
+        setup.plan,
+        rows,
+        parameters=len(state.weights),
+        engine=engine,
+        sha256=model_sha256(state.weights),
+        run_dir=str(directory.path) if directory else None,
+    )
+    if directory:
+        directory.write_json("summary.json", summary.to_dict())
+        tensors = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+        write_atomically(directory.path / "model.safetensors", save(tensors))
+    rounds, accuracy = curve(rows)
+    return Result(
+        plan=setup.plan,
+        summary=summary,
+        rounds=np.array(rounds),
+        accuracy=np.array(accuracy),
+        loss=np.array(curve(rows, "loss")[1]),
+        train_loss=np.array([row["train_loss"] for row in rows]),
+        model=model.module.eval(),
+    )

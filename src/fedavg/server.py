@@ -1,0 +1,118 @@
+"""The only server loop. It picks cohorts, has a fleet run them, applies the server half and yields what happened.
+
+It does not know where clients run, nor who consumes the events: a recorder, a progress line, a notebook.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedavg import seeds
+from fedavg.errors import Diverged
+from fedavg.fleets import Fleet, LocalFleet
+from fedavg.plan import Plan
+from fedavg.setup import Setup, resolve
+from fedavg.types import State, Work
+
+
+@dataclass(frozen=True)
+class Start:
+    """Before round 1, or where a run goes on: the state after `round` rounds."""
+
+    round: int
+    state: State
+    engine: str = ""
+    engine_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round. `test` and `train` are there only for rounds that were evaluated."""
+
+    round: int
+    lr: float
+    clients: int
+    examples: float
+    train_loss: float
+    bytes_up: int
+    bytes_down: int
+    simulated_s: float
+    seconds: float
+    eval_seconds: float
+    test: dict[str, float] | None
+    train: dict[str, float] | None
+    state: State
+
+
+Event = Start | Round
+
+
+def sample_cohort(setup: Setup, round: int) -> list[int]:
+    """S_t: m clients that have data, drawn without replacement."""
+    rng = seeds.rng(setup.plan.seed, round, seeds.NONE, "cohort")
+    return [int(k) for k in rng.choice(setup.eligible, setup.cohort_size, replace=False)]
+
+
+def event_row(event: Round) -> dict[str, Any]:
+    """A round as plain values, without its state."""
+    return {name: getattr(event, name) for name in Round.__dataclass_fields__ if name != "state"}
+
+
+def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = None) -> Iterator[Event]:
+    """Run the plan. The first event is a `Start`, then one `Round` per round; stops at the target or at the end.
+
+    The fleet is local unless another is given. With `start`, an earlier event of the same plan, the run goes on from there.
+    """
+    setup = plan if isinstance(plan, Setup) else resolve(plan)
+    plan = setup.plan
+    with closing(fleet or LocalFleet(setup, plan.workers)) as fleet:
+        initial = fleet.start()
+        begin = start or Start(0, State(initial))
+        yield replace(begin, engine=fleet.engine.name, engine_reason=fleet.engine.reason)
+        state = begin.state
+        for number in range(begin.round + 1, plan.rounds + 1):
+            event = run_round(setup, fleet, state, plan.work(number))
+            state = event.state
+            yield event
+            if plan.target and event.test and event.test["accuracy"] >= plan.target:
+                return
+
+
+def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
+    began = perf_counter()
+    cohort = sample_cohort(setup, work.round)
+    try:
+        result = fleet.train(cohort, work, state.weights)
+        state = setup.algorithm.server_update(state, result.total, work)
+        _check_finite(state.weights)
+    except Diverged as error:
+        raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
+    trained = perf_counter()
+    due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
+    test = fleet.evaluate(state.weights, "test") if due else None
+    on_train = fleet.evaluate(state.weights, "train") if due and setup.plan.eval_train else None
+    return Round(
+        round=work.round,
+        lr=work.lr,
+        clients=result.total.count,
+        examples=result.total.weight,
+        train_loss=result.total.metrics["train_loss"],
+        bytes_up=result.bytes_up,
+        bytes_down=result.bytes_down,
+        simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
+        seconds=trained - began,
+        eval_seconds=perf_counter() - trained,
+        test=test,
+        train=on_train,
+        state=state,
+    )
+
+
+def _check_finite(weights: Tensor) -> None:
+    if not torch.isfinite(weights).all():
+        raise Diverged("the new weights are not finite")

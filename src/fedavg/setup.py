@@ -1,0 +1,101 @@
+"""Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from fedavg import seeds
+from fedavg.algorithms import ALGORITHMS, Algorithm
+from fedavg.codecs import CODECS, Codec
+from fedavg.data import load, pooled
+from fedavg.engine.trainer import Trainer
+from fedavg.errors import DataError, PlanError
+from fedavg.plan import Plan
+from fedavg.stages import Stage, parse_stage
+from fedavg.tasks import TASKS, Task
+from fedavg.types import FederatedData
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A plan with everything it names. Read-only: workers share it."""
+
+    plan: Plan
+    task: Task
+    data: FederatedData
+    algorithm: Algorithm
+    codec: Codec
+    stages: tuple[Stage, ...]
+
+    @property
+    def eligible(self) -> np.ndarray:
+        """The clients that have data: a client without any is never picked."""
+        return np.flatnonzero(self.data.sizes)
+
+    @property
+    def cohort_size(self) -> int:
+        """m = max(C K, 1), at most as many as have data."""
+        return min(max(round(self.plan.C * len(self.data)), 1), len(self.eligible))
+
+    def new_trainer(self) -> Trainer:
+        """A trainer with initial weights, its engine chosen and proved on the first client that has data."""
+        if self.plan.device != "cpu":
+            check_device(self.plan.device)
+        trainer = Trainer(self.task, self.plan.seed, self.plan.device)
+        first = self.data.client(int(self.eligible[0]))
+        batch = int(min(self.plan.work(1).batch, len(first)))
+        rng = seeds.rng(self.plan.seed, seeds.NONE, seeds.NONE, "probe")
+        trainer.choose_engine(self.plan.engine, trainer.inputs(first.x[:batch], rng), first.y[:batch])
+        return trainer
+
+
+def resolve(plan: Plan) -> Setup:
+    algorithm = ALGORITHMS[plan.algorithm]
+    algorithm.check(plan)
+    stages = tuple(parse_stage(text) for text in plan.stages)
+    task = _object(plan.task, TASKS, Task, "task")
+    data = _resolve_data(plan)
+    if not data.sizes.any():
+        raise DataError(f"data '{data.name}': no client has any example; expected at least one")
+    data = pooled(data) if algorithm.pools_data else data
+    return Setup(plan, task, data, algorithm, CODECS[plan.codec], stages)
+
+
+def check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise PlanError(f"device: got '{device}', which this machine does not have ({reason}); use 'cpu'") from None
+
+
+def _resolve_data(plan: Plan) -> FederatedData:
+    if isinstance(plan.data, FederatedData):
+        return plan.data
+    if ":" in plan.data:
+        return _object(plan.data, {}, FederatedData, "data")
+    data_dir = Path(plan.data_dir) if plan.data_dir else None
+    return load(plan.data, plan.partition, plan.clients, plan.seed, data_dir)
+
+
+def _object(value: "str | T", registry: dict[str, T], kind: type[T], what: str) -> T:
+    """An object itself, by its name in a registry, or by `module:name` of installed code."""
+    if not isinstance(value, str):
+        return value
+    if value in registry:
+        return registry[value]
+    module, _, name = value.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise PlanError(f"{what}: can not import '{value}': {error}; expected 'module:name'") from None
+    if not isinstance(found, kind):
+        raise PlanError(f"{what}: '{value}' is {type(found).__name__}; expected a fedavg.{kind.__name__}")
+    return found

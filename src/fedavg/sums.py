@@ -1,0 +1,61 @@
+"""Exact weighted sums: the same bits in whatever order, and on however many workers, the updates arrive.
+
+Floating-point addition depends on its order; integer addition does not. Each n_k Δ_k is rounded once to a multiple of
+2^-32 and added in int64 (the ring that secure aggregation needs as well). The sum streams in constant memory, and an overflow is noticed
+before it happens.
+"""
+
+from math import isfinite
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedavg.errors import Diverged
+
+FRACTION_BITS: Final = 32
+SCALE: Final = 2.0**FRACTION_BITS
+LIMIT: Final = 2**63
+#: Elements handled at a time, so that the float64 scratch stays in the cache.
+BLOCK: Final = 1 << 14
+
+
+class ExactSum:
+    """Adds weighted vectors into `ring`, an int64 tensor of shape (P,) that may be shared memory."""
+
+    def __init__(self, ring: Tensor) -> None:
+        self.ring = ring
+        self._scratch = torch.empty(BLOCK, dtype=torch.float64)
+        self._rounded = torch.empty(BLOCK, dtype=torch.int64)
+        self.reset()
+
+    def reset(self) -> None:
+        self.ring.zero_()
+        #: No element of the ring is larger than this.
+        self.bound = 0
+
+    def add(self, vector: Tensor, weight: float) -> None:
+        """Add weight * vector; a vector (float32, on the CPU) that is not finite or is too large is refused whole."""
+        largest = max(abs(float(end)) for end in vector.aminmax())
+        if not isfinite(largest):
+            raise Diverged("an update holds values that are not finite (NaN or infinity); expected finite numbers")
+        self.bound = checked_bound(self.bound, int(largest * weight * SCALE) + 1)
+        for start in range(0, len(vector), BLOCK):
+            block = vector[start : start + BLOCK]
+            scratch, rounded = self._scratch[: len(block)], self._rounded[: len(block)]
+            scratch.copy_(block).mul_(weight * SCALE).round_()
+            self.ring[start : start + BLOCK].add_(rounded.copy_(scratch))
+
+
+def checked_bound(a: int, b: int) -> int:
+    """The bound of a sum of two rings, if it fits in int64."""
+    if a + b >= LIMIT:
+        raise Diverged(
+            f"the weighted sum of updates may reach {(a + b) / SCALE:.3g}; expected less than {LIMIT / SCALE:.3g}"
+        )
+    return a + b
+
+
+def to_float(ring: Tensor) -> Tensor:
+    """The real numbers, float64, that a ring stands for."""
+    return ring.to(torch.float64).div_(SCALE)

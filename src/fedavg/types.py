@@ -1,0 +1,93 @@
+"""The data that flows between the parts of the system. No logic lives here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
+    import numpy as np
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Raw examples: `x` and `y` share their first dimension. The task turns `x` into what its module takes."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class FederatedData(ABC):
+    """Examples by client, loaded lazily, plus a test set. Immutable and safe to read from forked processes."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def sizes(self) -> np.ndarray:
+        """n_k for each client k, shape (K,), int64. A client may have none."""
+
+    @abstractmethod
+    def client(self, k: int) -> Examples:
+        """The n_k training examples of client k."""
+
+    @property
+    @abstractmethod
+    def test(self) -> Examples:
+        """The examples that the shared model is judged on."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short digest of the content and its partition: a run is resumed only on the data it was started on."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client gives back: its change to the weights, shape (P,) float32, and how much it counts (n_k)."""
+
+    vector: Tensor
+    weight: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The weighted sum of a cohort's updates, shape (P,) float64. The server half of an algorithm sees only this."""
+
+    vector: Tensor
+    weight: float
+    count: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> Tensor:
+        """Σ n_k Δ_k / Σ n_k over the cohort (the paper's Algorithm 1 with its erratum)."""
+        return self.vector / self.weight
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server carries from round to round: the weights, shape (P,) float32, and an algorithm's own vectors."""
+
+    weights: Tensor
+    slots: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a cohort is asked to do in one round (t counts from 1): E local epochs, batches of B, learning rate eta."""
+
+    round: int
+    epochs: int
+    batch: float
+    lr: float
