@@ -1,4 +1,7 @@
-"""Federated averaging, made real. The eight ideas: Task, FederatedData, Algorithm, Update/Sum, Stage, Codec, Fleet, Plan."""
+"""Federated averaging, made real.
+
+The eight ideas: Task, FederatedData, Algorithm, Update / Sum, Stage, Codec, Fleet, Plan.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +33,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "Algorithm", "ArrayData", "Codec", "Event", "Examples", "FedAvgError", "FederatedData", "Fleet", "LocalFleet", "Plan",
-    "Result", "Round", "Schedule", "Stage", "Start", "State", "Sum", "Task", "Update", "Work", "load", "resume", "run", "train",
+    "Algorithm", "ArrayData", "Codec", "Event", "Examples", "FedAvgError", "FederatedData", "Fleet", "LocalFleet",
+    "Plan", "Result", "Round", "Schedule", "Stage", "Start", "State", "Sum", "Task", "Update", "Work", "load",
+    "resume", "run", "train",
 ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class Client:
         x, y = self._examples.x, self._examples.y
         if batch < self.n:
             order = torch.from_numpy(self._shuffle.permutation(self.n))
-            x, y = x[order], y[order]
+            x, y = x.index_select(0, order), y.index_select(0, order)  # copies whole rows: x[order] is 10 x slower
         inputs = self._trainer.inputs(x, self._augment)
         return float(self._trainer.sgd_epoch(inputs, y, int(min(batch, self.n)), lr)) / self.n
 
@@ -49,7 +49,10 @@ class Client:
         epoch, place = divmod(step - 1, ceil(self.n / size))
         order = seeds.rng(self._seed, epoch, self._k, "epoch order").permutation(self.n)
         chosen = torch.from_numpy(order[place * size : (place + 1) * size])
-        x, y = self._trainer.inputs(self._examples.x[chosen], self._augment), self._examples.y[chosen]
+        x, y = (
+            self._trainer.inputs(self._examples.x.index_select(0, chosen), self._augment),
+            self._examples.y.index_select(0, chosen),
+        )
         return len(y), float(self._trainer.sgd_epoch(x, y, len(y), lr)) / len(y)
 
     def gradient(self) -> tuple[Tensor, float]:
@@ -69,8 +72,7 @@ class Message:
 def run_client(setup: Setup, trainer: Trainer, k: int, work: Work, weights: Tensor) -> Message:
     """Everything that client k does in a round. Only its result leaves it."""
     examples = setup.data.client(k)
-    with torch.random.fork_rng(devices=[]):  # dropout draws from PyTorch's generator, so it is seeded for the client
-        torch.manual_seed(seeds.torch_seed(setup.plan.seed, work.round, k, "module"))
+    with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
         client = Client(k, examples, trainer, setup.plan.seed, work.round)
         update = setup.algorithm.client_update(client, weights, work)
     for index, stage in enumerate(setup.stages):

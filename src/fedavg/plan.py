@@ -169,7 +169,7 @@ class Plan:
     """Everything that decides the result of a run, and a few options (marked runtime) that do not."""
 
     task: Union[str, "Task"] = option("mnist-2nn", _task, "what is learned: a task's name, or module:name of your own")
-    data: Union[str, FederatedData] = option("mnist", _data, "the data set: its name, or module:name of your own")
+    data: str | FederatedData = option("mnist", _data, "the data set: its name, or module:name of your own")
     partition: str | None = option(
         None, _optional(_text), "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]"
     )

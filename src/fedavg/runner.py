@@ -1,7 +1,7 @@
 """Runs from start to end: follow the events of `train`, record them, and give back curves and the model."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -42,83 +42,94 @@ class Result:
 
 def run(plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = None) -> Result:
     """Train to the end of the plan. With a run directory, the run is recorded and can be resumed after any stop."""
-    setup = resolve(plan)
     directory = RunDir(Path(run_dir)) if run_dir is not None else None
     if directory:
-        directory.create(plan)
-    return _follow(setup, directory, None, watch)
+        directory.check_new()
+    return _follow(resolve(plan), directory, None, [], watch)
 
 
-def resume(run_dir: str | Path, watch: Watcher | None = None, **objects: Any) -> Result:
+def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) -> Result:
     """Go on with a run that was stopped; the result is the one that it would have had, bit for bit.
 
     A run that was started from Python with its own task or data needs them again: `resume(dir, task=..., data=...)`.
+    Runtime options (workers, data_dir, checkpoint_s) may be changed.
     """
     directory = RunDir(Path(run_dir))
-    plan = directory.plan(**objects)
-    setup = resolve(plan)
-    expected = directory.identity()["data"]
-    if setup.data.fingerprint != expected:
+    setup = resolve(directory.plan(**changes))
+    identity = directory.identity()
+    if setup.data.fingerprint != identity["data"]:
         raise RunDirError(
-            f"{directory.path} was started on other data (fingerprint {expected}; here it is {setup.data.fingerprint}); "
-            "point --data-dir to the original data"
+            f"{directory.path} was started on other data (fingerprint {identity['data']}; "
+            f"got {setup.data.fingerprint}); point --data-dir to the original data"
         )
-    return _follow(setup, directory, plan.digest, watch)
-
-
-def _follow(setup: Setup, directory: RunDir | None, resumed: str | None, watch: Watcher | None) -> Result:
-    with directory.locked() if directory else nullcontext():
-        start = directory.rewind(resumed) if directory and resumed else None
-        rows = directory.rows() if directory else []
+    with directory.locked():
+        start = directory.rewind(setup.plan.digest)
+        rows = directory.rows()
         if start and status_of(setup.plan, rows) != "stopped":
-            return _finish(setup, rows, start.state, directory.identity()["engine"], directory)  # type: ignore[union-attr]
-        engine, state = "", State(torch.empty(0))
-        with _recording(setup, directory) as record:
-            for event in train(setup, start=start):
-                record(event)
-                if watch:
-                    watch(event)
-                state = event.state
-                if isinstance(event, Start):
-                    engine = event.engine
-                else:
-                    rows.append(event_row(event))
+            return _finish(setup, rows, start.state, identity["engine"], directory)
+        return _follow(setup, directory, start or Start(0, State(torch.empty(0))), rows, watch)
+
+
+def _follow(
+    setup: Setup, directory: RunDir | None, start: Start | None, rows: list[dict[str, Any]], watch: Watcher | None
+) -> Result:
+    engine, state = "", State(torch.empty(0))
+    with _recording(setup, directory, resumed=start is not None) as record:
+        for event in train(setup, start=start if start and start.round else None):
+            record(event)
+            if watch:
+                watch(event)
+            state = event.state
+            if isinstance(event, Start):
+                engine = event.engine
+            else:
+                rows.append(event_row(event))
         return _finish(setup, rows, state, engine, directory)
 
 
 @contextmanager
-def _recording(setup: Setup, directory: RunDir | None) -> Iterator[Watcher]:
-    """A watcher that writes each event down. However the run ends, the last good state is kept."""
+def _recording(setup: Setup, directory: RunDir | None, resumed: bool) -> Iterator[Watcher]:
+    """A watcher that writes each event down. However the run ends, the last good state is kept.
+
+    A new directory is made at the first event, when the plan has proved good, so that a bad one leaves nothing behind.
+    """
     if directory is None:
-        yield lambda event: None
+        yield lambda _: None
         return
-    digest = setup.plan.digest
     last: Event | None = None
     saved_at = monotonic()
 
+    def checkpoint(event: Event) -> None:
+        nonlocal saved_at
+        directory.checkpoint(event.round, event.state, setup.plan.digest)
+        saved_at = monotonic()
+
     def record(event: Event) -> None:
-        nonlocal last, saved_at
-        last = event
+        nonlocal last
         if isinstance(event, Round):
             directory.append(event_row(event))
-        else:
+        elif resumed:
             directory.check_engine(event.engine)
+        else:
+            directory.create(setup.plan)
+            locks.enter_context(directory.locked())
             directory.write_identity(setup.plan, event.engine, setup.data.fingerprint)
+        last = event
         if isinstance(event, Start) or monotonic() - saved_at >= setup.plan.checkpoint_s:
-            directory.checkpoint(event.round, event.state, digest)
-            saved_at = monotonic()
+            checkpoint(event)
 
-    try:
-        yield record
-    except RunDirError:  # the disk is full or gone: another write would only hide that
-        raise
-    except BaseException:
+    with ExitStack() as locks:
+        try:
+            yield record
+        except RunDirError:  # the disk is full or gone: another write would only hide that
+            raise
+        except BaseException:
+            if last:
+                with suppress(FedAvgError):
+                    checkpoint(last)
+            raise
         if last:
-            with suppress(FedAvgError):
-                directory.checkpoint(last.round, last.state, digest)
-        raise
-    if last:
-        directory.checkpoint(last.round, last.state, digest)
+            checkpoint(last)
 
 
 def _finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, directory: RunDir | None) -> Result:

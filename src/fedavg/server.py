@@ -66,7 +66,7 @@ def event_row(event: Round) -> dict[str, Any]:
 def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = None) -> Iterator[Event]:
     """Run the plan. The first event is a `Start`, then one `Round` per round; stops at the target or at the end.
 
-    The fleet is local unless another is given. With `start`, an earlier event of the same plan, the run goes on from there.
+    The fleet is local unless another is given. With `start`, an earlier point of the same run, it goes on from there.
     """
     setup = plan if isinstance(plan, Setup) else resolve(plan)
     plan = setup.plan

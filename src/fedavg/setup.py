@@ -16,7 +16,7 @@ from fedavg.errors import DataError, PlanError
 from fedavg.plan import Plan
 from fedavg.stages import Stage, parse_stage
 from fedavg.tasks import TASKS, Task
-from fedavg.types import FederatedData
+from fedavg.types import Examples, FederatedData
 
 T = TypeVar("T")
 
@@ -44,29 +44,31 @@ class Setup:
 
     def new_trainer(self) -> Trainer:
         """A trainer with initial weights, its engine chosen and proved on the first client that has data."""
-        if self.plan.device != "cpu":
-            check_device(self.plan.device)
         trainer = Trainer(self.task, self.plan.seed, self.plan.device)
         first = self.data.client(int(self.eligible[0]))
         batch = int(min(self.plan.work(1).batch, len(first)))
         rng = seeds.rng(self.plan.seed, seeds.NONE, seeds.NONE, "probe")
         trainer.choose_engine(self.plan.engine, trainer.inputs(first.x[:batch], rng), first.y[:batch])
+        trainer.evaluate(Examples(self.data.test.x[:2], self.data.test.y[:2]))  # a metric that fails should fail now
         return trainer
 
 
 def resolve(plan: Plan) -> Setup:
     algorithm = ALGORITHMS[plan.algorithm]
     algorithm.check(plan)
+    _check_device(plan.device)
     stages = tuple(parse_stage(text) for text in plan.stages)
     task = _object(plan.task, TASKS, Task, "task")
     data = _resolve_data(plan)
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = pooled(data) if algorithm.pools_data else data
+    if plan.target and "accuracy" not in task.metrics:
+        raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     return Setup(plan, task, data, algorithm, CODECS[plan.codec], stages)
 
 
-def check_device(device: str) -> None:
+def _check_device(device: str) -> None:
     import torch
 
     try:
@@ -80,7 +82,7 @@ def _resolve_data(plan: Plan) -> FederatedData:
     if isinstance(plan.data, FederatedData):
         return plan.data
     if ":" in plan.data:
-        return _object(plan.data, {}, FederatedData, "data")
+        return _object(plan.data, {}, FederatedData, "data")  # type: ignore[type-abstract]
     data_dir = Path(plan.data_dir) if plan.data_dir else None
     return load(plan.data, plan.partition, plan.clients, plan.seed, data_dir)
 

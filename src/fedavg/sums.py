@@ -1,13 +1,14 @@
 """Exact weighted sums: the same bits in whatever order, and on however many workers, the updates arrive.
 
 Floating-point addition depends on its order; integer addition does not. Each n_k Δ_k is rounded once to a multiple of
-2^-32 and added in int64 (the ring that secure aggregation needs as well). The sum streams in constant memory, and an overflow is noticed
-before it happens.
+2^-32 and added in int64 (the ring that secure aggregation needs as well). The sum streams in constant memory, and an
+overflow is noticed before it happens.
 """
 
 from math import isfinite
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,20 +18,20 @@ FRACTION_BITS: Final = 32
 SCALE: Final = 2.0**FRACTION_BITS
 LIMIT: Final = 2**63
 #: Elements handled at a time, so that the float64 scratch stays in the cache.
-BLOCK: Final = 1 << 14
+BLOCK: Final = 1 << 15
 
 
 class ExactSum:
     """Adds weighted vectors into `ring`, an int64 tensor of shape (P,) that may be shared memory."""
 
     def __init__(self, ring: Tensor) -> None:
-        self.ring = ring
-        self._scratch = torch.empty(BLOCK, dtype=torch.float64)
-        self._rounded = torch.empty(BLOCK, dtype=torch.int64)
+        self._ring = ring.numpy()
+        self._scaled = np.empty(BLOCK, np.float64)
+        self._rounded = np.empty(BLOCK, np.int64)
         self.reset()
 
     def reset(self) -> None:
-        self.ring.zero_()
+        self._ring.fill(0)
         #: No element of the ring is larger than this.
         self.bound = 0
 
@@ -40,11 +41,13 @@ class ExactSum:
         if not isfinite(largest):
             raise Diverged("an update holds values that are not finite (NaN or infinity); expected finite numbers")
         self.bound = checked_bound(self.bound, int(largest * weight * SCALE) + 1)
-        for start in range(0, len(vector), BLOCK):
-            block = vector[start : start + BLOCK]
-            scratch, rounded = self._scratch[: len(block)], self._rounded[: len(block)]
-            scratch.copy_(block).mul_(weight * SCALE).round_()
-            self.ring[start : start + BLOCK].add_(rounded.copy_(scratch))
+        values = vector.numpy()
+        for start in range(0, len(values), BLOCK):
+            block = values[start : start + BLOCK]
+            scaled, rounded = self._scaled[: len(block)], self._rounded[: len(block)]
+            np.multiply(block, weight * SCALE, out=scaled, dtype=np.float64)
+            np.copyto(rounded, np.rint(scaled, out=scaled), casting="unsafe")
+            self._ring[start : start + BLOCK] += rounded
 
 
 def checked_bound(a: int, b: int) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     import numpy as np
     from torch import Tensor
+
+#: The set that weights are judged on.
+Split = Literal["test", "train"]
 
 
 @dataclass(frozen=True)

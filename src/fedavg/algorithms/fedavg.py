@@ -31,7 +31,7 @@ class FedAvg(Algorithm):
             loss = client.sgd_epoch(B, eta)  # for each batch b: w -= eta ∇l(w; b)
         return Update(client.weights - weights, weight=client.n, metrics={"train_loss": loss})
 
-    def server_update(self, state: State, total: Sum, work: Work) -> State:  # noqa: ARG002
+    def server_update(self, state: State, total: Sum, work: Work) -> State:
         # Σ (n_k/m_t) w^k = w_t + Σ (n_k/m_t) (w^k - w_t): clients send their change, the server adds its mean.
         return State((state.weights.double() + total.mean).float())
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class FedSGD(Algorithm):
     name = "fedsgd"
 
-    def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:  # noqa: ARG002
+    def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
         client.load(weights)
         gradient, loss = client.gradient()
         return Update(gradient, weight=client.n, metrics={"train_loss": loss})
@@ -32,4 +32,6 @@ class FedSGD(Algorithm):
 
     def check(self, plan: "Plan") -> None:
         if plan.schedule("E").values != {1} or plan.schedule("B").values != {inf}:
-            raise PlanError(f"algorithm fedsgd: got E={plan.E}, B={plan.B}; expected E=1 and B=inf (a gradient a round)")
+            raise PlanError(
+                f"algorithm fedsgd: got E={plan.E}, B={plan.B}; expected E=1 and B=inf (a gradient a round)"
+            )

@@ -1,6 +1,7 @@
 """The floor: the time of nothing but the matrix products and convolutions of a workload's steps.
 
-They are recorded from one plain step of the module, then run alone, by the same native interpreter, on as many cores at once.
+They are recorded from one plain step of the module, then run alone, by the same native interpreter, on as many cores
+at once.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class RecordProducts(TorchDispatchMode):
     """Notes every product that is computed under it, also inside our own operators."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,8 +69,12 @@ def products_of_step(trainer: Trainer, x: Tensor, y: Tensor) -> Callable[[int], 
     tensors: list[Tensor] = []
     lines = []
     for index, (func, args, kwargs) in enumerate(record.calls):
-        op = Op(func, tuple(_input(arg, tensors) for arg in args), {k: _input(v, tensors) for k, v in kwargs.items()}, ())
-        lines.append(f"        kept[{index}] = {call_source(op)}{'[1]' if func is aten.convolution_backward.default else ''}")
+        op = Op(
+            func, tuple(_input(arg, tensors) for arg in args), {k: _input(v, tensors) for k, v in kwargs.items()}, ()
+        )
+        lines.append(
+            f"        kept[{index}] = {call_source(op)}{'[1]' if func is aten.convolution_backward.default else ''}"
+        )
     source = "\n".join(
         [
             "def products(steps: int, inputs: List[Tensor], kept: List[Tensor]):",
@@ -83,7 +88,7 @@ def products_of_step(trainer: Trainer, x: Tensor, y: Tensor) -> Callable[[int], 
     kept = [torch.empty(0)] * len(lines)
 
     def run(steps: int) -> None:
-        with torch.no_grad(), torch.jit.optimized_execution(False):
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             unit.products(steps, tensors, kept)
 
     return run

@@ -28,9 +28,7 @@ def characters(rounds: int, workers: int) -> Plan:
     x, y = torch.from_numpy(text[:, :-1].copy()), torch.from_numpy(text[:, 1:].copy())
     parts = np.split(np.arange(500), 10)
     data = ArrayData("characters", x, y, parts, Examples(x[:50], y[:50]))
-    return Plan(
-        task="shakespeare-lstm", data=data, C=1.0, E=1, B=10, rounds=rounds, eval_every=rounds, workers=workers
-    )
+    return Plan(task="shakespeare-lstm", data=data, C=1.0, E=1, B=10, rounds=rounds, eval_every=rounds, workers=workers)
 
 
 #: (rounds, workers) -> the plan of a workload.

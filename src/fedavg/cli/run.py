@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,9 @@ def _shown(default: object) -> str:
 @click.command()
 @click.argument("source")
 @plan_options
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any option of the plan; may be repeated.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any option of the plan; may be repeated."
+)
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
 @click.option("--dry-run", is_flag=True, help="Print the plan in full with what follows from it, and stop.")
 @_plot
@@ -85,9 +87,7 @@ def run(
 @_plot
 @_quiet
 @_json
-def resume(
-    run_dir: Path, workers: str | None, data_dir: str | None, plot: bool, quiet: bool, as_json: bool
-) -> None:
+def resume(run_dir: Path, workers: str | None, data_dir: str | None, plot: bool, quiet: bool, as_json: bool) -> None:
     """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit."""
     from fedavg import runner
     from fedavg.runlog.rundir import RunDir

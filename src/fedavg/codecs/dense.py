@@ -16,7 +16,7 @@ class Dense(Codec):
         self.additive = name == "float32"
         self._dtype = np.dtype(dtype)
 
-    def encode(self, vector: Tensor, rng: np.random.Generator) -> bytes:  # noqa: ARG002 (nothing is drawn)
+    def encode(self, vector: Tensor, rng: np.random.Generator) -> bytes:
         return vector.numpy().astype(self._dtype, copy=False).tobytes()
 
     def decode(self, frame: bytes, size: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 One step is recorded per batch shape as a flat list of ATen operators, the SGD update is folded into it, and the
 whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter runs without Python or autograd in
-between. What is gained, in order of size: no Python between operators; no gradient buffer for a weight whose gradient is
-a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass.
+between. What is gained, in order of size: no Python between operators; no gradient buffer for a weight whose gradient
+is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class GraphEpoch:
         self._compiled: dict[tuple[torch.Size, torch.Size], tuple[Epoch, list[Tensor]]] = {}
 
     def __call__(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
-        """One pass over (x, y) in order, in batches (the last may be short). Returns the sum of the examples' losses."""
+        """One pass over (x, y) in order, in batches (the last may be short); returns the sum of the losses."""
         full = len(y) - len(y) % batch
         total = torch.zeros((), device=x.device)
         if full:
@@ -43,15 +43,17 @@ class GraphEpoch:
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Compile for batches shaped like (x, y), if that has not been done."""
         if (x.shape, y.shape) not in self._compiled:
-            before = self._model.vector.clone()
-            with torch.random.fork_rng(devices=[]):  # recording takes a step: its draws and its changes do not count
+            with (
+                self._model.unchanged(),
+                torch.random.fork_rng(devices=[]),
+            ):  # recording takes a step that does not count
                 self._compiled[x.shape, y.shape] = compile_epoch(self._model, x, y)
-            self._model.load(before)
 
     def _run(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
         self.prepare(x[:batch], y[:batch])
         native, state = self._compiled[x[:batch].shape, y[:batch].shape]
-        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        # Nothing here requires a gradient, but some operators (oneDNN's LSTM) keep what their backward needs only then.
+        with torch.enable_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return native(x, y, batch, lr, self._parameters, state)
 
 

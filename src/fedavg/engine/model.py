@@ -6,6 +6,7 @@ built it: it never travels, and every client starts from it.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,17 @@ class Model:
         self.vector.copy_(weights)
         for tensor, original in self._kept:
             tensor.detach().copy_(original)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Whatever happens inside, the vector and the rest of the state are afterwards as they were."""
+        state = [self.vector, *(tensor.detach() for tensor, _ in self._kept)]
+        before = [tensor.clone() for tensor in state]
+        try:
+            yield
+        finally:
+            for tensor, value in zip(state, before, strict=True):
+                tensor.copy_(value)
 
     def _adopt_views(self) -> None:
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())

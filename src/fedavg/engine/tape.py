@@ -1,8 +1,8 @@
 """Records one training step as a flat list of ATen operators, by watching the plain path take it.
 
 A tensor is known by its place in memory and its geometry; all tensors of the step are kept alive while it is
-recorded, so no two of them are confused. What a replay could not repeat for other data (control flow that looks at values,
-shapes that depend on them) raises `Untraceable`.
+recorded, so no two of them are confused. What a replay could not repeat for other data (control flow that looks at
+values, shapes that depend on them) raises `Untraceable`.
 """
 
 from collections.abc import Iterator
@@ -103,7 +103,7 @@ class _Recorder(TorchDispatchMode):
         return False
 
     def __init__(self, inputs: dict[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
         self.constants: dict[str, Tensor] = {}
         self.roots: dict[str, str] = {}

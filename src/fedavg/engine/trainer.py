@@ -1,6 +1,7 @@
 """`Trainer`: one model on one device, trained and judged on tensors. Each worker has one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
@@ -19,6 +20,8 @@ from fedavg.types import Examples
 SgdEpoch = Callable[[Tensor, Tensor, int, float], Tensor]
 #: How far a traced step may be from the plain one, relative to its length: far above rounding, far below a wrong graph.
 AGREEMENT = 1e-3
+#: What PyTorch raises when a module, a loss or a metric does not fit the data it is given.
+USER_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,20 @@ class Trainer:
         """The current weights, shape (P,), on the CPU."""
         return self.model.vector.to("cpu")
 
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """PyTorch's generator, from which modules draw (dropout), seeded; what it was before is put back after."""
+        if self._device != "cpu":
+            torch.manual_seed(seed)
+            yield
+            return
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
+
     def load(self, weights: Tensor) -> None:
         self.model.load(weights)
 
@@ -58,7 +75,10 @@ class Trainer:
 
     def sgd_epoch(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
         """One pass over prepared examples, in order. Returns the sum of the losses met on the way."""
-        return self._sgd_epoch(x, y.to(self._device), batch, lr)
+        try:
+            return self._sgd_epoch(x, y.to(self._device), batch, lr)
+        except Untraceable as error:  # a shape that the probe did not meet
+            raise TaskError(f"'{self.task.name}' on {_form(x, y)}: {error}; use engine 'plain'") from error
 
     def gradient(self, examples: Examples) -> tuple[Tensor, float]:
         """∇F_k at the loaded weights, shape (P,) (zero for buffers), and the mean loss."""
@@ -69,60 +89,71 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, examples: Examples) -> dict[str, tuple[float, int]]:
         """For each metric the sum over predictions, and their number. Runs in evaluation mode."""
-        totals = {name: (0.0, 0) for name in self.task.metrics}
+        totals = dict.fromkeys(self.task.metrics, (0.0, 0))
         self.model.module.eval()
         for start in range(0, len(examples), self.task.eval_batch):
             chunk = slice(start, start + self.task.eval_batch)
-            y = examples.y[chunk].to(self._device)
-            output = self.model.module(self.prepare(examples.x[chunk]))
-            for name, metric in self.task.metrics.items():
-                values = metric(output, y)
+            for name, values in self._judge(examples.x[chunk], examples.y[chunk].to(self._device)).items():
                 total, count = totals[name]
                 totals[name] = (total + float(values.sum(dtype=torch.float64)), count + values.numel())
         self.model.module.train()
         return totals
 
+    def _judge(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The values of each metric, one per prediction."""
+        try:
+            output = self.model.module(self.prepare(x))
+            return {name: metric(output, y) for name, metric in self.task.metrics.items()}
+        except USER_ERRORS as error:
+            raise TaskError(f"'{self.task.name}' can not be evaluated on {_form(x, y)}: {error}") from error
+
     def choose_engine(self, name: str, x: Tensor, y: Tensor) -> None:
         """Take the path called `name`; `auto` is the graph unless this module can not be traced faithfully.
 
-        One batch of inputs is trained on by both paths from the same weights and random numbers, so that a wrong graph, or a
-        module that does not fit its data, is found before round 1. The choice never depends on a timing.
+        Both paths take a step from the same weights and random numbers, so that a wrong graph, or a module that does
+        not fit its data, is found before round 1. The choice never depends on a timing.
         """
-        probe = Examples(x, y.to(self._device))
-        start = self.model.vector.clone()
-        expected = self._probe(self._plain_epoch, probe, start)
-        if name != "plain":
+        recorded = Examples(x, y.to(self._device))
+        with self.model.unchanged():
+            doubled = torch.arange(len(y), device=self._device) // 2  # other data than what is recorded
+            other = Examples(recorded.x[doubled], recorded.y[doubled])
+            expected = self._step(self._plain_epoch, other)
+            if name == "plain":
+                return
             graph = GraphEpoch(self.model)
-            reason = self._disagreement(graph, probe, start, expected)
-            if reason and name == "graph":
-                raise TaskError(f"engine 'graph' can not train '{self.task.name}': {reason}; use engine 'plain'")
-            if not reason:
-                self._sgd_epoch = graph
-            self.engine = Engine("plain", reason) if reason else Engine("graph", "traced, agrees with the plain path")
-        self.load(start)
+            reason = self._disagreement(graph, recorded, other, expected)
+        if reason and name == "graph":
+            raise TaskError(f"engine 'graph' can not train '{self.task.name}': {reason}; use engine 'plain'")
+        if not reason:
+            self._sgd_epoch = graph
+        self.engine = Engine("plain", reason) if reason else Engine("graph", "traced, agrees with the plain path")
 
-    def _disagreement(self, graph: SgdEpoch, probe: Examples, start: Tensor, expected: Tensor) -> str:
+    def _disagreement(self, graph: GraphEpoch, recorded: Examples, other: Examples, expected: Tensor) -> str:
         """Why the graph can not be used; empty if it can."""
         try:
-            change = self._probe(graph, probe, start)
+            graph.prepare(recorded.x, recorded.y)
+            gap, length = float((self._step(graph, other) - expected).norm()), float(expected.norm())
         except Untraceable as error:
-            return f"it can not be traced ({str(error).splitlines()[0]})"
-        gap, length = float((change - expected).norm()), float(expected.norm())
+            return f"it can not be traced: {str(error).splitlines()[0]}"
+        except USER_ERRORS as error:
+            return f"its traced step fails: {str(error).splitlines()[-1]}"
         if isfinite(length) and not gap <= AGREEMENT * length + 1e-6:
             return f"its traced step differs from the plain one by {gap:.2g} (length {length:.2g})"
         return ""
 
-    def _probe(self, epoch: SgdEpoch, probe: Examples, start: Tensor) -> Tensor:
-        """How one step at rate 1 changes the weights."""
-        self.load(start)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            epoch(probe.x, probe.y, len(probe), 1.0)
-        return self.model.vector - start
+    def _step(self, epoch: SgdEpoch, batch: Examples) -> Tensor:
+        """How one step at rate 1 changes the weights; they are put back."""
+        before = self.model.vector.clone()
+        with self.model.unchanged(), self.seeded(0):
+            epoch(batch.x, batch.y, len(batch), 1.0)
+            return self.model.vector - before
 
     def _plain_epoch(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
         try:
             return plain.sgd_epoch(self.model, x, y, batch, lr)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}"
-            raise TaskError(f"'{self.task.name}' can not be trained on {shapes}: {error}") from error
+        except USER_ERRORS as error:
+            raise TaskError(f"'{self.task.name}' can not be trained on {_form(x, y)}: {error}") from error
+
+
+def _form(x: Tensor, y: Tensor) -> str:
+    return f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedavg.engine.trainer import Engine
-from fedavg.types import Sum, Work
+from fedavg.types import Split, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Fleet(ABC):
         """Have every client of the cohort do the round's work from the given weights."""
 
     @abstractmethod
-    def evaluate(self, weights: Tensor, on: str) -> dict[str, float]:
-        """The task's metrics of the weights on the 'test' or the 'train' set."""
+    def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
+        """The task's metrics of the weights on one of the two sets."""
 
     @abstractmethod
     def close(self) -> None:

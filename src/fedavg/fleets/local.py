@@ -1,9 +1,9 @@
 """The local fleet: clients are simulated by one persistent single-threaded process per core.
 
-Workers are forked from this process once PyTorch, the data and the compiled model are in memory, so they start at once, share
-all of it, and a user's own module needs no pickling. Weights and sums lie in shared memory; pipes carry only small
-messages. A worker that dies is replaced and its clients of the round are run again. Since sums are exact, neither
-the number of workers nor who does what can change a bit of the result.
+Workers are forked from this process once PyTorch, the data and the compiled model are in memory, so they start at
+once, share all of it, and a user's own module needs no pickling. Weights and sums lie in shared memory; pipes carry
+only small messages. A worker that dies is replaced and its clients of the round are run again. Since sums are exact,
+neither the number of workers nor who does what can change a bit of the result.
 """
 
 import os
@@ -28,10 +28,10 @@ from fedavg.codecs import CODECS
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.errors import FedAvgError, FleetError, TaskError
 from fedavg.fleets.fleet import CohortResult, Fleet
-from fedavg.fleets.worker import Evaluated, Job, Result, Split, Trained, TrainJob, Worker, combine, eval_jobs
+from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, eval_jobs
 from fedavg.setup import Setup
 from fedavg.sums import checked_bound, to_float
-from fedavg.types import Sum, Work
+from fedavg.types import Split, Sum, Work
 
 #: Deaths of workers within one round after which something is wrong that another fork will not mend.
 MAX_DEATHS: Final = 10
@@ -202,7 +202,7 @@ class LocalFleet(Fleet):
         if deaths > MAX_DEATHS:
             self.close()
             raise FleetError(
-                f"{deaths} workers died within one round, the last with exit code {dead.process.exitcode}; expected none. "
+                f"{deaths} workers died in one round, the last with exit code {dead.process.exitcode}; expected none. "
                 "If memory ran out (exit code -9), use fewer workers or a smaller batch."
             )
         siblings = [process for process in self._processes if process is not dead]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from math import fsum
-from typing import Literal
 
 from torch import Tensor
 
@@ -11,9 +10,7 @@ from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged
 from fedavg.setup import Setup
 from fedavg.sums import ExactSum
-from fedavg.types import Examples, Work
-
-Split = Literal["test", "train"]
+from fedavg.types import Examples, Split, Work
 
 
 @dataclass(frozen=True)

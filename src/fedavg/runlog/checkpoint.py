@@ -1,4 +1,4 @@
-"""The server's state on disk: one safetensors file per checkpoint, written so that a crash leaves the old or the new one whole."""
+"""The server's state on disk: a safetensors file per checkpoint. A crash leaves the old one or the new one whole."""
 
 import os
 from hashlib import sha256

@@ -1,10 +1,10 @@
 """A run is a directory: the plan, append-only metrics, checkpoints, the summary.
 
-    plan.toml             the plan in full
-    run.json              what the run was started on: the plan's digest, the data's fingerprint, versions, engine
-    metrics.jsonl         one line per round
-    checkpoints/          the last states of the server
-    summary.json  curve.png  model.safetensors      at the end
+plan.toml             the plan in full
+run.json              what the run was started on: the plan's digest, the data's fingerprint, versions, engine
+metrics.jsonl         one line per round
+checkpoints/          the last states of the server
+summary.json  curve.png  model.safetensors      at the end
 """
 
 import json
@@ -36,12 +36,15 @@ class RunDir:
         self.metrics_path = path / "metrics.jsonl"
         self._checkpoints = path / "checkpoints"
 
-    def create(self, plan: Plan) -> None:
+    def check_new(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunDirError(
                 f"{self.path} exists and is not empty; expected a new directory. "
                 f"To go on with that run: fedavg resume {self.path}"
             )
+
+    def create(self, plan: Plan) -> None:
+        self.check_new()
         try:
             self._checkpoints.mkdir(parents=True)
         except OSError as error:
@@ -102,7 +105,9 @@ class RunDir:
             with self.metrics_path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise RunDirError(f"can not write {self.metrics_path}: {error.strerror}; free space, then resume") from error
+            raise RunDirError(
+                f"can not write {self.metrics_path}: {error.strerror}; free space, then resume"
+            ) from error
 
     def rows(self) -> list[dict[str, Any]]:
         """The rounds on record, 1 to the last that is whole; a torn line and what follows it do not count."""

@@ -18,9 +18,9 @@ class Clip(Stage):
         if not (isfinite(self.norm) and self.norm > 0):
             raise PlanError(f"clip: the norm is {self.norm}; expected a finite number above 0, as in 'clip:1.0'")
 
-    def on_client(self, update: Update, rng: np.random.Generator) -> Update:  # noqa: ARG002
+    def on_client(self, update: Update, rng: np.random.Generator) -> Update:
         norm = float(update.vector.double().norm())
         return update if norm <= self.norm else replace(update, vector=update.vector * (self.norm / norm))
 
-    def on_sum(self, total: Sum, rng: np.random.Generator) -> Sum:  # noqa: ARG002
+    def on_sum(self, total: Sum, rng: np.random.Generator) -> Sum:
         return total

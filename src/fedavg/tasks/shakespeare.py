@@ -1,0 +1,64 @@
+"""The character LSTM for Shakespeare (§3 of the paper): predict the next character.
+
+Input: ids of characters as (B, T) int64, T = 80 in the paper; output: (B, T, 258) logits; targets: (B, T) ids, or -100
+where there is nothing to predict.
+"""
+
+from typing import Final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedavg.tasks.lstm import PeepholeLSTM
+from fedavg.tasks.task import Task
+
+#: 256 bytes and two more (begin, padding): what the paper's number of parameters needs.
+VOCABULARY: Final = 258
+#: A target of no prediction; the value that PyTorch's cross entropy leaves out by default.
+IGNORE: Final = -100
+
+
+class CharLSTM(nn.Module):
+    """Embedding of 8, two LSTM layers of 256, linear to the vocabulary: 866,578 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.lower = PeepholeLSTM(8, 256)
+        self.upper = PeepholeLSTM(256, 256)
+        self.decoder = nn.Linear(256, VOCABULARY)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.upper(self.lower(self.embedding(x)))
+        # The LSTM's memory is time-major; the decoder keeps to it and so copies nothing.
+        logits: Tensor = self.decoder(h.transpose(0, 1)).transpose(0, 1)
+        return logits
+
+
+def token_loss(output: Tensor, y: Tensor) -> Tensor:
+    """Mean cross entropy over the predictions that count; output (B, T, V), y (B, T).
+
+    One row per prediction, in the order of the LSTM's memory: cross entropy over (B, V, T) would be three times slower.
+    """
+    return F.cross_entropy(output.transpose(0, 1).flatten(0, 1), y.t().flatten())
+
+
+def token_accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """1 where the most likely token is the right one; shape (predictions that count,)."""
+    counted = y != IGNORE
+    return (output.argmax(2) == y)[counted]
+
+
+def token_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """The loss of each prediction that counts, 1-D."""
+    counted = y != IGNORE
+    return F.cross_entropy(output[counted], y[counted], reduction="none")
+
+
+SHAKESPEARE_LSTM = Task(
+    "shakespeare-lstm",
+    CharLSTM,
+    loss=token_loss,
+    metrics={"accuracy": token_accuracy, "loss": token_cross_entropy},
+    eval_batch=100,
+)

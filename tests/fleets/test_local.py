@@ -1,0 +1,146 @@
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from fedavg import LocalFleet, Round, Task, train
+from fedavg.errors import FleetError, TaskError
+from fedavg.setup import resolve
+from toys import TOY, toy_data, toy_plan
+
+
+def weights_after(plan, fleet=None):
+    *_, last = train(plan, fleet)
+    return last.state.weights
+
+
+@pytest.mark.parametrize("module", ["plain", "dropout", "batch norm"])
+def test_the_same_bits_for_1_2_and_3_workers(module):
+    tasks = {
+        "plain": TOY,
+        "dropout": Task("d", lambda: nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 3))),
+        "batch norm": Task("b", lambda: nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))),
+    }
+    data = toy_data(sizes=(7, 12, 0, 8, 20, 9))  # never a batch of one, which batch norm can not train on
+    weights = [weights_after(toy_plan(task=tasks[module], data=data, C=1, B=5, workers=n)) for n in (1, 2, 3)]
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+
+
+def test_mnist_has_the_same_bits_for_1_2_and_3_workers():
+    weights = [
+        weights_after(toy_plan(task="mnist-2nn", data="mnist", C=0.05, B=10, E=1, rounds=2, workers=n))
+        for n in (1, 2, 3)
+    ]
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+
+
+class Slow(nn.Module):
+    """Takes its time, so that a worker can be killed in the middle of a client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        time.sleep(0.005)
+        return self.out(x)
+
+
+def test_a_killed_worker_is_replaced_and_the_result_is_unchanged():
+    def plan():
+        return toy_plan(task=Task("slow", Slow), C=1, rounds=4, engine="plain")
+
+    expected = weights_after(plan())
+    fleet = LocalFleet(resolve(plan()), workers=2)
+    killed: list[int] = []
+    done = threading.Event()
+
+    def assassin():
+        while not done.wait(0.12):
+            victim = fleet.worker_pids[len(killed) % 2]
+            os.kill(victim, signal.SIGKILL)
+            killed.append(victim)
+
+    events = train(plan(), fleet)
+    next(events)
+    thread = threading.Thread(target=assassin)
+    thread.start()
+    *_, last = events
+    done.set()
+    thread.join()
+    assert len(set(killed)) >= 2
+    assert torch.equal(last.state.weights, expected)
+
+
+def test_workers_that_keep_dying_end_the_run():
+    class Suicidal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(8, 3)
+            self.home = os.getpid()
+
+        def forward(self, x):
+            if os.getpid() != self.home:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.out(x)
+
+    with pytest.raises(FleetError, match="workers died in one round, the last with exit code -9"):
+        weights_after(toy_plan(task=Task("s", Suicidal), engine="plain"))
+
+
+def test_an_error_in_a_worker_is_told_with_its_traceback():
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(8, 3)
+            self.home = os.getpid()
+
+        def forward(self, x):
+            if os.getpid() != self.home:
+                raise KeyError("not today")
+            return self.out(x)
+
+    with pytest.raises(TaskError, match="(?s)'moody' failed in a worker.*not today"):
+        weights_after(toy_plan(task=Task("moody", Moody), engine="plain"))
+
+
+def test_workers_go_away_with_the_fleet():
+    fleet = LocalFleet(resolve(toy_plan()), workers=2)
+    fleet.start()
+    pids = fleet.worker_pids
+    assert len(set(pids)) == 2
+    fleet.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_loop_that_is_left_early_leaves_no_workers():
+    fleet = LocalFleet(resolve(toy_plan()), workers=2)
+    events = train(toy_plan(), fleet)
+    next(events)
+    pids = fleet.worker_pids
+    events.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_cohort_of_one_uses_only_one_worker_s_sum():
+    """A worker that had nothing to do in a round must not add what it holds from the round before."""
+    one, many = toy_plan(C=0, rounds=5, workers=1), toy_plan(C=0, rounds=5, workers=3)
+    assert torch.equal(weights_after(one), weights_after(many))
+
+
+def test_metrics_do_not_depend_on_the_number_of_workers():
+    def rows(workers):
+        events = train(toy_plan(workers=workers, eval_train=True))
+        return [(e.test, e.train, e.train_loss, e.bytes_up) for e in events if isinstance(e, Round)]
+
+    assert rows(1) == rows(3)

@@ -1,0 +1,173 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedavg
+from fedavg.errors import Diverged, RunDirError
+from fedavg.runlog.rundir import RunDir
+from toys import TOY, toy_data, toy_plan
+
+
+class Interrupted(Exception):
+    pass
+
+
+def stop_after(round):
+    def watch(event):
+        if event.round == round:
+            raise Interrupted
+
+    return watch
+
+
+def start_and_stop(path, round, **changes):
+    with pytest.raises(Interrupted):
+        fedavg.run(toy_plan(**changes), path, stop_after(round))
+
+
+def go_on(path):
+    return fedavg.resume(path, task=TOY, data=toy_data())
+
+
+def test_ten_lines_of_python():
+    plan = toy_plan(rounds=6)
+    accuracy = [event.test["accuracy"] for event in fedavg.train(plan) if isinstance(event, fedavg.Round)]
+    result = fedavg.run(plan)
+    assert result.rounds.tolist() == [1, 2, 3, 4, 5, 6]
+    assert result.accuracy.tolist() == accuracy
+    assert len(result.train_loss) == 6
+    assert isinstance(result.model, torch.nn.Sequential)
+    output = result.model(toy_data().test.x)
+    assert float((output.argmax(1) == toy_data().test.y).float().mean()) == pytest.approx(accuracy[-1])
+
+
+def test_the_run_directory(tmp_path):
+    result = fedavg.run(toy_plan(rounds=5, target=0.999), tmp_path / "run")
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert {"plan.toml", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "model.safetensors"} <= names
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary == result.summary.to_dict()
+    assert summary["bytes_up"] == sum(row["bytes_up"] for row in rows)
+    assert summary["final_accuracy"] == rows[-1]["test"]["accuracy"]
+    assert summary["best_accuracy"] == max(row["test"]["accuracy"] for row in rows)
+    module = TOY.build()
+    module.load_state_dict(load_file(tmp_path / "run/model.safetensors"))
+    for name, tensor in result.model.state_dict().items():
+        assert torch.equal(module.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("round", [0, 1, 3])
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, round):
+    expected = fedavg.run(toy_plan(rounds=6))
+    start_and_stop(tmp_path / "run", round, rounds=6)
+    got = go_on(tmp_path / "run")
+    assert got.summary.model_sha256 == expected.summary.model_sha256
+    assert got.accuracy.tolist() == expected.accuracy.tolist()
+    assert got.train_loss.tolist() == expected.train_loss.tolist()
+
+
+def test_a_torn_last_line_is_recovered_from(tmp_path):
+    expected = fedavg.run(toy_plan(rounds=6)).summary.model_sha256
+    start_and_stop(tmp_path / "run", 4, rounds=6)
+    metrics = tmp_path / "run/metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    assert go_on(tmp_path / "run").summary.model_sha256 == expected
+    assert [json.loads(line)["round"] for line in metrics.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_torn_checkpoint_is_recovered_from(tmp_path):
+    expected = fedavg.run(toy_plan(rounds=6)).summary.model_sha256
+    start_and_stop(tmp_path / "run", 4, rounds=6, checkpoint_s=0)
+    newest = max((tmp_path / "run/checkpoints").iterdir())
+    assert newest.name == "round-0000004.safetensors"
+    newest.write_bytes(newest.read_bytes()[:100])
+    assert go_on(tmp_path / "run").summary.model_sha256 == expected
+
+
+def test_without_any_checkpoint_it_starts_anew(tmp_path):
+    expected = fedavg.run(toy_plan(rounds=6)).summary.model_sha256
+    start_and_stop(tmp_path / "run", 4, rounds=6)
+    for checkpoint in (tmp_path / "run/checkpoints").iterdir():
+        checkpoint.unlink()
+    assert go_on(tmp_path / "run").summary.model_sha256 == expected
+
+
+def test_a_finished_run_is_only_read(tmp_path):
+    first = fedavg.run(toy_plan(), tmp_path / "run")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    again = fedavg.resume(tmp_path / "run", stop_after(99), task=TOY, data=toy_data())
+    assert again.summary == first.summary
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_an_edited_plan_is_refused(tmp_path):
+    start_and_stop(tmp_path / "run", 2)
+    plan = tmp_path / "run/plan.toml"
+    plan.write_text(plan.read_text().replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(RunDirError, match="plan.toml has been changed since the run was started .*Undo the change"):
+        go_on(tmp_path / "run")
+
+
+def test_runtime_options_may_be_edited(tmp_path):
+    expected = fedavg.run(toy_plan()).summary.model_sha256
+    start_and_stop(tmp_path / "run", 2)
+    plan = tmp_path / "run/plan.toml"
+    plan.write_text(plan.read_text().replace("workers = 2", "workers = 1"))
+    assert go_on(tmp_path / "run").summary.model_sha256 == expected
+
+
+def test_other_data_is_refused(tmp_path):
+    start_and_stop(tmp_path / "run", 2)
+    with pytest.raises(RunDirError, match="was started on other data"):
+        fedavg.resume(tmp_path / "run", task=TOY, data=toy_data(sizes=(10, 12, 0, 5, 20, 9)))
+
+
+def test_a_foreign_directory_is_refused(tmp_path):
+    with pytest.raises(RunDirError, match="is not a run directory: it has no run.json"):
+        fedavg.resume(tmp_path)
+    (tmp_path / "run.json").write_text('{"format": 99}')
+    with pytest.raises(RunDirError, match="has format 99; expected 1"):
+        fedavg.resume(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunDirError, match="can not be read"):
+        fedavg.resume(tmp_path)
+
+
+def test_a_directory_with_something_in_it_is_not_overwritten(tmp_path):
+    (tmp_path / "precious").write_text("data")
+    with pytest.raises(RunDirError, match="exists and is not empty.*fedavg resume"):
+        fedavg.run(toy_plan(), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_only_one_process_writes_to_a_run(tmp_path):
+    start_and_stop(tmp_path / "run", 2)
+    with RunDir(tmp_path / "run").locked(), pytest.raises(RunDirError, match="in use by another process"):
+        go_on(tmp_path / "run")
+
+
+def test_a_diverged_run_keeps_the_last_good_model(tmp_path):
+    with pytest.raises(Diverged):
+        fedavg.run(toy_plan(lr="1e3", B=1, E=5, rounds=60, lr_decay=1.0), tmp_path / "run")
+    rows = RunDir(tmp_path / "run").rows()
+    newest = max((tmp_path / "run/checkpoints").iterdir())
+    assert newest.name == f"round-{len(rows):07d}.safetensors"
+    assert np.isfinite(load_file(newest)["weights"].numpy()).all()
+
+
+def test_checkpoints_do_not_pile_up(tmp_path):
+    fedavg.run(toy_plan(rounds=6, checkpoint_s=0), tmp_path / "run")
+    kept = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
+    assert kept == ["round-0000005.safetensors", "round-0000006.safetensors"]
+
+
+def test_the_summary_is_the_same_with_and_without_a_directory(tmp_path):
+    timed = {"seconds": 0, "seconds_per_round": 0, "run_dir": None}
+    with_directory = replace(fedavg.run(toy_plan(), tmp_path / "run").summary, **timed)
+    assert with_directory == replace(fedavg.run(toy_plan()).summary, **timed)
