@@ -1,0 +1,39 @@
+# Two commands: `make run` (train on the embedded data, ends with a summary and a picture) and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test slow lint bench clean
+
+help:  ## Show what there is to make
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
+
+setup: $(READY)  ## Make the virtual environment in .venv with the pinned dependencies
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python {sys.version.split()[0]} is too old: 3.11 or later is needed; use make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots,dev]'
+	@touch $(READY)
+
+run: $(READY)  ## Train MNIST 2NN by FedAvg on the embedded data to 97 %
+	$(BIN)/fedavg run mnist-2nn -C 0.1 -E 1 -B 10 --lr 0.215 --rounds 200 --partition iid --seed 0 --target 0.97
+
+test: $(READY)  ## Run the tests
+	$(BIN)/python -m pytest
+
+slow: $(READY)  ## Run the slow tests on the real data sets
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## Measure speed against the floor of this machine
+	$(BIN)/fedavg bench
+
+clean:  ## Remove what make made (runs/ stays)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
