@@ -28,6 +28,8 @@ PRODUCTS = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addmm_.default, aten.mm.out,
     aten.addmm.out, aten.convolution.default, aten.convolution_backward.default,
 }  # fmt: skip
+if torch.backends.mkldnn.is_available():
+    PRODUCTS.add(torch.ops.mkldnn._linear_pointwise.default)
 #: Seconds that a core spends on products before the median is taken.
 FLOOR_S = 3.0
 
@@ -41,7 +43,7 @@ class RecordProducts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace != "aten":
+        if func not in PRODUCTS and func.namespace != "aten":
             with self:
                 return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
         if func in PRODUCTS:

@@ -75,20 +75,24 @@ def info(name: str, data_dir: Path | None, as_json: bool) -> None:
     from fedavg.data.show import describe, summary, summary_lines
 
     dataset = dataset_named(name)
-    loaded = load(name, data_dir=data_dir)
-    table, facts = describe(loaded), dict(dataset.facts(loaded))
+    listing = _listing(dataset, data_directory(data_dir)) | {"paper": dataset.paper}
+    lines = [
+        f"{dataset.name}: {dataset.summary}",
+        f"licence           {dataset.licence}",
+        f"partitions        {', '.join(dataset.partitions)} (the first is the default)",
+        f"in the paper      {dataset.paper or 'not used'}",
+    ]
+    if listing["state"] == "missing":
+        lines.append(f"files             missing: fedavg data get {name}")
+    else:
+        loaded = load(name, data_dir=data_dir)
+        table, facts = describe(loaded), dict(dataset.facts(loaded))
+        listing |= summary(table) | {"partition": dataset.default_partition, "facts": facts}
+        lines += summary_lines(table) + [f"{fact.replace('_', ' '):<17} {value:,}" for fact, value in facts.items()]
     if as_json:
-        listing = _listing(dataset, data_directory(data_dir))
-        more = {"partition": dataset.default_partition, "facts": facts, "paper": dataset.paper}
-        _print_json(listing | summary(table) | more)
-        return
-    click.echo(f"{dataset.name}: {dataset.summary}")
-    click.echo(f"licence           {dataset.licence}")
-    click.echo(f"partitions        {', '.join(dataset.partitions)} (the first is the default)")
-    click.echo("\n".join(summary_lines(table)))
-    for fact, value in facts.items():
-        click.echo(f"{fact.replace('_', ' '):<17} {value:,}")
-    click.echo(f"in the paper      {dataset.paper or 'not used'}")
+        _print_json(listing)
+    else:
+        click.echo("\n".join(lines))
 
 
 @data.command()

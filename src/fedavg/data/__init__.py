@@ -11,10 +11,15 @@ from fedavg.data.federated import ArrayData, pooled
 from fedavg.data.location import data_directory
 from fedavg.data.mnist import MNIST
 from fedavg.data.partition import KINDS, Partition, parse_partition
+from fedavg.data.posts import POSTS
+from fedavg.data.shakespeare import SHAKESPEARE
+from fedavg.data.synthetic_posts import SYNTHETIC_POSTS
 from fedavg.errors import PlanError
 from fedavg.types import FederatedData
 
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST, CIFAR10)}
+DATASETS: dict[str, Dataset] = {
+    dataset.name: dataset for dataset in (MNIST, CIFAR10, SHAKESPEARE, POSTS, SYNTHETIC_POSTS)
+}
 
 __all__ = ["DATASETS", "ArrayData", "Dataset", "Partition", "check", "load", "parse_partition", "pooled"]
 

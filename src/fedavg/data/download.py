@@ -46,11 +46,15 @@ def obtain_all(dataset: Dataset, folder: Path) -> list[Obtained]:
     unpacked = _contents(dataset, folder)
     if unpacked:
         return unpacked
-    with _bar() as bar:
-        report = _reporter(bar)
+    bar = _bar()
+    report = _reporter(bar)
+    try:
         if dataset.one_is_enough:
             return [_obtain_one_of(dataset.name, dataset.files, folder, report)]
         return [_obtain(dataset.name, file, folder, report) for file in dataset.files]
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 def locate(file: RemoteFile, folder: Path) -> tuple[Path, StoredFile] | None:
@@ -92,7 +96,7 @@ def _obtain_one_of(name: str, files: Sequence[RemoteFile], folder: Path, report:
             return _obtain(name, file, folder, report)
         except DataError as error:
             problems.append(str(error))
-    raise DataError("\n".join(problems))
+    raise DataError("\nOne of its editions is enough. ".join(problems))
 
 
 def _obtain(name: str, file: RemoteFile, folder: Path, report: Report) -> Obtained:
@@ -138,7 +142,6 @@ def _fetch(name: str, file: RemoteFile, folder: Path, report: Report) -> Path:
     target = folder / form.path
     for url in file.urls:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             return _fetch_from(url, file, target, report)
         except (DataError, *_NETWORK) as error:
             problems.append(f"{url}: {error}")
@@ -181,24 +184,29 @@ def _put_in_place(partial: Path, file: RemoteFile, target: Path) -> Path:
 
 def _download(url: str, partial: Path, report: Report) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
+        before = _size(partial)
         try:
             _download_rest(url, partial, report)
-        except urllib.error.HTTPError:
-            raise  # the server has answered: asking again will not change its mind
         except _NETWORK:
-            if attempt == _ATTEMPTS:
+            # A server that gave nothing will give nothing the next time.
+            if attempt == _ATTEMPTS or _size(partial) == before:
                 raise
         else:
             return
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _download_rest(url: str, partial: Path, report: Report) -> None:
-    start = partial.stat().st_size if partial.exists() else 0
+    start = _size(partial)
     with _open(url, start) as response:
         if response.status != http.client.PARTIAL_CONTENT:
             start = 0
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else 0
+        partial.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("ab" if start else "wb") as sink:
             while chunk := response.read(_CHUNK):
                 sink.write(chunk)
@@ -254,6 +262,7 @@ def _reporter(bar: Progress) -> Report:
     tasks: dict[str, int] = {}
 
     def report(name: str, done: int, total: int) -> None:
+        bar.start()  # not before the first byte: where nothing is fetched, nothing is shown
         if name not in tasks:
             tasks[name] = bar.add_task(name)
         bar.update(tasks[name], completed=done, total=total or None)  # type: ignore[arg-type]

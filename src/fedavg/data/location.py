@@ -16,6 +16,18 @@ def data_directory(asked: Path | None) -> Path:
     return Path(named).expanduser() if named else _platform_cache() / "fedavg"
 
 
+def cache_directory(data_dir: Path) -> Path:
+    """Where files made from the data are kept: the data directory, or the platform's cache folder if that is read-only.
+
+    A folder without any write permission counts as read-only for the superuser too.
+    """
+    folder = data_dir
+    while not folder.exists():
+        folder = folder.parent
+    writable = os.access(folder, os.W_OK) and folder.stat().st_mode & 0o222
+    return data_dir if writable else _platform_cache() / "fedavg"
+
+
 def _platform_cache() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"

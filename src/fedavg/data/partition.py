@@ -74,6 +74,15 @@ def natural(keys: np.ndarray) -> Parts:
     return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
 
 
+def some_of(parts: Parts, clients: int | None, rng: np.random.Generator) -> Parts:
+    """As many of the natural clients as asked for, drawn at random and kept in order; all of them where None."""
+    if clients is None:
+        return parts
+    if clients > len(parts):
+        raise PlanError(f"clients = {clients}, and the data has {len(parts)} of its own. Ask for that many or fewer.")
+    return [parts[k] for k in np.sort(rng.choice(len(parts), clients, replace=False))]
+
+
 def _need(examples: int, wanted: int, what: str) -> None:
     if wanted < 1:
         raise PlanError(f"partition {what} over {wanted} clients: expected 1 or more. Set the number of clients.")
@@ -145,7 +154,7 @@ class Partition:
     number: float | None = None
 
     def __str__(self) -> str:
-        return self.kind if self.number is None else f"{self.kind}:{self.number:g}"
+        return self.kind if self.number is None else f"{self.kind}:{str(self.number).removesuffix('.0')}"
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
         """Index arrays for `clients` clients. `labels` has shape (N,); only `shards` and `dirichlet` look at it."""

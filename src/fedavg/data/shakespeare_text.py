@@ -16,6 +16,7 @@ more line of it: the paper's character counts can only be met that way (docs/dat
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Final
 
 #: Lines by (play, role), both in the order of the text.
@@ -27,9 +28,9 @@ _LICENCE: Final = re.compile(r"<<THIS ELECTRONIC VERSION.*?>>", re.DOTALL)
 _BY_LINE: Final = "by William Shakespeare"
 _CONTENTS: Final = "Contents"
 #: "  KING. O proper stuff!": an indent, a name of letters and blanks, a full stop, the first line.
-_RUN_IN: Final = re.compile(r"^( *)([A-Za-z][A-Za-z ]*)\. (.*)$")
-#: "FIRST LORD." alone.
-_ALONE: Final = re.compile(r"^ *([A-Z][A-Z ’'&,-]*)\.$")
+_RUN_IN: Final = re.compile(r"^( *)([A-Z][A-Za-z ]*)\. (.*)$")
+#: "FIRST LORD." alone; also "1. QUEEN.".
+_ALONE: Final = re.compile(r"^ *((?:[0-9]\. ?)?[A-Z][A-Z ’'&,-]*)\.$")
 _HEADING: Final = re.compile(r"^ *(ACT|SCENE)\b")
 _DIRECTION: Final = re.compile(r"^ *(\[|_|Enter |Re-enter |Exit\b|Exeunt\b|Flourish)")
 #: A work with fewer speeches than this is not a play.
@@ -47,9 +48,11 @@ def read_roles(text: str) -> Roles:
 
 def _works(text: str) -> Iterator[tuple[str, list[str]]]:
     """Title and lines of each work."""
-    lines = [line.rstrip() for line in _LICENCE.sub("", text).split("\n")]
-    starts = list(_titles_above_by_lines(lines) if lines.count(_BY_LINE) > 1 else _titles_of_contents(lines))
-    for (title, start), (_, end) in zip(starts, [*starts[1:], ("", len(lines))], strict=True):
+    body, notices = _LICENCE.subn("", text)
+    lines = [line.rstrip() for line in body.split("\n")]
+    # Only the 1994 edition repeats its licence between the works.
+    starts = list(_titles_above_by_lines(lines) if notices else _titles_of_contents(lines))
+    for (title, start), (_, end) in pairwise([*starts, ("", len(lines))]):
         yield title, lines[start:end]
 
 

@@ -85,7 +85,11 @@ def as_json(table: PartitionTable) -> dict[str, Any]:
 def as_table(table: PartitionTable, rows: int = _ROWS) -> Table:
     """The first clients, one a row, for the terminal."""
     lines = Table(
-        title=f"{table.name}: {len(table.sizes):,} clients", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0)
+        title=f"{table.name}: {len(table.sizes):,} clients",
+        title_justify="left",
+        min_width=40,
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
     )
     for heading in ("client", "n_k", *(["labels"] if len(table.labels) else [])):
         lines.add_column(heading, justify="right")

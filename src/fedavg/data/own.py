@@ -1,0 +1,266 @@
+"""Bring your own data: lists, PyTorch datasets, folders, tables and Hugging Face datasets become `FederatedData`.
+
+Numbers stay what they are, but for float64, which becomes float32, and integers other than uint8, which become int64.
+Labels that are words are numbered in alphabetical order. Where no test set is given, the last examples of each client
+are held out for it, as the paper does with Shakespeare (§3).
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedavg.data.federated import ArrayData
+from fedavg.data.partition import natural, parse_partition
+from fedavg.errors import DataError
+from fedavg.seeds import NONE, rng
+from fedavg.types import Examples
+
+#: The examples of one client, or of the test set: x (n, ...) and y (n, ...).
+Pair = tuple[np.ndarray, np.ndarray]
+#: What NumPy can make an array of: arrays, tensors, nested lists.
+Values = np.ndarray | Tensor | Sequence[Any]
+
+#: A file or sub-folder of this name holds the test set.
+_TEST: Final = "test"
+_HELD_OUT: Final = 0.2
+
+
+class Columns(Protocol):
+    """Anything with columns by name, such as a Hugging Face `datasets.Dataset`."""
+
+    def __getitem__(self, name: str, /) -> Iterable[Any]: ...
+
+
+def from_clients(
+    clients: Sequence[tuple[Values, Values]],
+    test: tuple[Values, Values] | None = None,
+    held_out: float = _HELD_OUT,
+    name: str = "own",
+) -> ArrayData:
+    """A list with (x, y) of each client."""
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in clients]
+    return _assemble(name, pairs, None if test is None else (np.asarray(test[0]), np.asarray(test[1])), held_out)
+
+
+def from_dataset(
+    dataset: "Dataset[Any]",
+    partition: str,
+    clients: int,
+    seed: int = 0,
+    test: "Dataset[Any] | None" = None,
+    held_out: float = _HELD_OUT,
+    name: str = "own",
+) -> ArrayData:
+    """A PyTorch dataset of (x, y) with a length, dealt out by a partition such as "shards:2" (`fedavg data show`)."""
+    x, y = _collect(dataset)
+    parts = parse_partition(partition).deal(_numbered(y), clients, rng(seed, NONE, NONE, "partition"))
+    pairs = [(x[part], y[part]) for part in parts]
+    return _assemble(name, pairs, None if test is None else _collect(test), held_out)
+
+
+def from_folder(folder: Path, label: str = "label", held_out: float = _HELD_OUT, name: str | None = None) -> ArrayData:
+    """A file or sub-folder per client, in alphabetical order; one called `test` is the test set.
+
+    Files are .npz with arrays x and y, or .csv or .parquet with a column `label` and the features in the others. All
+    files of a sub-folder belong to its client.
+    """
+    entries = {entry.stem: entry for entry in sorted(_listing(folder)) if entry.is_dir() or entry.suffix in _READERS}
+    test = entries.pop(_TEST, None)
+    if not entries:
+        raise DataError(f"{folder} holds no clients: expected sub-folders or files of {', '.join(_READERS)}.")
+    pairs = [_read_entry(entry, label) for entry in entries.values()]
+    return _assemble(name or folder.name, pairs, None if test is None else _read_entry(test, label), held_out)
+
+
+def from_table(
+    path: Path,
+    client: str,
+    label: str,
+    features: Sequence[str] | None = None,
+    test: Path | None = None,
+    held_out: float = _HELD_OUT,
+    name: str | None = None,
+) -> ArrayData:
+    """A .csv or .parquet file with a column that says whose example each row is; the other columns are x.
+
+    `test` is a second file with the same columns, of which the one for the client may be missing.
+    """
+    table = _read_table(path)
+    others = [column for column in table if column not in (client, label)]
+    x, y = _pair(table, label, features or others, path)
+    parts = natural(_column(table, client, path))
+    held = None if test is None else _pair(_read_table(test), label, features or others, test)
+    return _assemble(name or path.stem, [(x[part], y[part]) for part in parts], held, held_out)
+
+
+def from_huggingface(
+    dataset: Columns,
+    client: str,
+    x: str,
+    y: str,
+    test: Columns | None = None,
+    held_out: float = _HELD_OUT,
+    name: str = "own",
+) -> ArrayData:
+    """A Hugging Face `datasets.Dataset` with columns for the client, x (a number or an array of them) and y."""
+    values, labels, keys = (_array(dataset[column], column) for column in (x, y, client))
+    held = None if test is None else (_array(test[x], x), _array(test[y], y))
+    return _assemble(name, [(values[part], labels[part]) for part in natural(keys)], held, held_out)
+
+
+def _assemble(name: str, clients: list[Pair], test: Pair | None, held_out: float) -> ArrayData:
+    """One ArrayData of the pairs, in their order; `clients` lose their last examples where there is no test."""
+    _check(name, clients, test)
+    if test is None:
+        clients, test = _hold_out(clients, held_out)
+    x = np.concatenate([x for x, _ in clients])
+    labels = np.concatenate([*(y for _, y in clients), test[1]])
+    y = _tensor(_numbered(labels), f"{name}: y")
+    sizes = [len(y) for _, y in clients]
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return ArrayData(
+        name, _tensor(x, f"{name}: x"), y[: len(x)], parts, Examples(_tensor(test[0], f"{name}: test x"), y[len(x) :])
+    )
+
+
+def _check(name: str, clients: list[Pair], test: Pair | None) -> None:
+    if not clients:
+        raise DataError(f"{name} has no clients: expected one pair (x, y) at least.")
+    expected = clients[0][0].shape[1:]
+    for who, (x, y) in [
+        *((f"client {k}", pair) for k, pair in enumerate(clients)),
+        *([("test", test)] if test else []),
+    ]:
+        if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
+            raise DataError(f"{name}, {who}: x has shape {x.shape} and y {y.shape}; expected as many rows in both.")
+        if x.shape[1:] != expected:
+            raise DataError(
+                f"{name}, {who}: an example has shape {x.shape[1:]}, client 0 has {expected}. Make them equal."
+            )
+
+
+def _hold_out(clients: list[Pair], fraction: float) -> tuple[list[Pair], Pair]:
+    """The last examples of each client, one at least, make the test; a client with one example keeps it."""
+    if not 0 < fraction < 1:
+        raise DataError(f"held_out = {fraction}: expected a share between 0 and 1, or give a test set.")
+    cuts = [len(y) - max(1, int(len(y) * fraction)) if len(y) > 1 else len(y) for _, y in clients]
+    pairs = list(zip(clients, cuts, strict=True))
+    test = np.concatenate([x[cut:] for (x, _), cut in pairs]), np.concatenate([y[cut:] for (_, y), cut in pairs])
+    return [(x[:cut], y[:cut]) for (x, y), cut in pairs], test
+
+
+def _numbered(labels: np.ndarray) -> np.ndarray:
+    """Words as numbers, in alphabetical order; numbers as they are."""
+    return np.unique(labels, return_inverse=True)[1] if labels.dtype.kind in "US" else labels
+
+
+def _tensor(values: np.ndarray, what: str) -> Tensor:
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{what} has values of type {values.dtype}: expected numbers, as many in each row.")
+    if values.dtype == np.float64:
+        values = values.astype(np.float32)
+    elif values.dtype.kind in "iu" and values.dtype != np.uint8:
+        values = values.astype(np.int64)
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+
+
+def _collect(dataset: "Dataset[Any]") -> Pair:
+    pairs = [dataset[index] for index in range(len(dataset))]  # type: ignore[arg-type]
+    return np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([np.asarray(y) for _, y in pairs])
+
+
+def _array(values: Iterable[Any], column: str) -> np.ndarray:
+    try:
+        return np.asarray(list(values))
+    except ValueError as error:
+        raise DataError(f"column {column!r} has rows of different lengths: expected equal ones. Pad them.") from error
+
+
+def _listing(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"can not list {folder}: {error.strerror}. Name a folder with a file per client.") from error
+
+
+def _read_entry(entry: Path, label: str) -> Pair:
+    files = sorted(f for f in entry.iterdir() if f.suffix in _READERS) if entry.is_dir() else [entry]
+    if not files:
+        raise DataError(f"{entry} holds no examples: expected files of {', '.join(_READERS)}.")
+    pairs = [_READERS[file.suffix](file, label) for file in files]
+    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
+
+
+def _read_npz(path: Path, _: str) -> Pair:
+    try:
+        # No pickles: they could run code.
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays["x"], arrays["y"]
+    except (KeyError, ValueError, OSError) as error:
+        raise DataError(f"{path}: {error}. Expected an .npz file with arrays of numbers x and y.") from error
+
+
+def _read_labelled(path: Path, label: str) -> Pair:
+    table = _read_table(path)
+    return _pair(table, label, [column for column in table if column != label], path)
+
+
+_READERS: Final = {".npz": _read_npz, ".csv": _read_labelled, ".parquet": _read_labelled}
+
+
+def _read_table(path: Path) -> dict[str, np.ndarray]:
+    """Columns by name. Those of a CSV are integers, else numbers, else words, by what all of their values are."""
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    with path.open(newline="", encoding="utf-8") as lines:
+        header, *rows = list(csv.reader(lines)) or [[]]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise DataError(f"{path}, line {number}: {len(row)} values, expected {len(header)} as in the header.")
+    return {column: _parse(np.array([row[at] for row in rows])) for at, column in enumerate(header)}
+
+
+def _parse(words: np.ndarray) -> np.ndarray:
+    for kind in (np.int64, np.float64):
+        try:
+            return words.astype(kind)
+        except ValueError:
+            continue
+    return words
+
+
+def _read_parquet(path: Path) -> dict[str, np.ndarray]:
+    try:
+        parquet = import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise DataError(f"{path} needs pyarrow, which is not installed: pip install pyarrow, or use CSV.") from error
+    table = parquet.read_table(path)
+    return {column: _array(table[column].to_pylist(), column) for column in table.column_names}
+
+
+def _pair(table: Mapping[str, np.ndarray], label: str, features: Sequence[str], path: Path) -> Pair:
+    columns = [_column(table, feature, path) for feature in features]
+    for feature, column in zip(features, columns, strict=True):
+        if column.dtype.kind not in "biuf":
+            raise DataError(
+                f"{path}: column {feature!r} has {str(column[0])!r}, expected numbers. "
+                "Turn it into numbers, or name the columns that are features."
+            )
+    if not columns:
+        raise DataError(f"{path} has no columns for x beside {', '.join(map(repr, table))}. Add some.")
+    # A Parquet column may hold lists: each of their values is a feature.
+    x = np.concatenate([column.reshape(len(column), -1) for column in columns], axis=1)
+    return x.astype(np.float32), _column(table, label, path)
+
+
+def _column(table: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
+    if name not in table:
+        raise DataError(f"{path} has no column {name!r}: it has {', '.join(map(repr, table))}.")
+    return table[name]

@@ -1,0 +1,61 @@
+import json
+
+import torch
+from click.testing import CliRunner
+
+from fedavg.bench.floor import RecordProducts, products_of_step
+from fedavg.cli import cli
+from fedavg.engine import plain
+from fedavg.engine.trainer import Trainer
+from fedavg.tasks import TASKS
+from toys import TOY, blobs
+
+
+def products(task, x, y):
+    trainer = Trainer(TASKS.get(task, TOY), seed=0)
+    with RecordProducts() as record:
+        plain.gradients(trainer.model, x, y)
+    return [func._schema.name.removeprefix("aten::") for func, _, _ in record.calls]
+
+
+def test_the_products_of_the_two_mnist_models():
+    """2NN: three forward, three for the weights, two for the inputs. CNN: two convolutions, two layers."""
+    y = torch.zeros(10, dtype=torch.int64)
+    two_nn = products("mnist-2nn", torch.rand(10, 784), y)
+    assert sorted(two_nn) == ["addmm"] * 3 + ["mm"] * 5
+    cnn = products("mnist-cnn", torch.rand(10, 1, 28, 28), y)
+    assert sorted(cnn) == ["addmm"] * 2 + ["convolution"] * 2 + ["convolution_backward"] * 2 + ["mm"] * 4
+
+
+def test_products_inside_our_own_operators_count():
+    """Two layers of 80 steps: 79 recurrent products forward and back, the first step starting from zero."""
+    x = torch.randint(0, 258, (2, 80))
+    names = products("shakespeare-lstm", x, x)
+    assert 2 * 2 * 79 <= len(names) <= 2 * 2 * 80 + 20
+
+
+def test_the_floor_runs_nothing_but_products():
+    trainer = Trainer(TOY, seed=0)
+    before = trainer.weights.clone()
+    run = products_of_step(trainer, *blobs(4, seed=0))
+    run(3)
+    assert torch.equal(trainer.weights, before)
+
+
+def test_bench_reports_in_json():
+    result = CliRunner().invoke(cli, ["bench", "W1", "--rounds", "3", "--repeats", "1", "--workers", "1", "--json"])
+    report = json.loads(result.stdout)
+    assert report["workload"] == "W1"
+    assert report["workers"] == 1
+    assert 0 < report["floor_s_per_round"] < 10
+    assert report["s_per_round"] > 0.5 * report["floor_s_per_round"]
+    assert 0.5 < report["startup_s"] < 60
+    assert 100 < report["peak_rss_mb"] < 4000
+
+
+def test_an_unknown_workload_is_named():
+    from fedavg.errors import PlanError
+
+    result = CliRunner().invoke(cli, ["bench", "W9"])
+    assert isinstance(result.exception, PlanError)
+    assert "unknown workload 'W9'; expected one of W1, W2, W3, W4" in str(result.exception)

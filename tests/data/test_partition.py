@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedavg.data.partition import Partition, dirichlet, iid, natural, parse_partition, shards, unbalanced
+from fedavg.errors import PlanError
+from fedavg.seeds import NONE, rng
+
+MNIST_LIKE = np.repeat(np.arange(10), 6000)
+
+
+def draw(seed: int = 0) -> np.random.Generator:
+    return rng(seed, NONE, NONE, "partition")
+
+
+specs = st.sampled_from(["iid", "shards:1", "shards:2", "dirichlet:0.01", "dirichlet:1", "dirichlet:1000",
+                         "unbalanced:0", "unbalanced:1.5", "unbalanced:5"])  # fmt: skip
+
+
+@given(specs, st.lists(st.integers(0, 4), min_size=12, max_size=60), st.integers(1, 6), st.integers(0, 2**31))
+def test_every_example_is_dealt_exactly_once_and_everyone_has_some(
+    spec: str, labels: list[int], clients: int, seed: int
+) -> None:
+    parts = parse_partition(spec).deal(np.array(labels), clients, draw(seed))
+    assert len(parts) == clients
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    assert min(len(part) for part in parts) >= 1
+
+
+@given(specs, st.integers(0, 1000))
+def test_the_seed_decides(spec: str, seed: int) -> None:
+    labels = np.arange(40) % 4
+    first, second = (parse_partition(spec).deal(labels, 5, draw(seed)) for _ in range(2))
+    assert [part.tolist() for part in first] == [part.tolist() for part in second]
+
+
+@given(st.sampled_from([iid, lambda y, k, r: dirichlet(y, k, r, 0.1)]), st.integers(1, 30))
+def test_sizes_differ_by_at_most_one(split: object, clients: int) -> None:
+    sizes = [len(part) for part in split(np.arange(100) % 7, clients, draw())]  # type: ignore[operator]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_iid_of_the_paper() -> None:
+    parts = iid(MNIST_LIKE, 100, draw())
+    assert {len(part) for part in parts} == {600}
+    assert min(len(np.unique(MNIST_LIKE[part])) for part in parts) == 10
+
+
+def test_shards_of_the_paper() -> None:
+    parts = shards(MNIST_LIKE, 100, draw())
+    assert {len(part) for part in parts} == {600}
+    # 6000 is a multiple of the shard of 300, so here a shard has one label and a client one or two.
+    assert {len(np.unique(MNIST_LIKE[part])) for part in parts} == {1, 2}
+    for part in parts:
+        for shard in (part[:300], part[300:]):
+            assert len(np.unique(MNIST_LIKE[shard])) == 1
+
+
+def test_shards_by_hand() -> None:
+    labels = np.array([1, 0, 1, 0])
+    # Sorted by label, ties in order: rows 1, 3 | 0, 2. One shard each, dealt in either order.
+    assert sorted(part.tolist() for part in shards(labels, 2, draw(), 1)) == [[0, 2], [1, 3]]
+
+
+def test_small_alpha_gives_few_labels_and_large_alpha_all() -> None:
+    few, many = (dirichlet(MNIST_LIKE, 100, draw(), alpha) for alpha in (0.05, 100.0))
+
+    def largest_share(part: np.ndarray) -> float:
+        return float(np.bincount(MNIST_LIKE[part]).max() / len(part))
+
+    assert np.median([largest_share(part) for part in few]) > 0.7
+    assert np.median([largest_share(part) for part in many]) < 0.2
+
+
+def test_unbalanced_sizes_by_hand() -> None:
+    # Three clients, 14 examples: one each, and 11 by the weights 1, 1/2, 1/3, that is 6, 3 and 2.
+    sizes = sorted(len(part) for part in unbalanced(np.zeros(14), 3, draw(), 1.0))
+    assert sizes == [3, 4, 7]
+
+
+def test_natural_keeps_order_within_a_key() -> None:
+    parts = natural(np.array(["b", "a", "b", "c", "a"]))
+    assert [part.tolist() for part in parts] == [[1, 4], [0, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "canonical"),
+    [("iid", "iid"), ("shards", "shards:2"), ("shards:3", "shards:3"), (" dirichlet:0.50 ", "dirichlet:0.5"),
+     ("unbalanced:1.5", "unbalanced:1.5"), ("natural", "natural"),
+     ("dirichlet:0.12345678901", "dirichlet:0.12345678901"), ("shards:2.0", "shards:2")],
+)  # fmt: skip
+def test_specs_are_read_and_written_back(spec: str, canonical: str) -> None:
+    assert str(parse_partition(spec)) == canonical
+    assert parse_partition(canonical) == parse_partition(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", r"unknown partition ''. Expected one of: iid .*shards:2.*dirichlet:0.5.*unbalanced:1.5.*natural"),
+        ("by-moon", "unknown partition 'by-moon'"),
+        ("iid:3", "expected no number after 'iid'"),
+        ("shards:1.5", "a whole number of shards"),
+        ("shards:0", "a whole number of shards"),
+        ("dirichlet", "expected an alpha above 0 after 'dirichlet'. Write it like 'dirichlet:0.5'"),
+        ("dirichlet:0", "an alpha above 0"),
+        ("dirichlet:nan", "an alpha above 0"),
+        ("dirichlet:x", "an alpha above 0"),
+        ("unbalanced:-1", "an exponent, 0 or more"),
+        ("unbalanced:inf", "an exponent, 0 or more"),
+        ("shards:inf", "a whole number of shards"),
+        ("shards:nan", "a whole number of shards"),
+    ],
+)
+def test_bad_specs_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        parse_partition(spec)
+
+
+def test_more_parts_than_examples_is_refused() -> None:
+    with pytest.raises(PlanError, match="needs at least 8 examples, one for each part, and there are 7"):
+        Partition("shards", 2).deal(np.zeros(7), 4, draw())
+    with pytest.raises(PlanError, match="over 0 clients: expected 1 or more"):
+        Partition("iid").deal(np.zeros(7), 0, draw())
+
+
+def test_natural_without_keys_is_refused() -> None:
+    with pytest.raises(PlanError, match="needs a key per example"):
+        Partition("natural").deal(np.zeros(7), 2, draw())
