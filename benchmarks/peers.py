@@ -73,7 +73,7 @@ def page(record: dict[str, Any]) -> str:
         "",
         f"Made by `python benchmarks/peers.py` from [speed.json](speed.json) on {record['date']}: {record['machine']}.",
         f"Medians of {record['repeats']} turns; in each turn everything runs one after the other on the same machine.",
-        "The floor is the time of nothing but the matrix products and convolutions of the same steps on the same cores.",
+        "The floor is the time of only the matrix products and convolutions of the same steps on the same cores.",
         "",
         "| workload | fedavg, s/round | floor | x floor | "
         + " | ".join(f"{name}, s/round (x ours)" for name in PEERS.values())

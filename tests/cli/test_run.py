@@ -36,9 +36,26 @@ def test_every_option_of_the_plan_has_a_flag_with_help():
 
 
 def test_run_and_read_its_json(tmp_path):
-    words = ["run", "mnist-2nn", "-C", "0.1", "-E", "1", "-B", "10", "--lr", "0.1", "--rounds", "4",
-             "--partition", "iid", "--seed", "0", "--target", "0.8", "--run-dir", tmp_path / "run", "--json"]  # fmt: skip
-    result = fedavg(*words)
+    options = [
+        "-C",
+        "0.1",
+        "-E",
+        "1",
+        "-B",
+        "10",
+        "--lr",
+        "0.1",
+        "--rounds",
+        "4",
+        "--partition",
+        "iid",
+        "--seed",
+        "0",
+        "--target",
+        "0.8",
+        "--json",
+    ]
+    result = fedavg("run", "mnist-2nn", *options, "--run-dir", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout)
     for key in ("rounds_to_target", "final_accuracy", "best_accuracy", "model_sha256", "bytes_up", "bytes_down",
@@ -122,8 +139,9 @@ def test_a_diverged_run_ends_with_2_and_keeps_the_last_good_model(tmp_path):
 
 
 def start(tmp_path, *words):
-    command = [sys.executable, "-c", "from fedavg.cli import main; main()", "run", "mnist-2nn", "-C", "0.05",
-               "--rounds", "40", "--set", "checkpoint_s=0.1", "--run-dir", str(tmp_path / "run"), "--no-plot", *words]  # fmt: skip
+    options = ["-C", "0.05", "--rounds", "40", "--set", "checkpoint_s=0.1", "--no-plot"]
+    program = "from fedavg.cli import main; main()"
+    command = [sys.executable, "-c", program, "run", "mnist-2nn", *options, "--run-dir", str(tmp_path / "run"), *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 

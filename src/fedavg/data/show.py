@@ -92,7 +92,7 @@ def as_table(table: PartitionTable, rows: int = _ROWS) -> Table:
         padding=(0, 1, 0, 0),
     )
     for heading in ("client", "n_k", *(["labels"] if len(table.labels) else [])):
-        lines.add_column(heading, justify="right")
+        lines.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     shown = table.labels[:20]
     for label in shown:
         lines.add_column(str(label), justify="right", style="dim")
@@ -127,13 +127,19 @@ def plot(table: PartitionTable, path: Path) -> None:
         # The object interface, so that no window system is touched.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise DataError("a plot needs matplotlib, which is not installed: pip install 'fedavg[plots]'.") from error
     figure = Figure(figsize=(11, 4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
     _bars(left, table)
-    right.hist(table.sizes, bins=min(30, max(1, len(np.unique(table.sizes)))), color="#4477aa")
+    if len(np.unique(table.sizes)) > 1:
+        right.hist(table.sizes, bins=min(30, len(np.unique(table.sizes))), color="#4477aa")
+    else:
+        right.bar([str(table.sizes[0])], [len(table.sizes)], width=0.3, color="#4477aa")
+    for axis in (left.xaxis, left.yaxis, right.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     right.set(xlabel="examples per client", ylabel="clients", title=f"sizes of all {len(table.sizes):,} clients")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, format="png")

@@ -14,6 +14,7 @@ from fedavg.engine.graph import GraphEpoch
 from fedavg.engine.model import Model
 from fedavg.engine.tape import Untraceable
 from fedavg.errors import TaskError
+from fedavg.tasks.lstm import PeepholeLSTM
 from fedavg.tasks.task import Task
 from fedavg.types import Examples
 
@@ -40,7 +41,7 @@ class Trainer:
         self.task = task
         self._device = device
         self._sgd_epoch: SgdEpoch = self._plain_epoch
-        self.engine = Engine("plain", "asked for")
+        self.engine = Engine("plain", "not chosen yet")
 
     @property
     def weights(self) -> Tensor:
@@ -119,6 +120,7 @@ class Trainer:
             other = Examples(recorded.x[doubled], recorded.y[doubled])
             expected = self._step(self._plain_epoch, other)
             if name == "plain":
+                self.engine = Engine("plain" + self._kernels(), "asked for")
                 return
             graph = GraphEpoch(self.model)
             reason = self._disagreement(graph, recorded, other, expected)
@@ -126,7 +128,13 @@ class Trainer:
             raise TaskError(f"engine 'graph' can not train '{self.task.name}': {reason}; use engine 'plain'")
         if not reason:
             self._sgd_epoch = graph
-        self.engine = Engine("plain", reason) if reason else Engine("graph", "traced, agrees with the plain path")
+        name, why = ("plain", reason) if reason else ("graph", "traced, agrees with the plain path")
+        self.engine = Engine(name + self._kernels(), why)
+
+    def _kernels(self) -> str:
+        """Which LSTM kernel runs, where there is one: it depends on the machine, and kernels round differently."""
+        kinds = {layer.kernel for layer in self.model.module.modules() if isinstance(layer, PeepholeLSTM)}
+        return "".join(f" with {kind} LSTM" for kind in sorted(kinds))
 
     def _disagreement(self, graph: GraphEpoch, recorded: Examples, other: Examples, expected: Tensor) -> str:
         """Why the graph can not be used; empty if it can."""

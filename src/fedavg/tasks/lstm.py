@@ -3,7 +3,8 @@
 The input projection of all time steps is one product, the weight gradients are one product each, both in plain
 PyTorch, so whoever traces the step sees them and may rearrange them. Only the recurrence itself is an operator of our
 own: `fedavg::peephole_scan` with its gradient `fedavg::peephole_scan_backward`. Each runs as a TorchScript loop, so a
-time step costs a handful of kernels and no Python. This module knows nothing of texts, tasks or clients.
+time step costs a handful of kernels and no Python; where there is a C compiler, `lstm_native` takes its place and costs
+little more than the products. This module knows nothing of texts, tasks or clients.
 
 One time step, with * elementwise and z the projected input plus W_hh h':
 
@@ -20,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fedavg.tasks import lstm_native
 
 #: x w^T by the general matrix product.
 _PLAIN_PRODUCT = """
@@ -126,6 +129,8 @@ def _loops_for(x: Tensor) -> torch.jit.CompilationUnit:
 
 
 def _scan(gates_x: Tensor, w_hh: Tensor, peephole: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if lstm_native.fits(gates_x, w_hh.shape[1]):
+        return lstm_native.scan(gates_x, w_hh, peephole)
     with torch.no_grad():
         h, c, tanh_c, gates = _loops_for(gates_x).scan(gates_x, w_hh, peephole)
     return h, c, tanh_c, gates
@@ -140,6 +145,8 @@ def _scan_shapes(gates_x: Tensor, w_hh: Tensor, peephole: Tensor) -> tuple[Tenso
 def _scan_backward(
     dh: Tensor, w_hh: Tensor, peephole: Tensor, c: Tensor, tanh_c: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor]:
+    if lstm_native.fits(gates, w_hh.shape[1]):
+        return lstm_native.scan_backward(dh, w_hh, peephole, c, tanh_c, gates)
     with torch.no_grad():
         dz, d_peephole = _loops_for(gates).scan_backward(dh, w_hh, peephole, c, tanh_c, gates)
     return dz, d_peephole
@@ -206,6 +213,8 @@ class PeepholeLSTM(nn.Module):
         self.bias = nn.Parameter(torch.empty(4 * units))
         self.peephole = nn.Parameter(torch.empty(3, units))
         self.reset_parameters()
+        #: What runs the recurrence on the CPU; built now, before workers are forked, and not by each of them.
+        self.kernel = lstm_native.kernel(units)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
