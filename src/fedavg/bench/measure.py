@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -14,7 +15,9 @@ from fedavg.errors import FedAvgError
 
 #: Rounds that do not count: the first ones fill caches.
 WARM: Final = 2
-SAMPLE_S: Final = 0.1
+SAMPLE_S: Final = 0.2
+#: Shares are looked up in every so many samples: the system walks all pages for them, which slows the measured process.
+SHARES_EVERY: Final = 10
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,13 @@ class TreeMemory(Thread):
         self.rss = self.pss = 0.0
 
     def run(self) -> None:
+        samples = 0
         while not self._stop_asked.wait(SAMPLE_S):
-            sizes = [_sizes(pid) for pid in _tree(self._pid)]
-            self.rss = max(self.rss, sum(rss for rss, _ in sizes) / 1e6)
-            self.pss = max(self.pss, sum(pss for _, pss in sizes) / 1e6)
+            samples += 1
+            tree = _tree(self._pid)
+            self.rss = max(self.rss, sum(_resident(pid) for pid in tree) / 1e6)
+            if samples % SHARES_EVERY == 0:
+                self.pss = max(self.pss, sum(_share(pid) for pid in tree) / 1e6)
 
     def stop(self) -> None:
         self._stop_asked.set()
@@ -98,11 +104,18 @@ def _tree(pid: int) -> list[int]:
     return [pid, *(below for child in children for below in _tree(int(child)))]
 
 
-def _sizes(pid: int) -> tuple[int, int]:
-    """Resident bytes of a process, and its share of them."""
+def _resident(pid: int) -> int:
+    """Bytes that a process has in memory."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGESIZE
+    except OSError:
+        return 0
+
+
+def _share(pid: int) -> int:
+    """The same, with pages that several processes have divided among them."""
     try:
         rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0, 0
-    found = {row.split(":")[0]: int(row.split()[1]) * 1024 for row in rows[1:]}
-    return found.get("Rss", 0), found.get("Pss", 0)
+        return 0
+    return next((int(row.split()[1]) * 1024 for row in rows if row.startswith("Pss:")), 0)

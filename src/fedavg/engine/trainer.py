@@ -67,12 +67,13 @@ class Trainer:
 
     def inputs(self, x: Tensor, rng: np.random.Generator) -> Tensor:
         """Raw examples as the module's input in training."""
-        x = x.to(self._device)
-        return self.task.augment(x, rng) if self.task.augment else self.task.prepare(x)
+        if self.task.augment is None:
+            return self.prepare(x)
+        return _channels_last(self.task.augment(x.to(self._device), rng))
 
     def prepare(self, x: Tensor) -> Tensor:
         """Raw examples as the module's input in evaluation."""
-        return self.task.prepare(x.to(self._device))
+        return _channels_last(self.task.prepare(x.to(self._device)))
 
     def sgd_epoch(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
         """One pass over prepared examples, in order. Returns the sum of the losses met on the way."""
@@ -161,6 +162,14 @@ class Trainer:
             return plain.sgd_epoch(self.model, x, y, batch, lr)
         except USER_ERRORS as error:
             raise TaskError(f"'{self.task.name}' can not be trained on {_form(x, y)}: {error}") from error
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Images (B, C, H, W) in the memory order B, H, W, C: there pooling is ten times faster on the CPU, and
+    convolutions as fast. A module sees the same shape and values."""
+    if x.dim() != 4 or (x.shape[1] > 1 and x.is_contiguous(memory_format=torch.channels_last)):
+        return x
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
 def _form(x: Tensor, y: Tensor) -> str:

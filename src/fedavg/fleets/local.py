@@ -36,6 +36,9 @@ from fedavg.types import Split, Sum, Work
 #: Deaths of workers within one round after which something is wrong that another fork will not mend.
 MAX_DEATHS: Final = 10
 
+#: Jobs that a worker is handed: one to do, one to go on with while the server wakes up.
+AHEAD: Final = 2
+
 
 def shared_tensor(size: int, dtype: torch.dtype) -> Tensor:
     """Zeros in anonymous memory that forked processes share; freed with the last of them."""
@@ -105,6 +108,7 @@ class LocalFleet(Fleet):
         self._processes: list[WorkerProcess] = []
 
     def start(self) -> Tensor:
+        keep_freed_memory()
         torch.set_num_threads(1)  # before any parallel kernel: a forked process must not inherit a pool of threads
         trainer = self._setup.new_trainer()
         self.engine = trainer.engine
@@ -168,27 +172,28 @@ class LocalFleet(Fleet):
         """Give each free worker the next job until all are done; what a dead worker did is done again."""
         waiting = deque(range(len(jobs)))
         results: list[Result | None] = [None] * len(jobs)
-        running: dict[int, int] = {}
+        sent: dict[int, deque[int]] = {slot: deque() for slot in range(self._count)}
         done: dict[int, list[int]] = {slot: [] for slot in range(self._count)}
         deaths = 0
-        while waiting or running:
-            free = [slot for slot in done if slot not in running]
-            for slot in free[: len(waiting)]:
-                running[slot] = waiting.popleft()
-                self._processes[slot].send(jobs[running[slot]])
-            for slot in self._replied(running):
+        while waiting or any(sent.values()):
+            for slot in sorted(sent, key=lambda slot: len(sent[slot])):
+                while waiting and len(sent[slot]) < AHEAD:
+                    sent[slot].append(waiting.popleft())
+                    self._processes[slot].send(jobs[sent[slot][-1]])
+            for slot in self._replied(slot for slot, queue in sent.items() if queue):
                 reply = self._processes[slot].receive()
                 if reply is None:
                     deaths += 1
                     self._replace(slot, deaths)
-                    waiting.extendleft([running.pop(slot), *done[slot]])
-                    done[slot] = []
+                    waiting.extendleft([*done[slot], *sent[slot]])
+                    sent[slot], done[slot] = deque(), []
                 elif isinstance(reply, FedAvgError):
                     self.close()
                     raise reply
                 else:
-                    results[running[slot]] = reply
-                    done[slot].append(running.pop(slot))
+                    job = sent[slot].popleft()
+                    results[job] = reply
+                    done[slot].append(job)
         return _Finished([result for result in results if result is not None], done)
 
     def _replied(self, slots: Iterable[int]) -> list[int]:
