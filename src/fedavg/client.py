@@ -1,8 +1,10 @@
 """The client's path, the same in every fleet: train on own data, pass the stages, encode."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +21,15 @@ class Client:
         self._k, self._seed = k, seed
         self._examples = examples
         self._trainer = trainer
-        self._shuffle = seeds.rng(seed, round, k, "shuffle")
-        self._augment = seeds.rng(seed, round, k, "augment")
+        self._round = round
+
+    @cached_property
+    def _shuffle(self) -> np.random.Generator:
+        return seeds.rng(self._seed, self._round, self._k, "shuffle")
+
+    @cached_property
+    def _augment(self) -> np.random.Generator:
+        return seeds.rng(self._seed, self._round, self._k, "augment")
 
     @property
     def n(self) -> int:

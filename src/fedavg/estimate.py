@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from fedavg import seeds
+from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
+from fedavg.errors import DataError
 from fedavg.plan import Plan
-from fedavg.setup import Setup, resolve
+from fedavg.setup import Setup, resolve, resolve_task
 from fedavg.types import Examples
 
 #: Seconds of training to time before extrapolating.
@@ -17,11 +19,27 @@ PROBE_S = 0.5
 
 
 def derive(plan: Plan) -> dict[str, Any]:
-    """The derived values of round 1, and an estimate of the time from timing a few real steps on one core."""
-    setup = resolve(plan)
+    """The derived values of round 1. Where the data is not at hand, those that need none, and why."""
+    try:
+        setup = resolve(plan)
+    except DataError as error:
+        size = parameter_count(Model(resolve_task(plan), plan.seed))
+        return {"parameters": size, "plan": plan.digest, "data_missing": str(error)}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    trainer = setup.new_trainer()
+    try:
+        return _derive(setup)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def parameter_count(model: Model) -> int:
+    return sum(p.numel() for p in model.module.parameters())
+
+
+def _derive(setup: Setup) -> dict[str, Any]:
+    """With an estimate of the time, from timing a few real steps on one core."""
+    plan, trainer = setup.plan, setup.new_trainer()
     size = len(trainer.weights)
     work = plan.work(1)
     sizes = setup.data.sizes[setup.eligible]
@@ -31,9 +49,8 @@ def derive(plan: Plan) -> dict[str, Any]:
     frame = setup.codec.encode(torch.zeros(size), seeds.rng(plan.seed, 0, 0, "codec"))
     round_s = _seconds_per_step(setup, trainer, int(batch)) * steps * ceil(setup.cohort_size / plan.workers)
     eval_s = _seconds_per_evaluation(setup, trainer) / plan.workers
-    torch.set_num_threads(threads)
     return {
-        "parameters": sum(p.numel() for p in trainer.model.module.parameters()),
+        "parameters": parameter_count(trainer.model),
         "clients": len(setup.data),
         "clients_with_data": len(setup.eligible),
         "clients_per_round": setup.cohort_size,

@@ -58,7 +58,7 @@ def resolve(plan: Plan) -> Setup:
     algorithm.check(plan)
     _check_device(plan.device)
     stages = tuple(parse_stage(text) for text in plan.stages)
-    task = _object(plan.task, TASKS, Task, "task")
+    task = resolve_task(plan)
     data = _resolve_data(plan)
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
@@ -66,6 +66,10 @@ def resolve(plan: Plan) -> Setup:
     if plan.target and "accuracy" not in task.metrics:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     return Setup(plan, task, data, algorithm, CODECS[plan.codec], stages)
+
+
+def resolve_task(plan: Plan) -> Task:
+    return _object(plan.task, TASKS, Task, "task")
 
 
 def _check_device(device: str) -> None:

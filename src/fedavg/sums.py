@@ -61,4 +61,4 @@ def checked_bound(a: int, b: int) -> int:
 
 def to_float(ring: Tensor) -> Tensor:
     """The real numbers, float64, that a ring stands for."""
-    return ring.to(torch.float64).div_(SCALE)
+    return ring.to(torch.float64).mul_(1 / SCALE)

@@ -7,7 +7,7 @@ from fedavg.bench.floor import RecordProducts, products_of_step
 from fedavg.cli import cli
 from fedavg.engine import plain
 from fedavg.engine.trainer import Trainer
-from fedavg.tasks import TASKS
+from fedavg.tasks import TASKS, lstm_native
 from toys import TOY, blobs
 
 
@@ -27,8 +27,9 @@ def test_the_products_of_the_two_mnist_models():
     assert sorted(cnn) == ["addmm"] * 2 + ["convolution"] * 2 + ["convolution_backward"] * 2 + ["mm"] * 4
 
 
-def test_products_inside_our_own_operators_count():
+def test_products_inside_our_own_operators_count(monkeypatch):
     """Two layers of 80 steps: 79 recurrent products forward and back, the first step starting from zero."""
+    monkeypatch.setattr(lstm_native, "fits", lambda x, units: False)  # the loop in C can not be looked into
     x = torch.randint(0, 258, (2, 80))
     names = products("shakespeare-lstm", x, x)
     assert 2 * 2 * 79 <= len(names) <= 2 * 2 * 80 + 20

@@ -105,8 +105,19 @@ def test_dry_run_prints_the_plan_and_what_follows(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("preset", "count"), [("shakespeare-lstm", 866_578), ("cifar-cnn", 1_068_298), ("posts-lstm", 4_950_544)]
+)
+def test_a_dry_run_counts_parameters_without_the_data(tmp_path, preset, count):
+    result = fedavg("run", preset, "--dry-run", "--json", "--data-dir", tmp_path)
+    report = json.loads(result.stdout)
+    assert report["parameters"] == count
+    assert str(tmp_path) in report["data_missing"]
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["cifar-cnn", "--data-dir", "."], "error: "),
         (["mnist-2nn", "-C", "1.5"], "error: C: got '1.5'; expected a number from 0 to 1"),
         (["mnist-2nn", "-B", "-1"], "error: B: got '-1'; expected a whole number of at least 1, or inf"),
         (["mnist-2nn", "-B", "0"], "error: B: got '0'; expected a whole number"),

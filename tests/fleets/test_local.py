@@ -78,6 +78,33 @@ def test_a_killed_worker_is_replaced_and_the_result_is_unchanged():
     assert torch.equal(last.state.weights, expected)
 
 
+def test_two_clients_run_side_by_side_on_two_workers():
+    class Sleeper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(8, 3)
+            self.home = os.getpid()
+
+        def forward(self, x):
+            if self.training and os.getpid() != self.home:
+                time.sleep(0.5)
+            return self.out(x)
+
+    plan = toy_plan(task=Task("s", Sleeper), data=toy_data(sizes=(6, 6)), C=1, E=1, B="inf", rounds=1, engine="plain")
+    *_, last = train(plan)
+    assert 0.5 <= last.seconds < 0.95
+
+
+def test_the_user_s_threads_are_given_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        weights_after(toy_plan(rounds=1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_workers_that_keep_dying_end_the_run():
     class Suicidal(nn.Module):
         def __init__(self) -> None:

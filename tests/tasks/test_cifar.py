@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from statistics import median
 
 import numpy as np
 import pytest
@@ -133,8 +132,9 @@ def test_images_cost_little_beside_a_step() -> None:
     def step() -> None:
         torch.autograd.grad(CIFAR_CNN.loss(model(inputs), y), list(model.parameters()))
 
-    pairs = [(seconds(lambda: augment(x, np.random.default_rng(0))), seconds(step)) for _ in range(4)]
-    assert median(image for image, _ in pairs) < 0.1 * median(step for _, step in pairs)
+    pairs = [(seconds(lambda: augment(x, np.random.default_rng(0))), seconds(step)) for _ in range(8)]
+    # The fastest of each: what else runs on the machine can only add.
+    assert min(image for image, _ in pairs) < 0.1 * min(step for _, step in pairs)
 
 
 def test_its_loss_falls() -> None:

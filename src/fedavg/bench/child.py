@@ -1,6 +1,7 @@
 """One measurement in a process of its own: `python -m fedavg.bench.child run|floor WORKLOAD ROUNDS WORKERS`."""
 
 import json
+import os
 import sys
 import time
 
@@ -10,6 +11,7 @@ from fedavg.setup import resolve
 
 def main(what: str, workload: str, rounds: int, workers: int) -> dict[str, object]:
     if what == "floor":
+        os.environ["FEDAVG_NATIVE"] = "0"  # the products of an LSTM can be seen only in the loop that runs everywhere
         from fedavg.bench.floor import floor_seconds_per_round
 
         return {"seconds": floor_seconds_per_round(resolve(WORKLOADS[workload](rounds, workers)))}

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
     from fedavg.runner import Result
 
-Decorator = Callable[[Callable[..., None]], Callable[..., None]]
-
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")

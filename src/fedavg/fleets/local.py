@@ -106,6 +106,7 @@ class LocalFleet(Fleet):
         self._inline = "fork" not in get_all_start_methods() or setup.plan.device != "cpu"
         self._count = 1 if self._inline else workers
         self._processes: list[WorkerProcess] = []
+        self._threads = torch.get_num_threads()
 
     def start(self) -> Tensor:
         keep_freed_memory()
@@ -130,6 +131,7 @@ class LocalFleet(Fleet):
         for process in self._processes:
             process.stop()
         self._processes = []
+        torch.set_num_threads(self._threads)
 
     def train(self, cohort: Sequence[int], work: Work, weights: Tensor) -> CohortResult:
         self._weights.copy_(weights)
@@ -151,14 +153,13 @@ class LocalFleet(Fleet):
 
     def _sum(self, finished: "_Finished") -> Tensor:
         """The sum over the rings of the workers that took part."""
-        ring, bound = torch.zeros_like(self._rings[0]), 0
-        for slot, jobs in finished.by_slot.items():
-            results = [finished.results[job] for job in jobs]
-            bounds = [result.bound for result in results if isinstance(result, Trained)]
-            if bounds:
-                bound = checked_bound(bound, max(bounds))
-                ring += self._rings[slot]
-        return to_float(ring)
+        used = [slot for slot, jobs in finished.by_slot.items() if jobs]
+        bound = 0
+        for slot in used:
+            results = [finished.results[job] for job in finished.by_slot[slot]]
+            bound = checked_bound(bound, max(result.bound for result in results if isinstance(result, Trained)))
+        first, *others = (self._rings[slot] for slot in used)
+        return to_float(sum(others, start=first))
 
     def _rng(self, work: Work, purpose: str) -> np.random.Generator:
         return seeds.rng(self._setup.plan.seed, work.round, seeds.NONE, purpose)
@@ -176,10 +177,9 @@ class LocalFleet(Fleet):
         done: dict[int, list[int]] = {slot: [] for slot in range(self._count)}
         deaths = 0
         while waiting or any(sent.values()):
-            for slot in sorted(sent, key=lambda slot: len(sent[slot])):
-                while waiting and len(sent[slot]) < AHEAD:
-                    sent[slot].append(waiting.popleft())
-                    self._processes[slot].send(jobs[sent[slot][-1]])
+            while waiting and len(sent[slot := _least_busy(sent)]) < AHEAD:
+                sent[slot].append(waiting.popleft())
+                self._processes[slot].send(jobs[sent[slot][-1]])
             for slot in self._replied(slot for slot, queue in sent.items() if queue):
                 reply = self._processes[slot].receive()
                 if reply is None:
@@ -220,6 +220,10 @@ class _Finished:
 
     results: list[Result]
     by_slot: dict[int, list[int]]
+
+
+def _least_busy(sent: dict[int, deque[int]]) -> int:
+    return min(sent, key=lambda slot: len(sent[slot]))
 
 
 def _weighted_means(trained: list[Trained]) -> dict[str, float]:

@@ -22,7 +22,7 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 
 def as_float(x: Tensor) -> Tensor:
     """Integers of images become floats in [0, 1]; floats and token ids (int64) pass as they are."""
-    return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
+    return x / 255 if x.dtype == torch.uint8 else x
 
 
 @dataclass(frozen=True)
