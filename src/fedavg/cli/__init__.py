@@ -6,6 +6,7 @@ import click
 
 from fedavg.cli.bench import bench
 from fedavg.cli.data import data
+from fedavg.cli.paper import paper
 from fedavg.cli.run import resume, run
 from fedavg.errors import FedAvgError
 
@@ -13,10 +14,10 @@ from fedavg.errors import FedAvgError
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="fedavg")
 def cli() -> None:
-    """Federated averaging (McMahan et al. 2017): simulate it, look at its data, measure its speed."""
+    """Federated averaging (McMahan et al. 2017): simulate it, regenerate the paper, look at data, measure speed."""
 
 
-for command in (run, resume, data, bench):
+for command in (run, resume, paper, data, bench):
     cli.add_command(command)
 
 

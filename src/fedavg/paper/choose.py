@@ -1,0 +1,89 @@
+"""What a user asks for on the command line: `--only` picks cells, `--budget` is a time. Strings become values here."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Final, Protocol, TypeVar
+
+from fedavg.errors import FedAvgError
+
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class Labelled(Protocol):
+    """A cell of a table, or a line of a figure."""
+
+    @property
+    def labels(self) -> dict[str, str]: ...
+
+
+T = TypeVar("T", bound=Labelled)
+
+
+def choose(cells: Sequence[T], only: Sequence[str]) -> list[T]:
+    """What fits any of the filters, in the paper's order; all if there is no filter.
+
+    A filter is KEY=VALUE,...; a cell fits if all of them hold. Numbers compare as numbers: C=0.10 is C=0.1.
+    """
+    filters = [_parse(text) for text in only]
+    chosen = [cell for cell in cells if not filters or any(f.items() <= cell.labels.items() for f in filters)]
+    if not chosen:
+        known = "; ".join(f"{key} {', '.join(_values(cells, key))}" for key in telling_keys(cells))
+        raise FedAvgError(f"--only: got '{' '.join(only)}', which nothing fits; expected values such as {known}")
+    return chosen
+
+
+def _parse(text: str) -> dict[str, str]:
+    return dict(_pair(part, text) for part in text.split(",") if part.strip())
+
+
+def _pair(part: str, text: str) -> tuple[str, str]:
+    key, equals, value = (piece.strip() for piece in part.partition("="))
+    known = ("model", "partition", "algorithm", "C", "E", "B", "target")
+    if not equals or key not in known:
+        raise FedAvgError(
+            f"--only: got '{part}' in '{text}'; expected KEY=VALUE,... with keys of {', '.join(known)}, "
+            "as in model=2nn,partition=iid,C=0.1"
+        )
+    return key, _plain(value)
+
+
+def _plain(value: str) -> str:
+    """A number as labels have it, another text as it is."""
+    if value == "∞":
+        return "inf"
+    try:
+        return f"{float(value):g}"
+    except ValueError:
+        return value.lower()
+
+
+def telling_keys(cells: Sequence[Labelled]) -> list[str]:
+    """The keys by which these differ."""
+    return [key for key in cells[0].labels if key != "table" and len(_values(cells, key)) > 1]
+
+
+def _values(cells: Sequence[Labelled], key: str) -> list[str]:
+    return list(dict.fromkeys(cell.labels[key] for cell in cells))
+
+
+def seconds(text: str) -> float:
+    """A time such as 90s, 30m, 2h or 1.5d in seconds.
+
+    >>> seconds("1.5h")
+    5400.0
+    """
+    number, unit = text[:-1], text[-1:]
+    try:
+        value = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        value = -1.0
+    if not isfinite(value) or value <= 0:
+        raise FedAvgError(f"--budget: got '{text}'; expected a time such as 30m, 2h or 1d")
+    return value
+
+
+def duration(seconds_: float) -> str:
+    """Seconds for people: 40 s, 12 min, 3.5 h."""
+    if seconds_ < 100:
+        return f"{seconds_:.0f} s"
+    return f"{seconds_ / 60:.0f} min" if seconds_ < 6000 else f"{seconds_ / 3600:.1f} h"

@@ -1,0 +1,67 @@
+"""About how long a cell will take on one core. Rough: it orders the cells of a budget and tells hours from minutes."""
+
+from math import inf
+from statistics import median
+from typing import Final
+
+from fedavg.paper.cells import CELLS, Cell, Setting
+from fedavg.paper.records import Record, Records
+
+#: Full-length runs that a search comes to: the best rate, its neighbours, and a step or so to get there.
+RUNS_PER_SEARCH: Final = 4.0
+
+#: Seconds for a thousand examples on one core of an AMD EPYC: to train on them at each B, and (at 0) to evaluate them.
+#: By `fedavg run ... --dry-run`. They only serve until there is a record of the model; then its own pace counts.
+REFERENCE: Final[dict[str, dict[float, float]]] = {
+    "2nn": {10.0: 0.025, 50.0: 0.013, inf: 0.011, 0.0: 0.008},
+    "cnn": {10.0: 1.1, 50.0: 0.9, inf: 0.9, 0.0: 0.5},
+    "lstm": {10.0: 6.0, 50.0: 6.0, inf: 5.4, 0.0: 2.0},
+    "cifar": {50.0: 1.2, 100.0: 1.2, inf: 1.5, 0.0: 0.5},
+    "posts": {8.0: 3.0, inf: 1.6, 0.0: 1.4},
+}
+
+
+def seconds_per_round(setting: Setting, records: Records) -> float:
+    """From records of the same setting; else of the same model, scaled by the examples trained on; else a reference."""
+    same = [run for run in records.of(setting.key) if _has_pace(run)]
+    if same:
+        return median(run.seconds / run.rounds_run for run in same)
+    return _reference(setting) * _pace(setting.model.task, records)
+
+
+def _pace(task: str, records: Records) -> float:
+    """How much longer than the reference the runs of this model took here."""
+    settings = {cell.setting.key: cell.setting for cell in CELLS if cell.setting.model.task == task}
+    ratios = [
+        run.seconds / run.rounds_run / _reference(settings[run.key])
+        for run in records
+        if run.key in settings and _has_pace(run)
+    ]
+    return median(ratios) if ratios else 1.0
+
+
+def _has_pace(run: Record) -> bool:
+    return run.rounds_run > 0 and run.seconds > 0
+
+
+def _reference(setting: Setting) -> float:
+    costs = REFERENCE[setting.model.name]
+    batch = min((b for b in costs if b >= setting.B), default=inf)
+    evaluation = setting.model.test_examples / setting.eval_every
+    return (setting.passes * costs[batch] + evaluation * costs[0.0]) / 1000
+
+
+def search_seconds(cell: Cell, records: Records) -> float:
+    """What a cell's search will still take on one core, by the paper's number of rounds; a tenth of it at least.
+
+    A cell that the paper leaves blank is expected to take half of what it is allowed.
+    """
+    rounds = cell.paper if cell.paper is not None else cell.allowance / 2
+    whole = RUNS_PER_SEARCH * rounds * seconds_per_round(cell.setting, records)
+    spent = sum(run.seconds for run in records.of(cell.setting.key) if run.plan.seed == 0)
+    return max(whole - spent, whole / 10)
+
+
+def line_seconds(setting: Setting, rounds: int, records: Records) -> float:
+    """What the line of a figure will take on one core, from its beginning."""
+    return rounds * seconds_per_round(setting, records)

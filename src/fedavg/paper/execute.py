@@ -1,0 +1,258 @@
+"""Runs plans side by side, one process per core, until goals are met. Knows processes and files, not tables.
+
+A goal says, from the records alone, which runs it still needs. Whenever a run ends, its record is written and all
+goals are asked again: so caps fall as soon as a better rate is known, a run that nobody needs any more is ended, and a
+kill at any time loses nothing: the same command takes up each run at its last checkpoint.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Final
+
+from fedavg.errors import FedAvgError
+from fedavg.paper.one import BUSY, SIGNALLED
+from fedavg.paper.orders import Order, plan_values, run_directory, write_order
+from fedavg.paper.records import ABANDONED, Records, absorb, absorb_one, is_locked
+from fedavg.plan import Plan
+from fedavg.runlog.rundir import RunDir
+
+POLL_S: Final = 0.1
+REPORT_S: Final = 30.0
+#: Runs that are at work in another process are looked at again after so long.
+ELSEWHERE_S: Final = 1.0
+
+#: Starts of a run that bring it no further, after which something is wrong that another start will not mend.
+MOST_VAIN_STARTS: Final = 3
+#: How a run's process may end without anything being wrong with the run.
+_IN_ORDER: Final = (0, BUSY, SIGNALLED, -signal.SIGKILL, -signal.SIGTERM)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Need:
+    """A run that a goal still needs: this plan, until the target or the cap (`stopped`, `reason`: see Order)."""
+
+    plan: Plan
+    target: float | None
+    cap: int
+    stopped: str
+    reason: str
+    train_sample: int = 0
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Something to be measured. `needs` gives what is still to be run, the most telling first; nothing if it is met."""
+
+    name: str
+    command: str
+    needs: Callable[[Records], Sequence[Need]]
+    estimate_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outlay:
+    """What may be spent: processes at a time, and seconds in all."""
+
+    jobs: int
+    budget_s: float | None = None
+    data_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    met: tuple[Goal, ...]
+    left: tuple[Goal, ...]
+    failed: dict[str, str]
+
+
+@dataclass
+class _Running:
+    """A child process at work on an order."""
+
+    process: subprocess.Popen[bytes]
+    order: Order
+    path: Path
+    goal: Goal
+    #: Rounds on record when it was started.
+    begun_at: int
+
+
+@dataclass
+class Campaign:
+    """Pursues goals in their order, as many runs at a time as there are jobs."""
+
+    goals: Sequence[Goal]
+    records: Records
+    runs: Path
+    outlay: Outlay
+    say: Say
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _failed: dict[str, str] = field(default_factory=dict)
+    _begun: set[str] = field(default_factory=set)
+    _vain: Counter[str] = field(default_factory=Counter)
+
+    def run(self) -> Report:
+        self._end = monotonic() + self.outlay.budget_s if self.outlay.budget_s is not None else None
+        absorb(self.records, self.runs)
+        try:
+            with _terminable():
+                self._pursue()
+        finally:
+            self._stop_all()
+        met = tuple(goal for goal in self.goals if goal.name not in self._failed and not goal.needs(self.records))
+        left = tuple(goal for goal in self.goals if goal not in met and goal.name not in self._failed)
+        return Report(met, left, self._failed)
+
+    def _pursue(self) -> None:
+        elsewhere = self._dispatch()
+        dispatched = reported = monotonic()
+        while (self._running or elsewhere) and self._time_left() > 0:
+            sleep(POLL_S)
+            if self._collect() or (elsewhere and monotonic() - dispatched >= ELSEWHERE_S):
+                elsewhere = self._dispatch()
+                dispatched = monotonic()
+            if monotonic() - reported >= REPORT_S:
+                self._report_progress()
+                reported = monotonic()
+
+    def _dispatch(self) -> bool:
+        """Start what is needed on free places, lower caps, end what is no longer needed.
+
+        True if another process is at work on something that is needed, which is to be waited for.
+        """
+        wanted, elsewhere = self._wanted()
+        for digest, running in self._running.items():
+            if digest in wanted:
+                self._change_order(running, wanted[digest][1])
+            elif running.order.cap:
+                self._change_order(running, _no_longer_needed(running))
+        for goal, need in wanted.values():
+            if len(self._running) >= self.outlay.jobs:
+                break
+            if need.plan.digest not in self._running and self._fits(goal):
+                self._start(goal, need)
+        return elsewhere
+
+    def _wanted(self) -> tuple[dict[str, tuple[Goal, Need]], bool]:
+        """By digest, in the order of the goals. Runs at which another process is at work are left to it."""
+        wanted: dict[str, tuple[Goal, Need]] = {}
+        elsewhere = False
+        for goal in self.goals:
+            if goal.name in self._failed:
+                continue
+            for need in goal.needs(self.records):
+                digest = need.plan.digest
+                if digest not in self._running and is_locked(self.runs / digest):
+                    elsewhere = True
+                else:
+                    wanted.setdefault(digest, (goal, need))
+        return wanted, elsewhere
+
+    def _fits(self, goal: Goal) -> bool:
+        """A goal is begun only if it can be expected to be met in the time that is left."""
+        if goal.name not in self._begun and goal.estimate_s > self._time_left() * self.outlay.jobs:
+            return False
+        self._begun.add(goal.name)
+        return True
+
+    def _start(self, goal: Goal, need: Need) -> None:
+        order = self._order(need, goal.command)
+        path = self.runs / f"{need.plan.digest}.json"
+        write_order(path, order)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        with path.with_suffix(".log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedavg.paper.one", str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is this process's to pass on
+            )
+        known = self.records.find(need.plan)
+        self._running[need.plan.digest] = _Running(process, order, path, goal, known.rounds_run if known else 0)
+        self.say(f"{goal.name}: lr {need.plan.lr:g} seed {need.plan.seed}, up to {need.cap} rounds")
+
+    def _order(self, need: Need, command: str) -> Order:
+        values = plan_values(need.plan) | {"data_dir": self.outlay.data_dir, "workers": 1}
+        return Order(values, need.target, need.cap, need.stopped, need.reason, need.train_sample, command)
+
+    def _change_order(self, running: _Running, need: Need) -> None:
+        order = self._order(need, running.goal.command)
+        if order != running.order:
+            running.order = order
+            write_order(running.path, order)
+
+    def _collect(self) -> bool:
+        """Take in the runs that have ended; True if there were any."""
+        ended = [digest for digest, running in self._running.items() if running.process.poll() is not None]
+        for digest in ended:
+            running = self._running.pop(digest)
+            self._take_in(digest, running)
+        return bool(ended)
+
+    def _take_in(self, digest: str, running: _Running) -> None:
+        absorb_one(self.records, running.path)
+        code, plan = running.process.returncode, running.order.to_plan()
+        record = self.records.find(plan)
+        if record is None or record.rounds_run <= running.begun_at:
+            self._vain[digest] += code != BUSY
+        if code in _IN_ORDER and self._vain[digest] < MOST_VAIN_STARTS:
+            end = record.reason if record else "interrupted before round 1"
+            self.say(f"{running.goal.name}: lr {plan.lr:g} seed {plan.seed} {end}")
+            return
+        lines = running.path.with_suffix(".log").read_text(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"its process ended with {code}"
+        self._failed[running.goal.name] = reason
+        self.say(f"{running.goal.name}: failed: {reason}")
+
+    def _stop_all(self) -> None:
+        """End all runs at their next good point, and write their records."""
+        for running in self._running.values():
+            running.process.terminate()
+        for running in self._running.values():
+            running.process.wait()
+        self._collect()
+
+    def _report_progress(self) -> None:
+        for running in self._running.values():
+            rows = RunDir(run_directory(running.path)).rows()
+            scores = [row["test"]["accuracy"] for row in rows if row["test"]]
+            best = f", best accuracy {max(scores):.4f}" if scores else ""
+            plan = running.order.to_plan()
+            self.say(f"{running.goal.name}: lr {plan.lr:g} at round {len(rows)} of {running.order.cap}{best}")
+
+    def _time_left(self) -> float:
+        return float("inf") if self._end is None else self._end - monotonic()
+
+
+def _no_longer_needed(running: _Running) -> Need:
+    order = running.order
+    return Need(order.to_plan(), order.target, 0, ABANDONED, "another rate is better", order.train_sample)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A SIGTERM is treated as Ctrl-C, so that runs are ended in good order."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def check_report(report: Report) -> None:
+    """Goals that failed end the command with their reasons, when all others have been pursued."""
+    if report.failed:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in report.failed.items())
+        raise FedAvgError(f"{len(report.failed)} could not be measured: {reasons}")

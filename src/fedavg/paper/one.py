@@ -1,0 +1,169 @@
+"""One run in a process of its own: `python -m fedavg.paper.one ORDER`.
+
+It starts the run of the order, or goes on with it, and stops it at the target or at the cap, also when the cap is
+lowered meanwhile. A stop, a signal and the death of the one who gave the order all leave a run that can go on.
+"""
+
+import json
+import os
+import signal
+import sys
+from math import log10
+from pathlib import Path
+from shutil import rmtree
+from typing import Final
+
+import torch
+
+from fedavg import seeds
+from fedavg.engine.trainer import Trainer
+from fedavg.errors import Diverged, FedAvgError
+from fedavg.paper.orders import Order, read_order, run_directory
+from fedavg.paper.records import CAP, DIVERGED, TARGET, is_locked
+from fedavg.runlog.rundir import RunDir
+from fedavg.runlog.summary import curve
+from fedavg.runner import Watcher, resume, run
+from fedavg.server import Event, Round
+from fedavg.setup import Setup, resolve
+from fedavg.types import Examples, FederatedData
+
+#: Exit codes, beside 0: a mistake that is told on stderr; another process is at work on the run; a signal.
+FAILED: Final = 2
+BUSY: Final = 3
+SIGNALLED: Final = 130
+#: The loss on a sample of the training set is noted at this many rounds of each decade.
+SAMPLES_PER_DECADE: Final = 10
+
+
+class Stop(Exception):
+    """The run is to end here; the message says why."""
+
+    def __init__(self, stopped: str, reason: str) -> None:
+        super().__init__(reason)
+        self.stopped = stopped
+
+
+class Overseer:
+    """Watches a run by its order, and ends it when there is reason to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_at = 0
+        self._parent = os.getppid()
+        self.last = 0
+        self.order = self._current()
+
+    def _current(self) -> Order:
+        changed_at = self._path.stat().st_mtime_ns
+        if changed_at != self._read_at:
+            self.order, self._read_at = read_order(self._path), changed_at
+        return self.order
+
+    def check(self, round: int, accuracy: float | None) -> None:
+        """Raises Stop if the order is fulfilled after this round, KeyboardInterrupt if nobody waits for it any more."""
+        self.last, order = round, self._current()
+        if order.target is not None and accuracy is not None and accuracy >= order.target:
+            raise Stop(TARGET, f"reached {order.target:g} in round {round}")
+        if round >= order.cap:
+            raise Stop(order.stopped, f"stopped after round {round}: {order.reason}")
+        if os.getppid() != self._parent:
+            raise KeyboardInterrupt
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Round):
+            self.check(event.round, event.test["accuracy"] if event.test else None)
+
+
+class TrainingSample:
+    """Notes the loss of the shared model on a fixed sample of the training set, at rounds that lie ever further apart.
+
+    A run's own training loss is met by clients on the way, in their last local epoch: with a large E it says how well
+    clients fit their own data, not how good the shared model is (Figures 3, 6 and 8).
+    """
+
+    def __init__(self, setup: Setup, size: int, path: Path) -> None:
+        self._trainer = Trainer(setup.task, setup.plan.seed)
+        self._examples = sample_of(setup.data, size, setup.plan.seed)
+        self._path = path
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Round) or not sample_due(event.round):
+            return
+        self._trainer.load(event.state.weights)
+        total, count = self._trainer.evaluate(self._examples)["loss"]
+        with self._path.open("a") as file:
+            file.write(json.dumps([event.round, total / count]) + "\n")
+
+
+def sample_due(round: int) -> bool:
+    """Every round at first, then about SAMPLES_PER_DECADE in each decade."""
+    return round == 1 or int(SAMPLES_PER_DECADE * log10(round)) > int(SAMPLES_PER_DECADE * log10(round - 1))
+
+
+def sample_of(data: FederatedData, size: int, seed: int) -> Examples:
+    """About `size` training examples, from each client in proportion to what it has."""
+    share = min(size / int(data.sizes.sum()), 1.0)
+    parts = []
+    for k, n in enumerate(data.sizes):
+        draw = seeds.rng(seed, seeds.NONE, k, "training sample")
+        chosen = torch.from_numpy(draw.permutation(int(n))[: int(share * n + draw.random())])
+        examples = data.client(k)
+        parts.append((examples.x.index_select(0, chosen), examples.y.index_select(0, chosen)))
+    x, y = (torch.cat(list(tensors)) for tensors in zip(*parts, strict=True))
+    return Examples(x, y)
+
+
+def follow(path: Path) -> None:
+    """Raises Stop when the order is fulfilled."""
+    overseer = Overseer(path)
+    directory = RunDir(run_directory(path))
+    begun = (directory.path / "run.json").exists()
+    if begun:
+        rows = directory.rows()
+        _, accuracy = curve(rows)
+        overseer.check(len(rows), max(accuracy, default=None))
+    elif directory.path.exists():  # killed before its first round was begun
+        rmtree(directory.path)
+    watchers: list[Watcher] = [*_sampling(overseer.order, directory), overseer]
+
+    def watch(event: Event) -> None:
+        for watcher in watchers:
+            watcher(event)
+
+    if begun:
+        resume(directory.path, watch, workers=1, data_dir=overseer.order.plan.get("data_dir"))
+    else:
+        run(overseer.order.to_plan(), directory.path, watch)
+    raise Stop(CAP, f"all {overseer.last} rounds of the plan done")
+
+
+def _sampling(order: Order, directory: RunDir) -> list[TrainingSample]:
+    if not order.train_sample:
+        return []
+    return [TrainingSample(resolve(order.to_plan()), order.train_sample, directory.path / "sample.jsonl")]
+
+
+def main(path: Path) -> int:
+    torch.set_num_threads(1)  # other runs have the other cores
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # workers just end
+    directory = RunDir(run_directory(path))
+    try:
+        follow(path)
+    except (Stop, Diverged) as end:
+        stopped = end.stopped if isinstance(end, Stop) else DIVERGED
+        note = {"round": len(directory.rows()), "stopped": stopped, "reason": str(end)}
+        directory.write_json("stop.json", note)
+        return 0
+    except KeyboardInterrupt:
+        return SIGNALLED
+    except FedAvgError as error:
+        if is_locked(directory.path):
+            return BUSY
+        print(error, file=sys.stderr)
+        return FAILED
+    raise AssertionError("follow always ends by an exception")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,48 @@
+"""`Order`: what a run is asked to do, as a file beside its run directory.
+
+The one who gives the order may change it while the run is at work: a lower cap ends it after its current round.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from fedavg.plan import Plan, make_plan
+from fedavg.runlog.checkpoint import write_atomically
+
+
+@dataclass(frozen=True)
+class Order:
+    """Run this plan until the target or the cap; `stopped` and `reason` are what a stop at the cap is to be called."""
+
+    plan: dict[str, Any]
+    target: float | None
+    cap: int
+    stopped: str
+    reason: str
+    train_sample: int
+    command: str
+
+    def to_plan(self) -> Plan:
+        return make_plan(self.plan)
+
+
+def plan_values(plan: Plan) -> dict[str, Any]:
+    """The plan with its runtime options, as values that JSON has."""
+    return {name: "inf" if value == inf else value for name, value in plan.to_dict().items()}
+
+
+def write_order(path: Path, order: Order) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(asdict(order), indent=2) + "\n").encode())
+
+
+def read_order(path: Path) -> Order:
+    return Order(**json.loads(path.read_text()))
+
+
+def run_directory(order_path: Path) -> Path:
+    """Where the run of an order lies: runs/paper/DIGEST beside runs/paper/DIGEST.json."""
+    return order_path.with_suffix("")

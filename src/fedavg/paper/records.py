@@ -1,0 +1,248 @@
+"""What was measured, as compact JSON: the plan and its curve, no weights. One file for each plan.
+
+The directory of records is what tables and figures are made from, and what a search consults before it runs anything:
+it travels with the repository, run directories do not. A record is looked up by its plan, not by its file's name, so
+that records stay valid when plans gain options.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+from fedavg.errors import FedAvgError, RunDirError
+from fedavg.paper.cells import setting_key
+from fedavg.plan import Plan, make_plan
+from fedavg.runlog.checkpoint import write_atomically
+from fedavg.runlog.curves import monotone
+from fedavg.runlog.rundir import RunDir
+
+FORMAT: Final = 1
+#: Points of a curve that are kept; more than enough to draw it.
+MOST_POINTS: Final = 2000
+
+#: Why a run stopped.
+TARGET: Final = "target reached"
+CAP: Final = "allowance used"
+ABANDONED: Final = "abandoned"
+DIVERGED: Final = "diverged"
+INTERRUPTED: Final = "interrupted"
+
+
+class RecordError(FedAvgError):
+    """A record can not be read."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: `accuracy` and the cohorts' `train_loss` at the evaluated `rounds`.
+
+    `sample_rounds`, `sample_loss`: the shared model's loss on a fixed sample of the training set, where it was noted.
+    """
+
+    plan: Plan
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    train_loss: tuple[float, ...]
+    sample_rounds: tuple[int, ...]
+    sample_loss: tuple[float, ...]
+    rounds_run: int
+    stopped: str
+    reason: str
+    seconds: float
+    date: str
+    command: str
+    engine: str
+    versions: Mapping[str, str]
+
+    @property
+    def diverged(self) -> bool:
+        return self.stopped == DIVERGED
+
+    @cached_property
+    def digest(self) -> str:
+        return self.plan.digest
+
+    @cached_property
+    def key(self) -> str:
+        return setting_key(self.plan)
+
+
+class Records:
+    """The records in a directory, by the digest of their plans, and by what a search has in common."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._paths: dict[str, Path] = {}
+        self._by_digest: dict[str, Record] = {}
+        self._by_key: dict[str, dict[str, Record]] = {}
+        for path in sorted(directory.glob("*/*.json")):
+            self._keep(read(path), path)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._by_digest.values())
+
+    def find(self, plan: Plan) -> Record | None:
+        return self._by_digest.get(plan.digest)
+
+    def of(self, key: str) -> list[Record]:
+        """All records of one setting: every learning rate and seed."""
+        return list(self._by_key.get(key, {}).values())
+
+    def put(self, record: Record) -> None:
+        """Keep this record, unless a longer one of the same plan is here, be it by another process."""
+        folder = str(record.plan.to_dict()["task"]).replace(":", "-")
+        path = self._paths.get(record.digest, self.directory / folder / f"{record.digest}.json")
+        if path.exists() and (known := read(path)).rounds_run > record.rounds_run:
+            self._keep(known, path)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, to_json(record).encode())
+        self._keep(record, path)
+
+    def _keep(self, record: Record, path: Path) -> None:
+        self._paths[record.digest] = path
+        self._by_digest[record.digest] = record
+        self._by_key.setdefault(record.key, {})[record.digest] = record
+
+
+def from_run(directory: RunDir, command: str) -> Record | None:
+    """The record of a run directory as it stands; None if it has no round yet, unless it diverged in the first."""
+    identity, plan, rows = directory.identity(), directory.plan(), directory.rows()
+    stop = _stop(directory, len(rows))
+    if not rows and stop["stopped"] != DIVERGED:
+        return None
+    evaluated = [row for row in rows if row["test"]]
+    kept = thin([row["test"]["accuracy"] for row in evaluated])
+    sample = _sample(directory, len(rows))
+    return Record(
+        plan=plan,
+        rounds=tuple(evaluated[i]["round"] for i in kept),
+        accuracy=tuple(round(evaluated[i]["test"]["accuracy"], 5) for i in kept),
+        train_loss=tuple(_short(evaluated[i]["train_loss"]) for i in kept),
+        sample_rounds=tuple(sample),
+        sample_loss=tuple(_short(loss) for loss in sample.values()),
+        rounds_run=len(rows),
+        stopped=stop["stopped"],
+        reason=stop["reason"],
+        seconds=round(sum(row["seconds"] + row["eval_seconds"] for row in rows), 1),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        command=command,
+        engine=identity["engine"],
+        versions=identity["versions"],
+    )
+
+
+def thin(accuracy: Sequence[float]) -> list[int]:
+    """Which points to keep, at most about MOST_POINTS of them. What the paper reads from a curve does not change by it.
+
+    The monotone curve is known from the points where it rises and, for interpolation, the ones just before; the
+    others are only for the eye, and of them every so many stay.
+    """
+    if len(accuracy) <= MOST_POINTS:
+        return list(range(len(accuracy)))
+    best = monotone(accuracy)
+    rises = [i for i in range(1, len(best)) if best[i] > best[i - 1]]
+    needed = {0, len(accuracy) - 1, *rises, *(i - 1 for i in rises)}
+    stride = -(-len(accuracy) // max(MOST_POINTS - len(needed), 1))
+    return sorted(needed | set(range(0, len(accuracy), stride)))
+
+
+def to_json(record: Record) -> str:
+    """Strict JSON: one line for each list, so that files stay small and changes readable. Infinity is the text inf."""
+    document = {"format": FORMAT, "digest": record.digest} | {
+        name: getattr(record, name) for name in Record.__dataclass_fields__
+    }
+    document["plan"] = plain_plan(record.plan)
+    lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in document.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def plain_plan(plan: Plan) -> dict[str, object]:
+    """The plan as values that JSON has, without runtime options (which may name folders of one machine)."""
+    return {name: "inf" if value == inf else value for name, value in plan.to_dict(runtime=False).items()}
+
+
+def read(path: Path) -> Record:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document.pop("format") != FORMAT:
+            raise RecordError(f"{path} has another format than {FORMAT}; use a matching fedavg")
+        del document["digest"]
+        plan = make_plan({**document.pop("plan"), "workers": 1}, str(path))
+        lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
+        return Record(plan=plan, **(document | lists))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is not a record ({error}); expected what 'fedavg paper' wrote: remove it") from None
+
+
+def _stop(directory: RunDir, rounds: int) -> dict[str, Any]:
+    """Why the run stopped; a note about an earlier stop does not count."""
+    try:
+        note: dict[str, Any] = json.loads((directory.path / "stop.json").read_text())
+    except (OSError, ValueError):
+        note = {}
+    if note.get("round") != rounds:
+        return {"stopped": INTERRUPTED, "reason": f"interrupted after round {rounds}"}
+    return note
+
+
+def _sample(directory: RunDir, rounds: int) -> dict[int, float]:
+    """Round -> loss on the sample of the training set. A run that went back to a checkpoint has written some twice."""
+    path = directory.path / "sample.jsonl"
+    if not path.exists():
+        return {}
+    points = {}
+    for line in path.read_text().splitlines():
+        try:
+            round, loss = json.loads(line)
+        except (ValueError, TypeError):  # torn by a kill
+            continue
+        points[int(round)] = float(loss)
+    return {round: points[round] for round in sorted(points) if round <= rounds}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}") if value == value and abs(value) < inf else 1e30
+
+
+def absorb(store: Records, runs: Path) -> None:
+    """Take into the records what run directories have more of: the work of a search that was killed."""
+    for order in sorted(runs.glob("*.json")):
+        absorb_one(store, order)
+
+
+def absorb_one(store: Records, order: Path) -> None:
+    """The run that belongs to this order, if it is a run of today's plans and is not at work."""
+    directory = RunDir(order.with_suffix(""))
+    if not (directory.path / "run.json").exists() or is_locked(directory.path):
+        return
+    try:
+        command = json.loads(order.read_text())["command"]
+        plan = directory.plan()
+    except (RunDirError, ValueError, KeyError):
+        return  # made by plans of another version: it can not be gone on with, and its record is there already
+    known = store.find(plan)
+    if known and known.rounds_run >= directory.metrics_path.read_bytes().count(b"\n") and known.stopped != INTERRUPTED:
+        return
+    record = from_run(directory, command)
+    if record and not (known and replace(record, date=known.date) == known):
+        store.put(record)
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process is at work on this run directory."""
+    try:
+        import fcntl
+
+        with (directory / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (ImportError, FileNotFoundError):
+        return False
+    except OSError:
+        return True
+    return False

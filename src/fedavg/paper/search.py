@@ -1,0 +1,160 @@
+"""The paper's search for a learning rate (§3), as a state machine: what is known so far -> what to run next, or an end.
+
+Rates lie on a multiplicative grid of 10^(1/3), refinable to 10^(1/6), and are counted in sixths of a decade: rate i is
+10^(i/6). The search starts in the middle and widens until the best rate is strictly inside: both its neighbours were
+tried and did no better. It is thrifty: a rate that has used as many rounds as the best one needed can no longer win and
+is not run any further, and divergence means never. Pure logic: nothing here knows plans, files or processes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log10
+from typing import Final
+
+from fedavg.runlog.curves import monotone, rounds_to_target
+
+#: Between rates of the paper's coarser grid, in sixths of a decade.
+COARSE: Final = 2
+FINE: Final = 1
+#: The paper's grids have 11 to 13 rates; a search that wants more is not going to end.
+MOST_RATES: Final = 13
+
+
+def rate(index: int) -> float:
+    """The learning rate of a place on the grid, to three digits, as the paper writes it (1.47).
+
+    >>> rate(-4), rate(1)
+    (0.215, 1.47)
+    """
+    return float(f"{10 ** (index / 6):.3g}")
+
+
+def place(eta: float) -> int | None:
+    """Where a learning rate lies on the grid; None if it is not on it."""
+    index = round(6 * log10(eta))
+    return index if rate(index) == eta else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a run at one rate has come: rounds evaluated, where it crossed the target, its highest accuracy."""
+
+    rounds: int
+    crossed: float | None
+    best: float
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class Search:
+    """`allowance`: rounds after which the target counts as not reached; `every`: rounds between evaluations."""
+
+    middle: int
+    allowance: int
+    every: int = 1
+    refine: bool = False
+
+
+@dataclass(frozen=True)
+class Todo:
+    """Rates to run next, the most telling first, up to `cap` rounds each; `leader` is the rate that set the cap."""
+
+    rates: tuple[int, ...]
+    cap: int
+    leader: int | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The best rate and its rounds to the target, or None and the highest accuracy if no rate reached it.
+
+    `inside`: both neighbours on the grid were tried and did no better. `place` is None if every rate diverged.
+    """
+
+    place: int | None
+    rounds: float | None
+    accuracy: float
+    inside: bool
+
+
+def outcome(rounds: Sequence[int], accuracy: Sequence[float], target: float, diverged: bool) -> Outcome:
+    crossed = rounds_to_target(rounds, accuracy, target)
+    return Outcome(rounds[-1] if rounds else 0, crossed, max(accuracy, default=0.0), diverged)
+
+
+def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
+    """What to run next, given how far each rate has come; a verdict if there is nothing left to run.
+
+    Rates that were only partly run are taken up where they stand: a search that was killed, or one that ran for another
+    target, is no special case.
+    """
+    cap, leader = round_cap(search, results)
+    on_grid = {i: o for i, o in results.items() if (i - search.middle) % COARSE == 0}
+    wanted = _unsettled(search.middle, on_grid, COARSE, cap)
+    if not wanted and search.refine:
+        wanted = _unsettled(search.middle, results, FINE, cap)
+    return Todo(wanted, cap, leader) if wanted else _verdict(results)
+
+
+def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int | None]:
+    """Rounds after which a run can not beat the best one, and whose doing it is; the allowance if none has reached it.
+
+    A curve is known only where it was evaluated: one that crosses before the best does may show it at the next
+    evaluation after that, so the cap is rounded up to one.
+    """
+    crossed = {i: o.crossed for i, o in results.items() if o.crossed is not None}
+    if not crossed:
+        return search.allowance, None
+    leader = min(crossed, key=lambda i: (crossed[i], i))
+    return min(search.every * ceil(crossed[leader] / search.every), search.allowance), leader
+
+
+def settled(result: Outcome, cap: int) -> bool:
+    """Nothing more is to be learned from this run: it has reached the target, diverged, or can no longer win."""
+    return result.crossed is not None or result.diverged or result.rounds >= cap
+
+
+def best_place(results: Mapping[int, Outcome]) -> int | None:
+    """The rate that reached the target first; if none did, the one of the highest accuracy. None if all diverged."""
+    reached = {i: o.crossed for i, o in results.items() if o.crossed is not None}
+    if reached:
+        return min(reached, key=lambda i: (reached[i], i))
+    alive = {i: o.best for i, o in results.items() if not o.diverged}
+    return max(alive, key=lambda i: (alive[i], -i)) if alive else None
+
+
+def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int) -> tuple[int, ...]:
+    """Of the best rate and its two neighbours, those that are still to be run: the ones begun first, then higher ones.
+
+    A rate too high shows it soon, by diverging; one too low costs all its rounds.
+    """
+    best = best_place(results)
+    if best is None:
+        lowest = min(results, default=None)
+        trio = (middle, middle + step, middle - step) if lowest is None else (lowest - step,)
+    else:
+        trio = (best, best + step, best - step)
+    begun = [i for i in trio if i in results and not settled(results[i], cap)]
+    new = [i for i in trio if i not in results]
+    return (*begun, *new[: max(MOST_RATES - len(results), 0)])
+
+
+def _verdict(results: Mapping[int, Outcome]) -> Verdict:
+    best = best_place(results)
+    if best is None:
+        return Verdict(None, None, max((o.best for o in results.values()), default=0.0), inside=False)
+    inside = any({best - step, best + step} <= results.keys() for step in (FINE, COARSE))
+    return Verdict(best, results[best].crossed, results[best].best, inside)
+
+
+def envelope(curves: Iterable[tuple[Sequence[int], Sequence[float]]]) -> tuple[list[int], list[float]]:
+    """The best rate at each point (§3): the upper envelope of the monotone curves, at all rounds that any of them has.
+
+    A curve that ends early keeps its best value.
+    """
+    known: dict[int, float] = {}
+    for rounds, values in curves:
+        for round, value in zip(rounds, monotone(values), strict=True):
+            known[round] = max(value, known.get(round, value))
+    rounds = sorted(known)
+    return rounds, monotone([known[round] for round in rounds])

@@ -1,0 +1,280 @@
+"""Tables 1 to 4 in the paper's arrangement, ours beside the paper's: for the terminal, as Markdown and as JSON."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isinf
+from typing import TYPE_CHECKING, Any, Final
+
+from fedavg.paper.cells import CELLS, IID, NON_IID, Cell, baseline
+from fedavg.paper.choose import duration
+from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, Result
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TITLES: Final = {
+    1: "Table 1: rounds to 97 % (2NN, E=1) and 99 % (CNN, E=5) against C; speed-up against C=0",
+    2: "Table 2: rounds to 99 % (CNN) and 54 % (LSTM), C=0.1; speed-up against FedSGD",
+    3: "Table 3: CIFAR-10, rounds to 80, 82 and 85 %; speed-up against SGD",
+    4: "Table 4: rounds to 97 % (2NN), C=0.1; speed-up against FedSGD",
+}
+BLANK: Final = "–"
+HEADER: Final = """# The paper's tables
+
+Rounds of communication until the test accuracy reaches the target, ours and the paper's (McMahan et al. 2017, §3 and
+appendix A), by the paper's protocol: the learning rate is searched on the grid of 10^(1/3) until the best one is
+strictly inside; curves are made monotone; the crossing is interpolated between evaluated rounds. Every number is made
+from the curves under `records/`, by `fedavg paper render`. "–" is the paper's: not reached in its allowed time.
+"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How cells become a table: the names of a row, and the name of the column."""
+
+    heads: tuple[str, ...]
+    row: Callable[[Cell], tuple[str, ...]]
+    column: Callable[[Cell], str]
+
+
+def _size(B: float) -> str:
+    return "∞" if isinf(B) else f"{B:g}"
+
+
+def _partition(cell: Cell) -> str:
+    return {IID: "IID", NON_IID: "non-IID"}[cell.setting.partition]
+
+
+def _by_epochs(cell: Cell) -> tuple[str, ...]:
+    s = cell.setting
+    name = "FedSGD" if s.algorithm == "fedsgd" else "FedAvg"
+    return (f"{cell.model.upper()} {name}", str(s.E), _size(s.B), f"{s.updates:.3g}")
+
+
+LAYOUTS: Final = {
+    1: Layout(
+        ("", "C"),
+        lambda cell: (cell.model.upper(), f"{cell.setting.C:.1f}"),
+        lambda cell: f"{_partition(cell)} B={_size(cell.setting.B)}",
+    ),
+    2: Layout(("", "E", "B", "u"), _by_epochs, _partition),
+    3: Layout(
+        ("",),
+        lambda cell: ({"sgd": "SGD", "fedsgd": "FedSGD", "fedavg": "FedAvg"}[cell.setting.algorithm],),
+        lambda cell: f"{cell.target:.0%}",
+    ),
+    4: Layout(("", "E", "B", "u"), _by_epochs, _partition),
+}
+
+Grid = list[tuple[tuple[str, ...], dict[str, Result]]]
+
+
+def grid(table: int, results: Sequence[Result]) -> Grid:
+    """Rows of the table with their results by column, in the paper's order; only rows that have any."""
+    layout = LAYOUTS[table]
+    rows: dict[tuple[str, ...], dict[str, Result]] = {}
+    for result in results:
+        rows.setdefault(layout.row(result.cell), {})[layout.column(result.cell)] = result
+    return list(rows.items())
+
+
+def columns(table: int) -> list[str]:
+    return list(dict.fromkeys(LAYOUTS[table].column(cell) for cell in CELLS if cell.table == table))
+
+
+# One cell as text.
+
+
+def rounds_text(value: float | None) -> str:
+    if value is None:
+        return BLANK
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def ours_text(result: Result) -> str:
+    """The measured rounds, with their range over seeds; or why there are none."""
+    if not result.measured:
+        return result.status
+    if result.ours is None:
+        return f"not reached in {result.rounds_run} rounds (best {result.best_accuracy or 0:.2%})"
+    reached = [value for value in result.values if value is not None]
+    if len(result.values) == 1:
+        return rounds_text(result.ours)
+    last = rounds_text(max(reached)) if len(reached) == len(result.values) else "never"
+    return f"{rounds_text(result.ours)} [{rounds_text(min(reached))}, {last}]"
+
+
+def paper_text(cell: Cell) -> str:
+    return BLANK if cell.paper is None else f"{cell.paper:g}"
+
+
+def speedups(result: Result, all_results: Mapping[Cell, Result]) -> tuple[float | None, float | None]:
+    """The paper's speed-up and ours against the row that the paper uses; None where one of two numbers is missing."""
+    base = baseline(result.cell)
+    if base == result.cell:
+        return None, None
+    ours = all_results[base].ours if base in all_results else None
+    return _quotient(base.paper, result.cell.paper), _quotient(ours, result.ours)
+
+
+def _quotient(base: float | None, value: float | None) -> float | None:
+    return base / value if base is not None and value else None
+
+
+def _times(speedup: float | None) -> str:
+    return BLANK if speedup is None else f"{speedup:.1f}x"
+
+
+def cell_text(result: Result, all_results: Mapping[Cell, Result]) -> tuple[str, str]:
+    """The paper's number and ours, each with its speed-up."""
+    paper, ours = paper_text(result.cell), ours_text(result)
+    paper_speed, our_speed = speedups(result, all_results)
+    return (
+        f"{paper} ({_times(paper_speed)})" if paper_speed is not None else paper,
+        f"{ours} ({_times(our_speed)})" if our_speed is not None else ours,
+    )
+
+
+# The whole table.
+
+
+def terminal_table(table: int, results: Sequence[Result], all_results: Mapping[Cell, Result]) -> "Table":
+    from rich import box
+    from rich.table import Table as RichTable
+
+    shown = RichTable(title=TITLES[table], box=box.SIMPLE_HEAD, title_justify="left")
+    for head in LAYOUTS[table].heads:
+        shown.add_column(head)
+    for column in columns(table):
+        shown.add_column(column, justify="right")
+    for names, by_column in grid(table, results):
+        shown.add_row(*names, *(_terminal_cell(by_column.get(c), all_results) for c in columns(table)))
+    return shown
+
+
+def _terminal_cell(result: Result | None, all_results: Mapping[Cell, Result]) -> str:
+    if result is None:
+        return ""
+    paper, ours = cell_text(result, all_results)
+    rate = f"\nlr {result.eta:g}" if result.eta is not None else ""
+    ratio = f", {result.ratio:.2f} of the paper's" if result.ratio is not None else ""
+    return f"paper {paper}\nours {ours}{rate}{ratio}\n"
+
+
+def markdown(
+    table: int, results: Sequence[Result], all_results: Mapping[Cell, Result], costs: Mapping[Cell, float]
+) -> str:
+    """The table in the paper's arrangement, then all that is known of each cell, then what was not run."""
+    heads = [*LAYOUTS[table].heads, *columns(table)]
+    lines = [f"## {TITLES[table]}", "", "Ours / the paper's, with the speed-up in brackets.", "", *_rows([heads])]
+    lines += ["|" + "---|" * len(heads)]
+    for names, by_column in grid(table, results):
+        lines += _rows([[*names, *(_markdown_cell(by_column.get(c), all_results) for c in columns(table))]])
+    done = [result for result in results if result.measured]
+    if done:
+        lines += ["", *_details(done, all_results)]
+    left = [result for result in results if not result.measured]
+    if left:
+        lines += ["", "Not run:", ""]
+        lines += [f"- `{r.cell.command}` (about {duration(costs[r.cell])} on one core)" for r in left]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_cell(result: Result | None, all_results: Mapping[Cell, Result]) -> str:
+    if result is None:
+        return ""
+    paper, ours = cell_text(result, all_results)
+    return f"{f'**{ours}**' if result.measured else ours} / {paper}"
+
+
+_DETAILS: Final = "cell, paper, ours, ratio, paper's speed-up, our speed-up, eta, rates tried, seeds, date, command"
+
+
+def _details(results: Sequence[Result], all_results: Mapping[Cell, Result]) -> list[str]:
+    heads = _DETAILS.split(", ")
+    return _rows([heads, ["---"] * len(heads), *(_detail(result, all_results) for result in results)])
+
+
+def _detail(result: Result, all_results: Mapping[Cell, Result]) -> list[str]:
+    return [
+        result.cell.choice,
+        paper_text(result.cell),
+        ours_text(result),
+        f"{result.ratio:.2f}" if result.ratio is not None else BLANK,
+        *(_times(speedup) for speedup in speedups(result, all_results)),
+        eta_text(result),
+        ", ".join(f"{eta:g}" for eta in sorted({run.plan.lr for run in result.runs})),
+        ", ".join(map(str, result.seeds)),
+        result.date,
+        f"`{result.cell.command}`",
+    ]
+
+
+def eta_text(result: Result) -> str:
+    if result.eta is None:
+        return BLANK
+    return f"{result.eta:g}" if result.inside else f"{result.eta:g} (at the edge of the grid)"
+
+
+def _rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def as_json(result: Result, all_results: Mapping[Cell, Result], estimated_s: float) -> dict[str, Any]:
+    cell, s = result.cell, result.cell.setting
+    paper_speed, our_speed = speedups(result, all_results)
+    return {
+        "table": cell.table,
+        "model": cell.model,
+        "partition": s.partition,
+        "C": s.C,
+        "E": s.E,
+        "B": "inf" if isinf(s.B) else int(s.B),
+        "status": result.status,
+        "paper": cell.paper,
+        "ours": result.ours,
+        "eta": result.eta,
+        "algorithm": s.algorithm,
+        "target": cell.target,
+        "u": round(s.updates, 1),
+        "ratio": result.ratio,
+        "speedup_paper": paper_speed,
+        "speedup_ours": our_speed,
+        "values": list(result.values),
+        "seeds": list(result.seeds),
+        "inside": result.inside if result.eta is not None else None,
+        "best_accuracy": result.best_accuracy,
+        "rounds_run": result.rounds_run,
+        "rounds_allowed": cell.allowance,
+        "eval_every": s.eval_every,
+        "rates_tried": sorted({run.plan.lr for run in result.runs}),
+        "records": [run.digest for run in result.runs],
+        "date": result.date or None,
+        "estimated_s": 0.0 if result.measured else round(estimated_s, 1),
+        "command": cell.command,
+    }
+
+
+def status_table(results: Sequence[Result], costs: Mapping[Cell, float]) -> "Table":
+    """Every cell on a line."""
+    from rich import box
+    from rich.table import Table as RichTable
+
+    counts = {status: sum(result.status == status for result in results) for status in (MEASURED, RUNNING, NOT_RUN)}
+    title = ", ".join(f"{count} {status}" for status, count in counts.items()) + f" of {len(results)} cells"
+    shown = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for head in ("table", "model", "algorithm", "partition", "C", "E", "B", "target", "status", "paper", "ours", "eta"):
+        shown.add_column(head)
+    shown.add_column("time left on one core", justify="right")
+    for result in results:
+        names = result.cell.labels
+        left = "" if result.measured else duration(costs[result.cell])
+        shown.add_row(
+            *(names[key] for key in ("table", "model", "algorithm", "partition", "C", "E", "B", "target")),
+            result.status,
+            paper_text(result.cell),
+            ours_text(result) if result.measured else "",
+            eta_text(result) if result.eta is not None else "",
+            left,
+        )
+    return shown

@@ -1,0 +1,85 @@
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paper_toys import measured, record
+
+from fedavg.paper import records
+from fedavg.paper.cells import CELLS
+from fedavg.paper.records import RecordError, Records, read, thin, to_json
+from fedavg.runlog.curves import rounds_to_target
+
+CELL = next(c for c in CELLS if c.name == "table4 partition=iid,E=1,B=inf")
+
+
+def test_round_trip(tmp_path):
+    made = record(CELL, 0.215, [0.9, 0.97123], sample_rounds=(1, 2), sample_loss=(0.5, 0.25), rounds_run=3)
+    Records(tmp_path).put(made)
+    (path,) = tmp_path.glob("*/*.json")
+    assert (path.parent.name, path.stem) == ("mnist-2nn", CELL.plan(0.215).digest)
+    assert read(path) == made
+    again = Records(tmp_path)
+    assert again.find(CELL.plan(0.215)) == made
+    assert again.find(CELL.plan(0.1)) is None
+    assert again.of(CELL.setting.key) == [made]
+
+
+def test_a_record_is_strict_json_without_runtime_options():
+    document = json.loads(to_json(record(CELL, 0.215, [0.9])), parse_constant=lambda name: pytest.fail(name))
+    assert document["plan"]["B"] == "inf"
+    assert document["digest"] == CELL.plan(0.215).digest
+    assert {"workers", "data_dir", "checkpoint_s"} & document["plan"].keys() == set()
+
+
+def test_a_record_is_found_by_its_plan_whatever_its_file_is_called(tmp_path):
+    Records(tmp_path).put(record(CELL, 0.215, [0.9]))
+    (path,) = tmp_path.glob("*/*.json")
+    path.rename(path.with_name("of-an-older-version.json"))
+    store = Records(tmp_path)
+    store.put(record(CELL, 0.215, [0.9, 0.98]))
+    assert [p.name for p in tmp_path.glob("*/*.json")] == ["of-an-older-version.json"]
+    assert Records(tmp_path).find(CELL.plan(0.215)).rounds_run == 2
+
+
+def test_a_longer_record_is_not_replaced_by_a_shorter_one(tmp_path):
+    store = Records(tmp_path)
+    store.put(record(CELL, 0.215, [0.9, 0.98]))
+    store.put(record(CELL, 0.215, [0.9]))
+    assert store.find(CELL.plan(0.215)).rounds_run == 2
+
+
+def test_what_is_no_record_is_told(tmp_path):
+    (tmp_path / "x").mkdir()
+    for content in ("{", "[]", '{"format": 1}', '{"format": 9}'):
+        (tmp_path / "x/y.json").write_text(content)
+        with pytest.raises(RecordError, match=r"y.json"):
+            Records(tmp_path)
+
+
+def test_a_run_that_diverged_at_once_has_a_record(tmp_path):
+    _, _, gone = measured(CELL)
+    Records(tmp_path).put(gone)
+    assert Records(tmp_path).find(gone.plan).diverged
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.floats(0, 1), st.integers(1, 40))
+def test_thinning_does_not_move_the_crossing(accuracy, target, most):
+    old, records.MOST_POINTS = records.MOST_POINTS, most
+    try:
+        kept = thin(accuracy)
+    finally:
+        records.MOST_POINTS = old
+    assert kept == sorted(set(kept))
+    assert kept[-1] == len(accuracy) - 1, "how long the run was stays known"
+    rounds = list(range(1, len(accuracy) + 1))
+    thinned = rounds_to_target([rounds[i] for i in kept], [accuracy[i] for i in kept], target)
+    assert thinned == rounds_to_target(rounds, accuracy, target)
+
+
+def test_short_curves_are_kept_whole_and_long_ones_are_thinned():
+    assert thin([0.5] * 2000) == list(range(2000))
+    noisy = [0.9 + (i % 7) / 1000 for i in range(20_000)]
+    assert len(thin(noisy)) <= 2100
+    assert replace(record(CELL, 0.1, [0.5]), rounds_run=9).rounds_run == 9

@@ -1,0 +1,141 @@
+"""Each rule of the learning-rate search, by hand."""
+
+import pytest
+
+from fedavg.paper.search import (
+    MOST_RATES,
+    Outcome,
+    Search,
+    Todo,
+    Verdict,
+    envelope,
+    next_step,
+    outcome,
+    place,
+    rate,
+)
+
+#: From 0.215, 300 rounds at the most.
+SEARCH = Search(middle=-4, allowance=300)
+
+
+def reached(rounds):
+    return Outcome(int(rounds) + 1, rounds, 0.971)
+
+
+def short(rounds, best=0.9):
+    """A run that has used so many rounds without reaching the target."""
+    return Outcome(rounds, None, best)
+
+
+def diverged(rounds=3):
+    return Outcome(rounds, None, 0.3, diverged=True)
+
+
+def test_rates_are_the_papers_grid():
+    assert [rate(i) for i in (-8, -6, -4, -2, 0, 1, 2)] == [0.0464, 0.1, 0.215, 0.464, 1.0, 1.47, 2.15]
+    assert [place(rate(i)) for i in range(-30, 20)] == list(range(-30, 20))
+    assert place(0.2) is None
+
+
+def test_an_outcome_is_the_interpolated_crossing_of_the_monotone_curve():
+    assert outcome([1, 2, 3], [0.90, 0.96, 0.98], 0.97, False) == Outcome(3, pytest.approx(2.5), 0.98)
+    assert outcome([5, 10, 15], [0.90, 0.50, 0.94], 0.92, False) == Outcome(15, pytest.approx(12.5), 0.94)
+    assert outcome([], [], 0.97, True) == Outcome(0, None, 0.0, True)
+
+
+def test_it_starts_in_the_middle_and_prefers_the_higher_neighbour():
+    assert next_step(SEARCH, {}) == Todo((-4, -2, -6), 300, None)
+
+
+def test_a_rate_that_can_no_longer_win_is_abandoned():
+    # The middle needed 80.4 rounds: a run that is not there in round 81 needs more.
+    assert next_step(SEARCH, {-4: reached(80.4)}) == Todo((-2, -6), 81, -4)
+    assert next_step(SEARCH, {-4: reached(80.0)}) == Todo((-2, -6), 80, -4)
+
+
+def test_the_cap_is_a_round_that_is_evaluated():
+    # Evaluated every 5 rounds: a curve that crosses at 11 shows it in round 15.
+    sparse = Search(middle=-4, allowance=300, every=5)
+    assert next_step(sparse, {-4: reached(12.2)}) == Todo((-2, -6), 15, -4)
+
+
+def test_it_ends_when_both_neighbours_are_no_better():
+    done = {-4: reached(80.4), -2: short(81), -6: reached(120.0)}
+    assert next_step(SEARCH, done) == Verdict(-4, 80.4, 0.971, inside=True)
+
+
+def test_one_round_less_than_the_cap_is_not_enough():
+    assert next_step(SEARCH, {-4: reached(80.4), -2: short(80), -6: short(81)}) == Todo((-2,), 81, -4)
+
+
+def test_it_widens_while_the_best_is_at_the_edge():
+    found = {-4: short(60), -2: reached(60.0), -6: short(60)}
+    assert next_step(SEARCH, found) == Todo((0,), 60, -2)
+    found[0] = reached(40.0)
+    assert next_step(SEARCH, found) == Todo((2,), 40, 0)
+    found[2] = diverged()
+    assert next_step(SEARCH, found) == Verdict(0, 40.0, 0.971, inside=True)
+
+
+def test_divergence_is_never():
+    assert next_step(SEARCH, {-4: reached(80.4), -2: diverged(), -6: short(81)}) == Verdict(-4, 80.4, 0.971, True)
+    assert next_step(SEARCH, {-4: diverged()}) == Todo((-6,), 300, None)
+    # It does not lead either, however high it came before.
+    high = Outcome(50, None, 0.969, diverged=True)
+    assert next_step(SEARCH, {-4: high, -6: short(300, 0.8)}) == Todo((-8,), 300, None)
+
+
+def test_a_run_that_reached_the_target_before_it_diverged_counts():
+    found = {-4: Outcome(90, 80.4, 0.98, diverged=True), -2: diverged(), -6: short(81)}
+    assert next_step(SEARCH, found) == Verdict(-4, 80.4, 0.98, inside=True)
+
+
+def test_if_no_rate_reaches_the_target_the_highest_accuracy_is_best():
+    found = {-4: short(300, 0.95), -2: short(300, 0.96), -6: short(300, 0.9)}
+    assert next_step(SEARCH, found) == Todo((0,), 300, None)
+    found[0] = short(300, 0.94)
+    assert next_step(SEARCH, found) == Verdict(-2, None, 0.96, inside=True)
+
+
+def test_runs_that_were_broken_off_are_gone_on_with_first():
+    found = {-4: short(30, 0.8), -2: short(31, 0.85)}
+    assert next_step(SEARCH, found) == Todo((-2, -4, 0), 300, None)
+
+
+def test_what_was_run_for_another_target_is_gone_on_with():
+    # All were stopped when 0.215 reached 80 %; now for 82 %.
+    found = {-4: short(280, 0.80), -2: short(281, 0.79), -6: short(281, 0.77)}
+    assert next_step(Search(-4, 1900), found) == Todo((-4, -2, -6), 1900, None)
+    found[-4] = Outcome(631, 630.2, 0.82)
+    assert next_step(Search(-4, 1900), found) == Todo((-2, -6), 631, -4)
+
+
+def test_refined_to_the_sixth_root():
+    coarse = {-4: reached(80.4), -2: short(81), -6: short(81)}
+    fine = Search(middle=-4, allowance=300, refine=True)
+    assert next_step(fine, coarse) == Todo((-3, -5), 81, -4)
+    coarse |= {-3: reached(70.0), -5: short(81)}
+    assert next_step(fine, coarse) == Verdict(-3, 70.0, 0.971, inside=True)
+    # Fine runs on record do not disturb a coarse search, and the best of all is told.
+    assert next_step(SEARCH, coarse) == Verdict(-3, 70.0, 0.971, inside=True)
+
+
+def test_a_search_without_end_ends():
+    rising = {i: short(300, 0.5 + i / 100) for i in range(-4, -4 + 2 * (MOST_RATES - 1), 2)}
+    edge = max(rising)
+    assert next_step(SEARCH, rising) == Todo((edge + 2,), 300, None)
+    rising[edge + 2] = short(300, 0.9)
+    assert next_step(SEARCH, rising) == Verdict(edge + 2, None, 0.9, inside=False)
+
+
+def test_all_rates_diverge():
+    found = {i: diverged() for i in range(-4, -4 - 2 * MOST_RATES, -2)}
+    assert next_step(SEARCH, found) == Verdict(None, None, 0.3, inside=False)
+
+
+def test_the_best_rate_at_each_point():
+    slow = ([1, 2, 3, 4], [0.1, 0.3, 0.2, 0.9])
+    fast = ([1, 3], [0.2, 0.5])
+    assert envelope([slow, fast]) == ([1, 2, 3, 4], [0.2, 0.3, 0.5, 0.9])
+    assert envelope([]) == ([], [])
