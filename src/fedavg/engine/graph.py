@@ -76,6 +76,7 @@ class Emitter:
         self._uses = [name for op in tape.ops for name in op.refs] + [tape.loss, *filter(None, tape.gradients)]
         self._mutated = {tape.roots[name] for op in tape.ops for name in op.written}
         self._folded: set[str] = set()
+        self._ones: set[int] = set()
 
     def source(self) -> str:
         updates = [self._update(p, g) for p, g in zip(self._tape.parameters, self._tape.gradients, strict=True) if g]
@@ -94,6 +95,7 @@ class Emitter:
                 "def epoch(x_all, y_all, batch: int, lr: float, params: List[Tensor], state: List[Tensor]):",
                 *(f"    {name} = params[{i}]" for i, name in enumerate(self._tape.parameters)),
                 *(f"    {name} = state[{i}]" for i, name in enumerate(self._tape.state)),
+                *(f"    ones_{rows} = torch.ones([{rows}], device=x_all.device)" for rows in sorted(self._ones)),
                 *(f"    {line}" for line in before),
                 "    total = torch.zeros([], device=x_all.device)",
                 "    for step in range(x_all.size(0) // batch):",
@@ -108,28 +110,50 @@ class Emitter:
 
     def _update(self, parameter: str, gradient: str) -> str:
         """The line that takes the SGD step of one parameter. Updates stand last, when nothing reads the old values."""
-        chain = self._through_transposes(gradient)
-        if not self._foldable(chain):
-            return f"{parameter}.sub_({gradient}, alpha=lr)"
+        return (
+            self._product(parameter, gradient)
+            or self._row_sum(parameter, gradient)
+            or (f"{parameter}.sub_({gradient}, alpha=lr)")
+        )
+
+    def _product(self, parameter: str, gradient: str) -> str:
+        """Where the gradient is a matrix product, it is added to the weight as it is computed: W -= lr A B."""
+        chain = self._chain(gradient, aten.t.default)
+        if not self._foldable(chain, aten.mm.default):
+            return ""
         self._folded.update(chain)
         a, b = (factor.name for factor in self._maker[chain[-1]].args)
         if len(chain) % 2 == 0:  # an odd number of transposes stands between the product and the gradient
             a, b = f"{b}.t()", f"{a}.t()"
         return f"{parameter}.addmm_({a}, {b}, alpha=-lr)"
 
-    def _through_transposes(self, name: str) -> list[str]:
+    def _row_sum(self, parameter: str, gradient: str) -> str:
+        """Where it is the sum over the rows of a matrix, as for a bias, that is a product with ones."""
+        chain = self._chain(gradient, aten.view.default)
+        if not self._foldable(chain, aten.sum.dim_IntList) or self._maker[chain[-1]].args[1] != [0]:
+            return ""
+        matrix = self._maker[chain[-1]].args[0].name
+        rows, *columns = self._tape.shapes[matrix]
+        if torch.Size(columns) != self._tape.shapes[parameter] or len(columns) != 1:
+            return ""
+        self._folded.update(chain)
+        self._ones.add(rows)
+        return f"{parameter}.addmv_({matrix}.t(), ones_{rows}, alpha=-lr)"
+
+    def _chain(self, name: str, passed: Any) -> list[str]:
+        """The gradient, and what it is a view of by one kind of operator, back to where it was computed."""
         chain = [name]
-        while name in self._maker and self._maker[name].func is aten.t.default:
+        while name in self._maker and self._maker[name].func is passed:
             name = self._maker[name].args[0].name
             chain.append(name)
         return chain
 
-    def _foldable(self, chain: list[str]) -> bool:
-        """A product used by this update alone, whose factors nobody overwrites before the end of the step."""
+    def _foldable(self, chain: list[str], computed_by: Any) -> bool:
+        """Computed so, for this update alone, from what nobody overwrites before the end of the step."""
         maker = self._maker.get(chain[-1])
         return (
             maker is not None
-            and maker.func is aten.mm.default
+            and maker.func is computed_by
             and all(self._uses.count(name) == 1 for name in chain)
             and not any(self._tape.roots[factor] in self._mutated for factor in maker.refs)
         )

@@ -6,7 +6,7 @@ values, shapes that depend on them) raises `Untraceable`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class Op:
         return torch.Tag.nondeterministic_seeded in self.func.tags
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tape:
     """A step from `inputs` (parameters first, then the rest of the module's state, then constants) to the loss and
     the gradients of the parameters."""
@@ -67,7 +67,8 @@ class Tape:
     loss: str
     gradients: list[str | None]
     #: For each name the name of the tensor whose memory it is a view of; itself if of none.
-    roots: dict[str, str] = field(default_factory=dict)
+    roots: dict[str, str]
+    shapes: dict[str, torch.Size]
 
 
 def record(model: Model, x: Tensor, y: Tensor) -> Tape:
@@ -93,6 +94,7 @@ def record(model: Model, x: Tensor, y: Tensor) -> Tape:
         loss=str(names[0]),
         gradients=names[1:],
         roots=recorder.roots,
+        shapes=recorder.shapes,
     )
 
 
@@ -107,6 +109,7 @@ class _Recorder(TorchDispatchMode):
         self.ops: list[Op] = []
         self.constants: dict[str, Tensor] = {}
         self.roots: dict[str, str] = {}
+        self.shapes: dict[str, torch.Size] = {}
         self._names: dict[Any, str] = {}
         self._storages: dict[str, int] = {}
         self._alive: list[Tensor] = []
@@ -145,6 +148,7 @@ class _Recorder(TorchDispatchMode):
         self._names[_key(tensor)] = name
         self._storages[name] = tensor.untyped_storage().data_ptr()
         self.roots[name] = root
+        self.shapes[name] = tensor.shape
         self._alive.append(tensor)
 
     def _named(self, value: Any) -> Any:
