@@ -35,7 +35,7 @@ COMMANDS = [
 
 
 def test_the_readme_shows_the_main_commands():
-    assert {command.split()[1] for command in COMMANDS} == {"run", "resume", "data", "bench"}
+    assert {command.split()[1] for command in COMMANDS} == {"run", "resume", "data", "paper", "bench"}
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] in ("run", "data")])

@@ -52,8 +52,10 @@ class GraphEpoch:
     def _run(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
         self.prepare(x[:batch], y[:batch])
         native, state = self._compiled[x[:batch].shape, y[:batch].shape]
-        # Nothing here requires a gradient, but some operators (oneDNN's LSTM) keep what their backward needs only then.
-        with torch.enable_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        # Nothing here requires a gradient. Gradients are enabled since some operators (oneDNN's LSTM) keep what their
+        # backward needs only then; operators are called below autograd since there is nothing for it to do.
+        below_autograd = torch._C._AutoDispatchBelowAutograd()
+        with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return native(x, y, batch, lr, self._parameters, state)
 
 
@@ -86,10 +88,13 @@ class Emitter:
         for op in self._tape.ops:
             if self._folded & set(filter(None, op.outputs)):
                 continue
-            hoisted = op.func in VIEWS and op.args[0].name in fixed
-            if hoisted:
+            if self._starts_backward(op):
+                before.append(f"{op.outputs[0]} = torch.ones([], device=x_all.device)")
+            elif op.func in VIEWS and op.args[0].name in fixed:
                 fixed |= set(filter(None, op.outputs))
-            (before if hoisted else inside).extend(_lines(op))
+                before.extend(_lines(op))
+            else:
+                inside.extend(_lines(op))
         return "\n".join(
             [
                 "def epoch(x_all, y_all, batch: int, lr: float, params: List[Tensor], state: List[Tensor]):",
@@ -98,15 +103,18 @@ class Emitter:
                 *(f"    ones_{rows} = torch.ones([{rows}], device=x_all.device)" for rows in sorted(self._ones)),
                 *(f"    {line}" for line in before),
                 "    total = torch.zeros([], device=x_all.device)",
-                "    for step in range(x_all.size(0) // batch):",
-                "        x = x_all.narrow(0, step * batch, batch)",
-                "        y = y_all.narrow(0, step * batch, batch)",
+                "    for x, y in zip(x_all.split(batch), y_all.split(batch)):",
                 *(f"        {line}" for line in inside),
                 *(f"        {line}" for line in updates),
                 f"        total.add_({self._tape.loss}, alpha=batch)",
                 "    return total\n",
             ]
         )
+
+    def _starts_backward(self, op: Op) -> bool:
+        """The gradient of the loss by itself: the same 1 in every step."""
+        is_one = op.func is aten.ones_like.default and op.args[0].name == self._tape.loss
+        return is_one and not self._tape.shapes[self._tape.loss] and op.outputs[0] not in self._mutated
 
     def _update(self, parameter: str, gradient: str) -> str:
         """The line that takes the SGD step of one parameter. Updates stand last, when nothing reads the old values."""
