@@ -235,7 +235,7 @@ def test_a_full_disk_loses_nothing(small_disk, uninterrupted):
     """The disk fills up in the middle of the run; when there is room again, the run goes on to the same model."""
     filler = small_disk / "filler"
     filler.write_bytes(bytes(4_000_000))
-    options = "-C 0.05 --rounds 40 --checkpoint-s 0 --no-plot --quiet".split()
+    options = ["-C", "0.05", "--rounds", "40", "--checkpoint-s", "0", "--no-plot", "--quiet"]
     result = fedavg("run", "mnist-2nn", *options, "--run-dir", small_disk / "run")
     assert result.returncode == 2
     assert result.stderr.startswith("error: can not write")
