@@ -87,6 +87,8 @@ def page(record: dict[str, Any]) -> str:
         "|---" * (3 + len(PEERS)) + "|",
         *(start_row(name, turns) for name, turns in by_workload.items()),
         "",
+        "A peer's start and memory are as its own script reports them; pfl's leaves out one of its two processes.",
+        "",
     ]
     return "\n".join(lines)
 

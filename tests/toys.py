@@ -1,5 +1,7 @@
 """Small real problems that train in milliseconds."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -36,3 +38,9 @@ def toy_plan(**changes: object) -> Plan:
         "task": TOY, "data": toy_data(), "C": 0.5, "E": 2, "B": 4, "lr": 0.1, "rounds": 4, "workers": 2,
     }  # fmt: skip
     return Plan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def put(path: Path, content: bytes) -> None:
+    """A file with its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)

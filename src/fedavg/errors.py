@@ -21,6 +21,10 @@ class RunDirError(FedAvgError):
     """A run directory is not what the command expects."""
 
 
+class DiskError(FedAvgError):
+    """A file could not be written; what was there before is still whole."""
+
+
 class FleetError(FedAvgError):
     """The workers could not do the work of a round."""
 

@@ -13,9 +13,10 @@ from safetensors.torch import save
 from torch import nn
 
 from fedavg.engine.model import Model
-from fedavg.errors import FedAvgError, RunDirError
+from fedavg.errors import DiskError, FedAvgError, RunDirError
+from fedavg.files import write_atomically
 from fedavg.plan import Plan
-from fedavg.runlog.checkpoint import model_sha256, write_atomically
+from fedavg.runlog.checkpoint import model_sha256
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import Summary, curve, status_of, summarise
 from fedavg.server import Event, Round, Start, event_row, train
@@ -121,7 +122,7 @@ def _recording(setup: Setup, directory: RunDir | None, resumed: bool) -> Iterato
     with ExitStack() as locks:
         try:
             yield record
-        except RunDirError:  # the disk is full or gone: another write would only hide that
+        except DiskError:  # another write would only hide that
             raise
         except BaseException:
             if last:

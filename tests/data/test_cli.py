@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from fedavg.cli.data import data
 from fedavg.data import DATASETS, embedded
-from fedavg.data.download import present, write_atomically
+from fedavg.data.download import present
 from fedavg.errors import DataError, PlanError
+from toys import put
 
 pytestmark = pytest.mark.usefixtures("empty_dir")
 
@@ -68,7 +69,7 @@ def test_get_of_what_is_in_the_package() -> None:
 def test_get_names_the_files(empty_dir: Path) -> None:
     labels = empty_dir / "mnist" / "t10k-labels-idx1-ubyte"
     for name, raw in embedded.read_all().items():
-        write_atomically(empty_dir / "mnist" / name, raw.tobytes())
+        put(empty_dir / "mnist" / name, raw.tobytes())
     files = run_json("get", "mnist")["files"]
     assert {"path": str(labels), "sha256": embedded.SHA256[labels.name], "fetched": False} in files
     assert f"here     {labels}" in run("get", "mnist")

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from fedavg.data.dataset import Dataset, RemoteFile, Request, StoredFile
-from fedavg.data.download import obtain_all, write_atomically
+from fedavg.data.download import obtain_all
 from fedavg.errors import DataError
 from fedavg.types import FederatedData
+from toys import put
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -99,7 +100,7 @@ def test_a_broken_download_is_taken_up_where_it_broke(server: Server, tmp_path: 
 
 def test_a_partial_file_of_an_earlier_run_is_taken_up(server: Server, tmp_path: Path) -> None:
     server.content["/file.bin"] = CONTENT
-    write_atomically(tmp_path / "toy" / "file.bin.partial", CONTENT[:5000])
+    put(tmp_path / "toy" / "file.bin.partial", CONTENT[:5000])
     obtain_all(dataset(f"{server.address}/file.bin"), tmp_path)
     assert server.asked == ["bytes=5000-"]
     assert leftovers(tmp_path) == ["file.bin"]
@@ -110,7 +111,7 @@ def test_a_partial_file_of_an_earlier_run_is_taken_up(server: Server, tmp_path: 
 def test_a_wrong_partial_file_does_no_harm(server: Server, tmp_path: Path, old: bytes, ranges: bool) -> None:
     server.content["/file.bin"] = CONTENT
     server.ranges = ranges
-    write_atomically(tmp_path / "toy" / "file.bin.partial", old)
+    put(tmp_path / "toy" / "file.bin.partial", old)
     (file,) = obtain_all(dataset(f"{server.address}/file.bin"), tmp_path)
     assert file.path.read_bytes() == CONTENT
     assert leftovers(tmp_path) == ["file.bin"]
@@ -128,7 +129,7 @@ def test_a_damaged_file_is_named_removed_and_fetched_again(
 ) -> None:
     server.content["/file.bin"] = CONTENT
     path = tmp_path / "toy" / "file.bin"
-    write_atomically(path, CONTENT[:-1])
+    put(path, CONTENT[:-1])
     (file,) = obtain_all(dataset(f"{server.address}/file.bin"), tmp_path)
     assert file.fetched
     assert path.read_bytes() == CONTENT
@@ -172,7 +173,7 @@ def test_other_forms_and_editions_will_do(server: Server, tmp_path: Path) -> Non
     assert fetched.path.read_bytes() == b"other"
     assert leftovers(tmp_path) == ["other"]
     # Another form of the better edition comes first as soon as it is there.
-    write_atomically(tmp_path / "toy" / "plain", b"plain")
+    put(tmp_path / "toy" / "plain", b"plain")
     assert [file.path.name for file in obtain_all(toy, tmp_path)] == ["plain"]
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from fedavg.data.dataset import Dataset, RemoteFile, Request, StoredFile
-from fedavg.data.download import obtain_all, write_atomically
+from fedavg.data.download import obtain_all
 from fedavg.data.federated import ArrayData
+from fedavg.files import write_atomically
 from fedavg.seeds import NONE, rng
 from fedavg.types import Examples, FederatedData
 
@@ -57,12 +58,14 @@ def _read_batches(data_dir: Path) -> list[np.ndarray]:
 
 def unpack_archive(archive: Path, data_dir: Path) -> None:
     """Puts the batches of the archive beside it, so that the next start need not unpack 170 MB again."""
+    folder = data_dir / "cifar10"
+    folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as tar:
         for member in tar:
             name = PurePosixPath(member.name).name
             content = tar.extractfile(member)
             if name in _BATCHES and content is not None:
-                write_atomically(data_dir / "cifar10" / name, content.read())
+                write_atomically(folder / name, content.read())
 
 
 def _batch(name: str) -> RemoteFile:

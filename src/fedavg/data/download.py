@@ -6,7 +6,6 @@ off, and gets its name only when it is whole and checked. Knows URLs and bytes, 
 
 import hashlib
 import http.client
-import os
 import sys
 import urllib.error
 import urllib.request
@@ -243,14 +242,6 @@ def _how_to_help(name: str, file: RemoteFile, folder: Path, problems: list[str])
         f"Put it, {form.bytes / 1e6:.1f} MB, at\n      {folder / form.path}  (SHA-256 {form.sha256}){others}\n"
         "or name the folder that has it with --data-dir or FEDAVG_DATA."
     )
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of the content under that name, or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 def _bar() -> Progress:

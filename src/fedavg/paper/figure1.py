@@ -21,8 +21,8 @@ from fedavg import seeds
 from fedavg.data import load
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
+from fedavg.files import write_atomically
 from fedavg.paper.records import RecordError
-from fedavg.runlog.checkpoint import write_atomically
 from fedavg.tasks.mnist import MNIST_2NN
 from fedavg.types import Examples, FederatedData
 

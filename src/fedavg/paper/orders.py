@@ -9,8 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from fedavg.files import write_atomically
 from fedavg.plan import Plan, make_plan
-from fedavg.runlog.checkpoint import write_atomically
 
 
 @dataclass(frozen=True)

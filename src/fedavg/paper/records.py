@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedavg.errors import FedAvgError, RunDirError
+from fedavg.files import write_atomically
 from fedavg.paper.cells import setting_key
 from fedavg.plan import Plan, make_plan
-from fedavg.runlog.checkpoint import write_atomically
 from fedavg.runlog.curves import monotone
 from fedavg.runlog.rundir import RunDir
 

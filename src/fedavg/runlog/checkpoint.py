@@ -1,6 +1,5 @@
 """The server's state on disk: a safetensors file per checkpoint. A crash leaves the old one or the new one whole."""
 
-import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,27 +8,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedavg.errors import RunDirError
+from fedavg.files import write_atomically
 from fedavg.types import State
 
 
 def model_sha256(weights: torch.Tensor) -> str:
     """The digest of the flat float32 weights, little-endian."""
     return sha256(weights.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` under this name, on the disk, or nothing."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        _sync_directory(path.parent)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RunDirError(f"can not write {path}: {error.strerror}; free space or choose another directory") from error
 
 
 def save_state(path: Path, round: int, state: State, digest: str) -> None:
@@ -62,14 +47,3 @@ def _content_digest(tensors: dict[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensors[name].contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes the rename itself durable, where the system can."""
-    if os.name != "posix":
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import torch
 
-from fedavg.errors import PlanError, RunDirError
+from fedavg.errors import DiskError, PlanError, RunDirError
+from fedavg.files import write_atomically
 from fedavg.plan import Plan, load_plan
-from fedavg.runlog.checkpoint import load_state, save_state, write_atomically
+from fedavg.runlog.checkpoint import load_state, save_state
 from fedavg.server import Start
 from fedavg.types import State
 
@@ -105,9 +106,7 @@ class RunDir:
             with self.metrics_path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise RunDirError(
-                f"can not write {self.metrics_path}: {error.strerror}; free space, then resume"
-            ) from error
+            raise DiskError(f"can not write {self.metrics_path}: {error.strerror}; free space, then resume") from error
 
     def rows(self) -> list[dict[str, Any]]:
         """The rounds on record, 1 to the last that is whole; a torn line and what follows it do not count."""
