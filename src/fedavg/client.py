@@ -9,15 +9,23 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds
+from fedavg.codecs import Codec
 from fedavg.engine.trainer import Trainer
 from fedavg.setup import Setup
+from fedavg.states import ClientStates
 from fedavg.types import Examples, Work
 
 
 class Client:
-    """What the client half of an algorithm may use: its examples, the model, its own random numbers."""
+    """What the client half of an algorithm may use: its examples, the model, its own random numbers.
 
-    def __init__(self, k: int, examples: Examples, trainer: Trainer, seed: int, round: int) -> None:
+    `state` holds what the client keeps from one of its rounds to the next: for algorithms that say `keeps_state`.
+    """
+
+    def __init__(
+        self, k: int, examples: Examples, trainer: Trainer, seed: int, round: int, state: dict[str, Tensor]
+    ) -> None:
+        self.state = state
         self._k, self._seed = k, seed
         self._examples = examples
         self._trainer = trainer
@@ -78,13 +86,29 @@ class Message:
     metrics: dict[str, float]
 
 
-def run_client(setup: Setup, trainer: Trainer, k: int, work: Work, weights: Tensor) -> Message:
-    """Everything that client k does in a round. Only its result leaves it."""
+def run_client(
+    setup: Setup, trainer: Trainer, k: int, work: Work, shared: Tensor, states: ClientStates | None
+) -> Message:
+    """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`."""
     examples = setup.data.client(k)
+    state = states.load(k, work.round) if states else {}
     with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
-        client = Client(k, examples, trainer, setup.plan.seed, work.round)
-        update = setup.algorithm.client_update(client, weights, work)
+        client = Client(k, examples, trainer, setup.plan.seed, work.round, state)
+        update = setup.algorithm.client_update(client, shared, work)
     for index, stage in enumerate(setup.stages):
-        update = stage.on_client(update, seeds.rng(setup.plan.seed, work.round, k, f"stage {index}"))
-    frame = setup.codec.encode(update.vector, seeds.rng(setup.plan.seed, work.round, k, "codec"))
+        update = stage.on_client(update, work, seeds.rng(setup.plan.seed, work.round, k, f"stage {index}"))
+    frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
+    if states:
+        states.save(k, work.round, state)
     return Message(frame, update.weight, dict(update.metrics))
+
+
+def _encode(codec: Codec, vector: Tensor, state: dict[str, Tensor], rng: np.random.Generator) -> bytes:
+    """The frame for a change; with error feedback, what earlier frames left out goes first into this one."""
+    if not codec.keeps_residual:
+        return codec.encode(vector, rng)
+    if "residual" in state:
+        vector = vector + state["residual"]
+    frame = codec.encode(vector, rng)
+    state["residual"] = vector - codec.decode(frame, len(vector))
+    return frame

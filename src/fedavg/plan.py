@@ -148,15 +148,17 @@ def _data(value: object) -> object:
 
 
 def _algorithm(value: object) -> object:
-    from fedavg.algorithms import ALGORITHMS
+    from fedavg.algorithms import make_algorithm
 
-    return _choice(*ALGORITHMS)(value)
+    make_algorithm(str(value))
+    return str(value)
 
 
 def _codec(value: object) -> object:
-    from fedavg.codecs import CODECS
+    from fedavg.codecs import make_codec
 
-    return _choice(*CODECS)(value)
+    make_codec(str(value))
+    return str(value)
 
 
 def option(default: Any, parse: Parser, help: str, *, flag: str = "", runtime: bool = False) -> Any:
@@ -174,7 +176,7 @@ class Plan:
         None, _optional(_text), "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]"
     )
     clients: int | None = option(None, _optional(_integer(1)), "K, the number of clients [the data set's own]")
-    algorithm: str = option("fedavg", _algorithm, "fedavg, fedsgd, oneshot or sgd (not federated)")
+    algorithm: str = option("fedavg", _algorithm, "fedavg, fedsgd, oneshot, sgd (not federated); settings after colons")
     C: float = option(0.1, _number(0, 1), "C, the fraction of clients in a round; 0 is one client", flag="-C")
     E: int | str | Schedule = option(
         1, _schedule(_integer(1)), "E, local epochs a round; '20,100:5' is 5 from round 100 on", flag="-E"
@@ -189,7 +191,7 @@ class Plan:
     eval_every: int = option(1, _integer(1), "evaluate on the test set every so many rounds, and after the last")
     eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
     seed: int = option(0, _integer(0), "every random draw of the run follows from it")
-    codec: str = option("float32", _codec, "how updates are encoded: float32 or float16")
+    codec: str = option("float32", _codec, "how updates are encoded: float32, float16; settings after colons")
     stages: tuple[str, ...] = option((), _texts, "steps around the sum, in order, such as clip:1.0")
     engine: str = option(
         "auto", _choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if it can)"

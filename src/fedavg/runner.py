@@ -15,6 +15,7 @@ from torch import nn
 from fedavg.engine.model import Model
 from fedavg.errors import DiskError, FedAvgError, RunDirError
 from fedavg.files import write_atomically
+from fedavg.fleets import LocalFleet
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.runlog.rundir import RunDir
@@ -76,7 +77,8 @@ def _follow(
 ) -> Result:
     engine, state = "", State(torch.empty(0))
     with _recording(setup, directory, resumed=start is not None) as record:
-        for event in train(setup, start=start if start and start.round else None):
+        fleet = LocalFleet(setup, setup.plan.workers, directory.states if directory else None)
+        for event in train(setup, fleet, start if start and start.round else None):
             record(event)
             if watch:
                 watch(event)

@@ -17,7 +17,7 @@ from fedavg.errors import Diverged
 from fedavg.fleets import Fleet, LocalFleet
 from fedavg.plan import Plan
 from fedavg.setup import Setup, resolve
-from fedavg.types import State, Work
+from fedavg.types import State, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,6 @@ class Round:
 Event = Start | Round
 
 
-def sample_cohort(setup: Setup, round: int) -> list[int]:
-    """S_t: m clients that have data, drawn without replacement."""
-    rng = seeds.rng(setup.plan.seed, round, seeds.NONE, "cohort")
-    return [int(k) for k in rng.choice(setup.eligible, setup.cohort_size, replace=False)]
-
-
 def event_row(event: Round) -> dict[str, Any]:
     """A round as plain values, without its state."""
     return {name: getattr(event, name) for name in Round.__dataclass_fields__ if name != "state"}
@@ -72,11 +66,11 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
     plan = setup.plan
     with closing(fleet or LocalFleet(setup, plan.workers)) as fleet:
         initial = fleet.start()
-        begin = start or Start(0, State(initial))
+        begin = start or Start(0, _initial_state(setup, initial))
         yield replace(begin, engine=fleet.engine.name, engine_reason=fleet.engine.reason)
         state = begin.state
         for number in range(begin.round + 1, plan.rounds + 1):
-            event = run_round(setup, fleet, state, plan.work(number))
+            event = run_round(setup, fleet, state, _instructions(setup, state, number))
             state = event.state
             yield event
             if plan.target and event.test and event.test["accuracy"] >= plan.target:
@@ -85,10 +79,9 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
 
 def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     began = perf_counter()
-    cohort = sample_cohort(setup, work.round)
     try:
-        result = fleet.train(cohort, work, state.weights)
-        state = setup.algorithm.server_update(state, result.total, work)
+        result = fleet.train(fleet.pick(work), work, setup.algorithm.shared(state))
+        state = _server_half(setup, state, result.total, work)
         _check_finite(state.weights)
     except Diverged as error:
         raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
@@ -111,6 +104,30 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         train=on_train,
         state=state,
     )
+
+
+def _initial_state(setup: Setup, weights: Tensor) -> State:
+    state = setup.algorithm.initial(weights)
+    for stage in setup.stages:
+        state = stage.initial(state)
+    return state
+
+
+def _instructions(setup: Setup, state: State, round: int) -> Work:
+    """The plan's work for a round, with what the stages and the algorithm decide from the state."""
+    settings = {name: value for stage in setup.stages for name, value in stage.settings(state).items()}
+    work = replace(setup.plan.work(round), population=len(setup.data), settings=settings)
+    return setup.algorithm.adjust(state, work)
+
+
+def _server_half(setup: Setup, state: State, total: Sum, work: Work) -> State:
+    """From the cohort's sum, through the stages in reverse, to the next state."""
+    for index, stage in reversed(list(enumerate(setup.stages))):
+        total = stage.on_sum(total, work, seeds.rng(setup.plan.seed, work.round, seeds.NONE, f"stage {index}"))
+    state = setup.algorithm.server_update(state, total, work)
+    for stage in setup.stages:
+        state = stage.after(state, total, work)
+    return state
 
 
 def _check_finite(weights: Tensor) -> None:

@@ -8,8 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 from fedavg import seeds
-from fedavg.algorithms import ALGORITHMS, Algorithm
-from fedavg.codecs import CODECS, Codec
+from fedavg.algorithms import Algorithm, make_algorithm
+from fedavg.codecs import Codec, make_codec
 from fedavg.data import load, pooled
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
@@ -42,6 +42,11 @@ class Setup:
         """m = max(C K, 1), at most as many as have data."""
         return min(max(round(self.plan.C * len(self.data)), 1), len(self.eligible))
 
+    @property
+    def keeps_state(self) -> bool:
+        """True if clients keep anything between rounds."""
+        return self.algorithm.keeps_state or self.codec.keeps_residual
+
     def new_trainer(self) -> Trainer:
         """A trainer with initial weights, its engine chosen and proved on the first client that has data."""
         trainer = Trainer(self.task, self.plan.seed, self.plan.device)
@@ -54,7 +59,7 @@ class Setup:
 
 
 def resolve(plan: Plan) -> Setup:
-    algorithm = ALGORITHMS[plan.algorithm]
+    algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
     _check_device(plan.device)
     stages = tuple(parse_stage(text) for text in plan.stages)
@@ -65,7 +70,7 @@ def resolve(plan: Plan) -> Setup:
     data = pooled(data) if algorithm.pools_data else data
     if plan.target and "accuracy" not in task.metrics:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
-    return Setup(plan, task, data, algorithm, CODECS[plan.codec], stages)
+    return Setup(plan, task, data, algorithm, make_codec(plan.codec), stages)
 
 
 def resolve_task(plan: Plan) -> Task:

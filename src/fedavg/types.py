@@ -94,3 +94,7 @@ class Work:
     epochs: int
     batch: float
     lr: float
+    #: K, how many clients there are.
+    population: int = 0
+    #: Numbers that the server decides anew each round, such as an adaptive clipping norm; they travel with the work.
+    settings: Mapping[str, float] = field(default_factory=dict)

@@ -5,12 +5,19 @@ from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.fedsgd import FedSGD
 from fedavg.algorithms.oneshot import OneShot
 from fedavg.algorithms.sgd import SGD
+from fedavg.specs import parse_spec
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "fedavg": FedAvg(),
-    "fedsgd": FedSGD(),
-    "oneshot": OneShot(),
-    "sgd": SGD(),
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "fedavg": FedAvg,
+    "fedsgd": FedSGD,
+    "oneshot": OneShot,
+    "sgd": SGD,
 }
 
-__all__ = ["ALGORITHMS", "Algorithm"]
+
+def make_algorithm(text: str) -> Algorithm:
+    """An algorithm as a plan writes it: its name, and its settings after colons."""
+    return parse_spec(text, ALGORITHMS, "algorithm")
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "make_algorithm"]

@@ -16,10 +16,27 @@ class Algorithm(ABC):
     name: str
     #: A baseline that is not federated asks for all data in the hands of one client.
     pools_data: bool = False
+    #: True if the client half keeps something between rounds in `client.state`.
+    keeps_state: bool = False
+    #: How many vectors of the model's size P the server shares, and a client sends back, end to end in one.
+    vectors_down: int = 1
+    vectors_up: int = 1
+
+    def initial(self, weights: Tensor) -> State:
+        """The server's state before round 1."""
+        return State(weights)
+
+    def adjust(self, state: State, work: Work) -> Work:
+        """The work of the round, where the algorithm decides it itself; the plan's otherwise."""
+        return work
+
+    def shared(self, state: State) -> Tensor:
+        """What every client of the cohort is sent, shape (vectors_down P,)."""
+        return state.weights
 
     @abstractmethod
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
-        """The client half: from the shared weights, shape (P,), to this client's weighted change."""
+        """The client half: from what the server shared to this client's weighted change, shape (vectors_up P,)."""
 
     @abstractmethod
     def server_update(self, state: State, total: Sum, work: Work) -> State:

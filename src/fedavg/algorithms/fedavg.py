@@ -9,6 +9,7 @@
 The choice of S_t and the loop over rounds are the same for every algorithm: see `fedavg.server`.
 """
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
 
 
+@dataclass(frozen=True)
 class FedAvg(Algorithm):
     name = "fedavg"
 
@@ -33,7 +35,7 @@ class FedAvg(Algorithm):
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         # Σ (n_k/m_t) w^k = w_t + Σ (n_k/m_t) (w^k - w_t): clients send their change, the server adds its mean.
-        return State((state.weights.double() + total.mean).float())
+        return replace(state, weights=(state.weights.double() + total.mean).float())
 
     def check(self, plan: "Plan") -> None:
         pass

@@ -5,6 +5,7 @@
 Equal to FedAvg with E = 1 and B = ∞; here the learning rate stays on the server.
 """
 
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
 
 
+@dataclass(frozen=True)
 class FedSGD(Algorithm):
     name = "fedsgd"
 
@@ -28,7 +30,7 @@ class FedSGD(Algorithm):
         return Update(gradient, weight=client.n, metrics={"train_loss": loss})
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
-        return State((state.weights.double() - work.lr * total.mean).float())
+        return replace(state, weights=(state.weights.double() - work.lr * total.mean).float())
 
     def check(self, plan: "Plan") -> None:
         if plan.schedule("E").values != {1} or plan.schedule("B").values != {inf}:

@@ -1,5 +1,6 @@
 """One-shot averaging (§2): the other endpoint. Every client trains alone to the end, then models are averaged once."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
 
 
+@dataclass(frozen=True)
 class OneShot(Algorithm):
     name = "oneshot"
 

@@ -1,5 +1,6 @@
 """Plain SGD on the pooled data (§3, CIFAR): not federated, the baseline. One minibatch counts as one round."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
 
 
+@dataclass(frozen=True)
 class SGD(Algorithm):
     name = "sgd"
     pools_data = True

@@ -11,7 +11,9 @@ class Codec(ABC):
 
     name: str
     #: True if the sum of decoded frames can be had by adding the frames themselves (secure aggregation needs that).
-    additive: bool
+    additive: bool = False
+    #: True if what a frame leaves out is kept by the client and added to its next update (error feedback).
+    keeps_residual: bool = False
 
     @abstractmethod
     def encode(self, vector: Tensor, rng: np.random.Generator) -> bytes:
@@ -19,4 +21,8 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, frame: bytes, size: int) -> Tensor:
-        """The vector of `size` numbers in a frame; a frame of the wrong length is refused."""
+        """The vector of `size` numbers in a frame; a frame that is not one of this codec is refused by a DataError."""
+
+    @abstractmethod
+    def max_bytes(self, size: int) -> int:
+        """No frame for `size` numbers is longer than this."""

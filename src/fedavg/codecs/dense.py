@@ -1,5 +1,7 @@
 """Every number of the vector, at 32 or 16 bits, little-endian."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,18 +11,34 @@ from fedavg.errors import DataError
 
 
 class Dense(Codec):
-    """Numbers one after another in one numpy type; float32 is lossless."""
+    """Numbers one after another in one numpy type."""
 
-    def __init__(self, name: str, dtype: str) -> None:
-        self.name = name
-        self.additive = name == "float32"
-        self._dtype = np.dtype(dtype)
+    dtype: np.dtype
 
     def encode(self, vector: Tensor, rng: np.random.Generator) -> bytes:
-        return vector.numpy().astype(self._dtype, copy=False).tobytes()
+        return vector.numpy().astype(self.dtype, copy=False).tobytes()
 
     def decode(self, frame: bytes, size: int) -> Tensor:
-        expected = size * self._dtype.itemsize
-        if len(frame) != expected:
-            raise DataError(f"a {self.name} frame has {len(frame)} bytes; expected {expected} for {size} numbers")
-        return torch.from_numpy(np.frombuffer(frame, self._dtype).astype(np.float32))
+        if len(frame) != self.max_bytes(size):
+            raise DataError(
+                f"a {self.name} frame has {len(frame)} bytes; expected {self.max_bytes(size)} for {size} numbers"
+            )
+        return torch.from_numpy(np.frombuffer(frame, self.dtype).astype(np.float32))
+
+    def max_bytes(self, size: int) -> int:
+        return size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Float32(Dense):
+    """Lossless."""
+
+    name = "float32"
+    additive = True
+    dtype = np.dtype("<f4")
+
+
+@dataclass(frozen=True)
+class Float16(Dense):
+    name = "float16"
+    dtype = np.dtype("<f2")

@@ -32,8 +32,12 @@ class Fleet(ABC):
         """Get ready; returns the initial weights, shape (P,)."""
 
     @abstractmethod
-    def train(self, cohort: Sequence[int], work: Work, weights: Tensor) -> CohortResult:
-        """Have every client of the cohort do the round's work from the given weights."""
+    def pick(self, work: Work) -> Sequence[int]:
+        """The cohort of a round, from the clients that there are."""
+
+    @abstractmethod
+    def train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
+        """Have every client of the cohort do the round's work from what the algorithm shares."""
 
     @abstractmethod
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:

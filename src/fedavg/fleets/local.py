@@ -11,12 +11,14 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from math import fsum
 from mmap import mmap
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -24,12 +26,14 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds
-from fedavg.codecs import CODECS
+from fedavg.codecs import make_codec
+from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.errors import FedAvgError, FleetError, TaskError
 from fedavg.fleets.fleet import CohortResult, Fleet
 from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, eval_jobs
 from fedavg.setup import Setup
+from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
 from fedavg.types import Split, Sum, Work
 
@@ -99,14 +103,16 @@ def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Conne
 
 
 class LocalFleet(Fleet):
-    """Simulates all clients of a setup on this machine."""
+    """Simulates all clients of a setup on this machine. What clients keep lies in `states`, or is gone at the end."""
 
-    def __init__(self, setup: Setup, workers: int) -> None:
+    def __init__(self, setup: Setup, workers: int, states: Path | None = None) -> None:
         self._setup = setup
         self._inline = "fork" not in get_all_start_methods() or setup.plan.device != "cpu"
         self._count = 1 if self._inline else workers
         self._processes: list[WorkerProcess] = []
         self._threads = torch.get_num_threads()
+        self._scratch = ExitStack()
+        self._states = self._client_states(states) if setup.keeps_state else None
 
     def start(self) -> Tensor:
         keep_freed_memory()
@@ -114,10 +120,10 @@ class LocalFleet(Fleet):
         trainer = self._setup.new_trainer()
         self.engine = trainer.engine
         initial = trainer.weights.clone()
-        size = len(initial)
-        self._weights = shared_tensor(size, torch.float32)
-        self._rings = [shared_tensor(size, torch.int64) for _ in range(self._count)]
-        self._workers = [Worker(self._setup, trainer, self._weights, ring) for ring in self._rings]
+        size, algorithm = len(initial), self._setup.algorithm
+        self._shared = shared_tensor(size * algorithm.vectors_down, torch.float32)
+        self._rings = [shared_tensor(size * algorithm.vectors_up, torch.int64) for _ in range(self._count)]
+        self._workers = [Worker(self._setup, trainer, self._shared, ring, self._states) for ring in self._rings]
         if not self._inline:
             for worker in self._workers:
                 self._processes.append(WorkerProcess(self._setup, worker, self._processes))
@@ -131,23 +137,28 @@ class LocalFleet(Fleet):
         for process in self._processes:
             process.stop()
         self._processes = []
+        self._scratch.close()
         torch.set_num_threads(self._threads)
 
-    def train(self, cohort: Sequence[int], work: Work, weights: Tensor) -> CohortResult:
-        self._weights.copy_(weights)
+    def _client_states(self, directory: Path | None) -> ClientStates:
+        return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
+
+    def pick(self, work: Work) -> list[int]:
+        return sample_cohort(self._setup, work.round)
+
+    def train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
+        self._shared.copy_(shared)
         # Largest clients first, so that no worker is left with a large one at the end.
         order = sorted(cohort, key=lambda k: (-int(self._setup.data.sizes[k]), k))
         finished = self._run([TrainJob(k, work) for k in order])
         trained = [result for result in finished.results if isinstance(result, Trained)]
         total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), _weighted_means(trained))
-        for index, stage in reversed(list(enumerate(self._setup.stages))):
-            total = stage.on_sum(total, self._rng(work, f"stage {index}"))
-        down = CODECS["float32"].encode(weights, self._rng(work, "codec"))
+        down = make_codec("float32").encode(shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
         return CohortResult(total, sum(sent), max(sent), len(down) * len(cohort))
 
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
-        self._weights.copy_(weights)
+        self._shared[: len(weights)].copy_(weights)
         results = self._run(eval_jobs(self._setup, on)).results
         return combine([result for result in results if isinstance(result, Evaluated)])
 

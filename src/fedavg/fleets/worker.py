@@ -9,6 +9,7 @@ from fedavg.client import run_client
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged
 from fedavg.setup import Setup
+from fedavg.states import ClientStates
 from fedavg.sums import ExactSum
 from fedavg.types import Examples, Split, Work
 
@@ -52,13 +53,17 @@ Result = Trained | Evaluated
 
 
 class Worker:
-    """Has a trainer, reads the shared weights, and adds into its own ring of shared memory."""
+    """Has a trainer, reads what the server shares, and adds into its own ring of shared memory."""
 
-    def __init__(self, setup: Setup, trainer: Trainer, weights: Tensor, ring: Tensor) -> None:
+    def __init__(
+        self, setup: Setup, trainer: Trainer, shared: Tensor, ring: Tensor, states: ClientStates | None
+    ) -> None:
         self._setup = setup
         self._trainer = trainer
-        self._weights = weights
+        self._shared = shared
+        self._states = states
         self._sum = ExactSum(ring)
+        self._size = len(ring)
         self._round = 0
 
     def do(self, job: Job) -> Result:
@@ -68,15 +73,15 @@ class Worker:
         if job.work.round != self._round:
             self._sum.reset()
             self._round = job.work.round
-        message = run_client(self._setup, self._trainer, job.client, job.work, self._weights)
+        message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
         try:
-            self._sum.add(self._setup.codec.decode(message.frame, len(self._weights)), message.weight)
+            self._sum.add(self._setup.codec.decode(message.frame, self._size), message.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
         return Trained(message.weight, message.metrics, len(message.frame), self._sum.bound)
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
-        self._trainer.load(self._weights)
+        self._trainer.load(self._shared[: len(self._trainer.weights)])
         return Evaluated(self._trainer.evaluate(self._examples(job)))
 
     def _examples(self, job: EvalJob) -> Examples:

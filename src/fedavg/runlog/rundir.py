@@ -22,6 +22,7 @@ from fedavg.files import write_atomically
 from fedavg.plan import Plan, load_plan
 from fedavg.runlog.checkpoint import load_state, save_state
 from fedavg.server import Start
+from fedavg.states import ClientStates
 from fedavg.types import State
 
 FORMAT: Final = 1
@@ -36,6 +37,8 @@ class RunDir:
         self.path = path
         self.metrics_path = path / "metrics.jsonl"
         self._checkpoints = path / "checkpoints"
+        #: What simulated clients keep between rounds, where they keep anything.
+        self.states = path / "clients"
 
     def check_new(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
@@ -122,8 +125,12 @@ class RunDir:
 
     def checkpoint(self, round: int, state: State, digest: str) -> None:
         save_state(self._checkpoints / f"round-{round:07d}.safetensors", round, state, digest)
-        for old in sorted(self._checkpoints.glob("round-*.safetensors"))[:-KEPT]:
+        checkpoints = sorted(self._checkpoints.glob("round-*.safetensors"))
+        for old in checkpoints[:-KEPT]:
             old.unlink()
+        if self.states.exists():
+            oldest = checkpoints[-KEPT:][0]
+            ClientStates(self.states).settle(int(oldest.stem.removeprefix("round-")))
 
     def rewind(self, digest: str) -> Start | None:
         """The newest whole checkpoint that the metrics reach up to; metrics after it are dropped. None: start anew."""

@@ -1,25 +1,17 @@
 """Steps around the sum. A new stage is one file and one line here."""
 
-from collections.abc import Callable
-
-from fedavg.errors import PlanError
+from fedavg.specs import parse_spec
 from fedavg.stages.clip import Clip
 from fedavg.stages.stage import Stage
 
-STAGES: dict[str, Callable[[float], Stage]] = {
+STAGES: dict[str, type[Stage]] = {
     "clip": Clip,
 }
 
 
 def parse_stage(text: str) -> Stage:
-    """A stage from `name:number`, as a plan writes it."""
-    name, _, number = text.partition(":")
-    if name not in STAGES:
-        raise PlanError(f"stages: got '{text}'; expected one of {', '.join(f'{s}:NUMBER' for s in sorted(STAGES))}")
-    try:
-        return STAGES[name](float(number))
-    except ValueError:
-        raise PlanError(f"stages: got '{text}'; expected '{name}:NUMBER', as in '{name}:1.0'") from None
+    """A stage as a plan writes it: its name, and its settings after colons."""
+    return parse_spec(text, STAGES, "stages")
 
 
 __all__ = ["STAGES", "Stage", "parse_stage"]

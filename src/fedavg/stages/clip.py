@@ -7,7 +7,7 @@ import numpy as np
 
 from fedavg.errors import PlanError
 from fedavg.stages.stage import Stage
-from fedavg.types import Sum, Update
+from fedavg.types import Update, Work
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,6 @@ class Clip(Stage):
         if not (isfinite(self.norm) and self.norm > 0):
             raise PlanError(f"clip: the norm is {self.norm}; expected a finite number above 0, as in 'clip:1.0'")
 
-    def on_client(self, update: Update, rng: np.random.Generator) -> Update:
+    def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         norm = float(update.vector.double().norm())
         return update if norm <= self.norm else replace(update, vector=update.vector * (self.norm / norm))
-
-    def on_sum(self, total: Sum, rng: np.random.Generator) -> Sum:
-        return total

@@ -1,19 +1,34 @@
 """`Stage`: a step around the sum. On the client it changes the update before it is sent, on the server the sum."""
 
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 
-from fedavg.types import Sum, Update
+from fedavg.types import State, Sum, Update, Work
 
 
-class Stage(ABC):
-    """Clients apply a plan's stages in order, the server in reverse; each draws from the generator it is given."""
+class Stage:
+    """Clients apply a plan's stages in order, the server in reverse; each draws from the generator it is given.
 
-    @abstractmethod
-    def on_client(self, update: Update, rng: np.random.Generator) -> Update:
+    A stage that adapts keeps its numbers in the server's state, and tells clients the round's through `settings`.
+    """
+
+    def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         """What leaves the client."""
+        return update
 
-    @abstractmethod
-    def on_sum(self, total: Sum, rng: np.random.Generator) -> Sum:
+    def on_sum(self, total: Sum, work: Work, rng: np.random.Generator) -> Sum:
         """What the server half of the algorithm sees."""
+        return total
+
+    def initial(self, state: State) -> State:
+        """The server's state before round 1, with what this stage keeps there."""
+        return state
+
+    def settings(self, state: State) -> Mapping[str, float]:
+        """What clients are told for the round; they find it in `work.settings`."""
+        return {}
+
+    def after(self, state: State, total: Sum, work: Work) -> State:
+        """The server's state after a round, with what this stage learned from the sum."""
+        return state
