@@ -68,7 +68,7 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
         start = directory.rewind(setup.plan.digest)
         rows = directory.rows()
         if start and status_of(setup.plan, rows) != "stopped":
-            return _finish(setup, rows, start.state, identity["engine"], directory)
+            return finish(setup, rows, start.state, identity["engine"], directory)
         return _follow(setup, directory, start or Start(0, State(torch.empty(0))), rows, watch)
 
 
@@ -87,7 +87,7 @@ def _follow(
                 engine = event.engine
             else:
                 rows.append(event_row(event))
-        return _finish(setup, rows, state, engine, directory)
+        return finish(setup, rows, state, engine, directory)
 
 
 @contextmanager
@@ -135,7 +135,8 @@ def _recording(setup: Setup, directory: RunDir | None, resumed: bool) -> Iterato
             checkpoint(last)
 
 
-def _finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, directory: RunDir | None) -> Result:
+def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, directory: RunDir | None) -> Result:
+    """The result of a run from its rows and last state; also written to the directory."""
     model = Model(setup.task, setup.plan.seed)
     model.load(state.weights)
     summary = summarise(

@@ -43,6 +43,11 @@ class Setup:
         return min(max(round(self.plan.C * len(self.data)), 1), len(self.eligible))
 
     @property
+    def metrics(self) -> frozenset[str]:
+        """The names of the metrics that come with every update."""
+        return frozenset(self.algorithm.metrics).union(*(stage.metrics for stage in self.stages))
+
+    @property
     def keeps_state(self) -> bool:
         """True if clients keep anything between rounds."""
         return self.algorithm.keeps_state or self.codec.keeps_residual

@@ -18,6 +18,8 @@ class Algorithm(ABC):
     pools_data: bool = False
     #: True if the client half keeps something between rounds in `client.state`.
     keeps_state: bool = False
+    #: What a client measures and sends along, by name; means over the cohort, weighted by n_k, reach the server half.
+    metrics: tuple[str, ...] = ("train_loss",)
     #: How many vectors of the model's size P the server shares, and a client sends back, end to end in one.
     vectors_down: int = 1
     vectors_up: int = 1

@@ -20,6 +20,11 @@ _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
 
 
+plan_settings = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any option of the plan; may be repeated."
+)
+
+
 def plan_options(command: Callable[..., None]) -> Callable[..., None]:
     """One option for each field of the plan; a value not given is None and stays as the preset or file has it."""
     from fedavg.plan import Plan
@@ -39,9 +44,7 @@ def _shown(default: object) -> str:
 @click.command()
 @click.argument("source")
 @plan_options
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any option of the plan; may be repeated."
-)
+@plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
 @click.option("--dry-run", is_flag=True, help="Print the plan in full with what follows from it, and stop.")
 @_plot
@@ -66,7 +69,7 @@ def run(
     from fedavg.plan import load_plan
 
     given = {name: value for name, value in options.items() if value is not None}
-    plan = load_plan(source, given | dict(_setting(text) for text in settings))
+    plan = load_plan(source, given | dict(setting(text) for text in settings))
     if dry_run:
         _dry_run(plan, as_json)
         return
@@ -97,7 +100,7 @@ def resume(run_dir: Path, workers: str | None, data_dir: str | None, plot: bool,
     _report(result, plot, as_json)
 
 
-def _setting(text: str) -> tuple[str, str]:
+def setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise PlanError(f"--set: got '{text}'; expected KEY=VALUE, as in rounds=50")

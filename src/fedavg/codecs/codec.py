@@ -20,7 +20,7 @@ class Codec(ABC):
         """The frame for a vector, shape (P,) float32; a random codec draws from `rng` alone."""
 
     @abstractmethod
-    def decode(self, frame: bytes, size: int) -> Tensor:
+    def decode(self, frame: bytes | memoryview, size: int) -> Tensor:
         """The vector of `size` numbers in a frame; a frame that is not one of this codec is refused by a DataError."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ class Dense(Codec):
     def encode(self, vector: Tensor, rng: np.random.Generator) -> bytes:
         return vector.numpy().astype(self.dtype, copy=False).tobytes()
 
-    def decode(self, frame: bytes, size: int) -> Tensor:
+    def decode(self, frame: bytes | memoryview, size: int) -> Tensor:
         if len(frame) != self.max_bytes(size):
             raise DataError(
                 f"a {self.name} frame has {len(frame)} bytes; expected {self.max_bytes(size)} for {size} numbers"

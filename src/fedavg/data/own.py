@@ -79,6 +79,16 @@ def from_folder(folder: Path, label: str = "label", held_out: float = _HELD_OUT,
     return _assemble(name or folder.name, pairs, None if test is None else _read_entry(test, label), held_out)
 
 
+def read_examples(path: Path, label: str = "label") -> Examples:
+    """The examples of one client: a file, or all files of a folder, in the formats of `from_folder`."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist: expected a file or a folder of {', '.join(_READERS)}.")
+    if path.is_file() and path.suffix not in _READERS:
+        raise DataError(f"{path} is not a file that can be read: expected one of {', '.join(_READERS)}.")
+    x, y = _read_entry(path, label)
+    return Examples(_tensor(x, f"{path}: x"), _tensor(_numbered(y), f"{path}: y"))
+
+
 def from_table(
     path: Path,
     client: str,

@@ -17,8 +17,18 @@ def model_sha256(weights: torch.Tensor) -> str:
     return sha256(weights.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
 
 
+def to_tensors(state: State) -> dict[str, torch.Tensor]:
+    """A state as named tensors."""
+    return {"weights": state.weights} | {f"slot.{name}": slot for name, slot in state.slots.items()}
+
+
+def from_tensors(tensors: dict[str, torch.Tensor]) -> State:
+    slots = {name.removeprefix("slot."): tensor for name, tensor in tensors.items() if name != "weights"}
+    return State(tensors["weights"], slots)
+
+
 def save_state(path: Path, round: int, state: State, digest: str) -> None:
-    tensors = {"weights": state.weights} | {f"slot.{name}": slot for name, slot in state.slots.items()}
+    tensors = to_tensors(state)
     metadata = {"round": str(round), "plan": digest, "sha256": _content_digest(tensors)}
     write_atomically(path, save(tensors, metadata))
 
@@ -30,7 +40,7 @@ def load_state(path: Path, digest: str) -> tuple[int, State]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         intact = metadata.get("sha256") == _content_digest(tensors)
-        state = State(tensors["weights"], {n.removeprefix("slot."): t for n, t in tensors.items() if n != "weights"})
+        state = from_tensors(tensors)
         round = int(metadata["round"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise RunDirError(f"{path} is not a whole checkpoint: {error}") from None

@@ -13,6 +13,9 @@ class Stage:
     A stage that adapts keeps its numbers in the server's state, and tells clients the round's through `settings`.
     """
 
+    #: What this stage adds to the metrics of an update.
+    metrics: tuple[str, ...] = ()
+
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         """What leaves the client."""
         return update

@@ -1,0 +1,75 @@
+"""`fedavg fleet-demo`: the newcomer's first look at the real thing. Nothing in it is simulated but the comparison."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedavg.errors import FleetError
+from fedavg.fleets.http.certs import make_certificates, server_context
+from fedavg.fleets.http.serve import JOIN_TOKEN, Address, Options, serve
+from fedavg.plan import Plan
+from fedavg.runner import run
+from fedavg.server import Event, Round
+
+
+def demonstrate(
+    clients: int, rounds: int, C: float, partition: str, run_dir: Path | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run the fleet, then the same plan in simulation, and give the digests of both models."""
+    directory = run_dir or Path("runs") / f"fleet-demo-{datetime.now():%Y%m%d-%H%M%S}"
+    plan = Plan(task="mnist-2nn", data="mnist", partition=partition, clients=clients, C=C, rounds=rounds, lr=0.1)
+    made = make_certificates(directory / "certificates", ["127.0.0.1", "localhost"])
+    tls = server_context(made.server.certificate, made.server.key)
+    with ExitStack() as stack:
+
+        def start_clients(port: int) -> None:
+            say(f"server at https://127.0.0.1:{port}; starting {clients} clients")
+            for k in range(clients):
+                stack.callback(_end, _start_client(k, clients, partition, port, directory, made.ca.certificate))
+
+        def watch(event: Event) -> None:
+            if isinstance(event, Round):
+                accuracy = f"{event.test['accuracy']:.4f}" if event.test else "-"
+                say(f"round {event.round}/{rounds}  {event.clients} clients  accuracy {accuracy}")
+
+        fleet = serve(plan, Options(Address("127.0.0.1", 0), directory, tls=tls), watch, start_clients)
+    say("the same plan in simulation")
+    simulated = run(plan)
+    return {
+        "model_sha256": fleet.summary.model_sha256,
+        "simulated_sha256": simulated.summary.model_sha256,
+        "rounds": fleet.summary.rounds,
+        "clients": clients,
+        "accuracy": fleet.summary.final_accuracy,
+        "run_dir": str(directory),
+    }
+
+
+def _start_client(
+    k: int, clients: int, partition: str, port: int, directory: Path, ca: Path
+) -> "subprocess.Popen[bytes]":
+    state = directory / f"device-{k}"
+    state.mkdir()
+    command = [
+        sys.executable, "-m", "fedavg", "join", f"https://127.0.0.1:{port}", "--data", "mnist",
+        "--share", f"{k}/{clients}", "--partition", partition, "--client", str(k), "--ca", str(ca),
+        "--token-file", str(directory / JOIN_TOKEN), "--state", str(state), "--give-up-after", "60",
+    ]  # fmt: skip
+    with (state / "log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """A client ends by itself when it is told that the run is over; one that does not is stopped."""
+    try:
+        code = process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return
+    if code:
+        raise FleetError(f"a client ended with exit code {code}; its log says why (device-*/log)")

@@ -1,0 +1,436 @@
+"""The HTTP application: what a client can ask of the server (docs/protocol.md).
+
+Every request is hostile until its signature is checked, and stays bounded in size, time and rate after that. A handler
+answers with a message, or raises a `Refusal` that becomes a 4xx with a machine-readable reason; it never answers 500.
+"""
+
+import asyncio
+import logging
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any, Final, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fedavg.fleets.http import keys, metrics
+from fedavg.fleets.http.hub import Hub
+from fedavg.fleets.http.limits import Buckets
+from fedavg.fleets.http.messages import (
+    MAX_MESSAGE,
+    PROTOCOL,
+    Enrolled,
+    EnrolRequest,
+    MessageRefused,
+    PollRequest,
+    Problem,
+    ReportRequest,
+    UpdateAnswer,
+    dump,
+    parse,
+    printable,
+)
+from fedavg.fleets.http.rounds import Verdict
+from fedavg.fleets.http.store import ClientRow, EnrolRefused, Store, StoreError
+from fedavg.fleets.http.wire import UpdateRefused
+from fedavg.plan import Plan
+
+log = logging.getLogger("fedavg.fleet")
+
+#: Bytes of a JSON request: none needs more.
+MESSAGE_BYTES: Final = 8 * 1024
+#: Seconds for the body of a JSON request, and the bytes a second that an upload must keep up beyond that.
+BODY_S: Final = 10.0
+SLOWEST_UPLOAD: Final = 64 * 1024
+#: Bytes of uploads that may be in memory at a time.
+UPLOAD_BYTES: Final = 256 * 2**20
+#: Seconds that an upload waits for its turn before it is told to come back.
+TURN_S: Final = 10.0
+#: The first pause of a client that has just enrolled.
+POLL_S: Final = 1.0
+
+_STATUS: Final = {
+    Verdict.NOT_INVITED: 403,
+    Verdict.WRONG_ROUND: 409,
+    Verdict.ROUND_CLOSED: 409,
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+
+
+class Refusal(Exception):
+    """The request is refused: an HTTP status, a reason for programs, and one for people."""
+
+    def __init__(self, status: int, error: str, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.error, self.detail, self.headers = status, error, detail, headers or {}
+
+
+class FleetApp:
+    """The client-facing side of a server; `asgi` is the application."""
+
+    def __init__(self, plan: Plan, hub: Hub, store: Store) -> None:
+        self._plan, self._hub, self._store = plan, hub, store
+        self._plan_toml = plan.to_toml()
+        self._guard = keys.ReplayGuard()
+        self._waiting: dict[int, asyncio.Event] = {}
+        self._client_rate = Buckets(rate=20, burst=60)
+        self._address_rate = Buckets(rate=50, burst=500)
+        self._uploading: set[object] = set()
+        self._turns: asyncio.Semaphore | None = None
+        #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="update")
+        self.requests: metrics.Requests = metrics.Requests()
+        self.asgi = Starlette(
+            routes=[
+                self._route("POST", "/v1/enrol", self._enrol),
+                self._route("POST", "/v1/poll", self._poll),
+                self._route("GET", "/v1/models/{digest}", self._model),
+                self._route("PUT", "/v1/rounds/{round}/{attempt}/update", self._update),
+                self._route("PUT", "/v1/rounds/{round}/{attempt}/anonymous", self._anonymous),
+                self._route("POST", "/v1/report", self._report),
+                self._route("GET", "/healthz", self._health),
+                self._route("GET", "/metrics", self._metrics),
+                self._route("GET", "/v1/status", self._status),
+            ],
+            exception_handlers={HTTPException: _http_problem},  # type: ignore[dict-item]
+        )
+
+    @property
+    def epoch(self) -> str:
+        return self._guard.epoch
+
+    def run_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on the hub can wake polls that are held in this loop."""
+
+        def wake(clients: Iterable[int]) -> None:
+            with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                loop.call_soon_threadsafe(self._wake, list(clients))
+
+        self._hub.wake = wake
+
+    def close(self) -> None:
+        self._workers.shutdown()
+
+    def _wake(self, clients: Iterable[int]) -> None:
+        for k in clients:
+            if k in self._waiting:
+                self._waiting[k].set()
+
+    def _route(self, method: str, path: str, handler: Handler) -> Route:
+        return Route(path, self.guarded(handler), methods=[method])
+
+    def guarded(self, handler: Handler) -> Handler:
+        """The handler, with whatever it refuses turned into an answer, and counted."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handler(request)
+            except Refusal as refusal:
+                response = problem(refusal, self.epoch if refusal.error == "stale-epoch" else None)
+                self.requests.refused(refusal.error)
+            except ClientDisconnect:
+                response = Response(status_code=400)
+            self.requests.answered(response.status_code)
+            return response
+
+        return answer
+
+    # Handlers
+
+    async def _enrol(self, request: Request) -> Response:
+        address = request.client.host if request.client else ""
+        _pace(self._address_rate.wait(address))
+        body = await read_body(request, MESSAGE_BYTES, BODY_S)
+        message = parse_body(EnrolRequest, body)
+        if message.protocol != PROTOCOL:
+            raise Refusal(409, "wrong-protocol", f"got version {message.protocol}; this server speaks {PROTOCOL}")
+        if message.task != self._plan.task:
+            raise Refusal(409, "wrong-task", f"got '{message.task}'; this run trains '{self._plan.task}'")
+        key = b64decode(message.key)
+        self._check_signature(request, key, None, body)
+        try:
+            row = await self.blocking(
+                self._store.enrol, keys.token_hash(message.token), key, message.examples, message.name, message.client
+            )
+        except EnrolRefused as error:
+            raise Refusal(403, error.reason, str(error)) from None
+        self._hub.know([row])
+        log.info("client enrolled", extra={"client": row.k, "examples": row.examples})
+        answer = Enrolled(
+            client=row.k, epoch=self.epoch, plan=self._plan_toml, plan_digest=self._plan.digest, poll_s=POLL_S
+        )
+        return _json(answer)
+
+    async def _poll(self, request: Request) -> Response:
+        client, body = await self._signed(request)
+        message = parse_body(PollRequest, body)
+        eligible = message.eligible
+        self._hub.see(client.k, eligible.charging and eligible.unmetered and eligible.idle)
+        answer = self._hub.answer(client.k, message.holding)
+        held = False
+        if answer is None and message.wait_s > 0 and not self._hub.stopping and self._hub.hold(client.k):
+            held = True
+            try:
+                await self._woken(client.k, message.wait_s)
+            finally:
+                self._hub.release(client.k)
+            answer = self._hub.answer(client.k, message.holding)
+        return _json(answer or self._hub.wait_answer(held))
+
+    async def _woken(self, k: int, seconds: float) -> None:
+        event = self._waiting.setdefault(k, asyncio.Event())
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            if self._waiting.get(k) is event:
+                del self._waiting[k]
+
+    async def _model(self, request: Request) -> Response:
+        """Content-addressed, so it never changes and anyone may keep it; ranges let a cut download go on."""
+        digest = request.path_params["digest"]
+        data = self._hub.model(digest)
+        if data is None:
+            raise Refusal(404, "no-such-model", "this model is not on offer (any more); poll for work")
+        headers = {
+            "etag": f'"{digest}"',
+            "cache-control": "public, max-age=31536000, immutable",
+            "accept-ranges": "bytes",
+            "content-type": "application/octet-stream",
+        }
+        if request.headers.get("if-none-match") == f'"{digest}"':
+            return Response(status_code=304, headers=headers)
+        wanted = request.headers.get("range")
+        if wanted is None or request.headers.get("if-range", f'"{digest}"') != f'"{digest}"':
+            return Response(data, headers=headers)
+        first, last = _byte_range(wanted, len(data))
+        headers["content-range"] = f"bytes {first}-{last}/{len(data)}"
+        return Response(data[first : last + 1], 206, headers)
+
+    async def _update(self, request: Request) -> Response:
+        fields, client = self._authenticated(request)
+        _pace(self._client_rate.wait(client.k))
+        return await self._take(request, client.k, fields)
+
+    async def _anonymous(self, request: Request) -> Response:
+        """The update of somebody who was invited; who it is is not known here, and need not be."""
+        token = request.headers.get("fedavg-upload-token", "")
+        source = self._hub.token_source(token)
+        if source is None:
+            raise Refusal(403, "upload-token-unknown", "the upload token is not one of this round")
+        return await self._take(request, source, None)
+
+    async def _take(self, request: Request, source: int | bytes, fields: keys.SignedFields | None) -> Response:
+        round, attempt = (_path_number(request, name) for name in ("round", "attempt"))
+        verdict = self._hub.judge(source, round, attempt)
+        if verdict is Verdict.ACCEPTED:
+            verdict = await self._receive(request, source, fields, round, attempt)
+        if verdict in _STATUS:
+            raise Refusal(_STATUS[verdict], verdict, "this update is not wanted now; poll for work")
+        return _json(UpdateAnswer(accepted=True, duplicate=verdict is Verdict.DUPLICATE))
+
+    async def _receive(
+        self, request: Request, source: int | bytes, fields: keys.SignedFields | None, round: int, attempt: int
+    ) -> Verdict:
+        """Read an update, one at a time from each source and only as many as fit in memory, and add it."""
+        limit = self._hub.frame_limit()
+        if source in self._uploading:
+            raise Refusal(409, "upload-under-way", "another upload of this update is under way")
+        self._uploading.add(source)
+        try:
+            async with _Turn(self._all_turns(limit)):
+                frame = await read_body(request, limit, BODY_S + limit / SLOWEST_UPLOAD)
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._workers, self._check_and_add, source, round, attempt, frame, fields
+                )
+        except UpdateRefused as error:
+            self._hub.refused[str(error.reason)] += 1
+            raise Refusal(422, error.reason, str(error)) from None
+        finally:
+            self._uploading.discard(source)
+
+    def _check_and_add(
+        self, source: int | bytes, round: int, attempt: int, frame: bytearray, fields: keys.SignedFields | None
+    ) -> Verdict:
+        if fields is not None:
+            _check_body(fields, frame)
+        return self._hub.add(source, round, attempt, memoryview(frame))
+
+    def _all_turns(self, limit: int) -> asyncio.Semaphore:
+        if self._turns is None:
+            self._turns = asyncio.Semaphore(max(2, UPLOAD_BYTES // max(limit, 1)))
+        return self._turns
+
+    async def _report(self, request: Request) -> Response:
+        client, body = await self._signed(request)
+        message = parse_body(ReportRequest, body)
+        if not self._hub.fail(client.k, message.round, message.attempt):
+            raise Refusal(409, "wrong-round", "no update of this client is wanted in that round")
+        log.warning(
+            "client reports",
+            extra={"client": client.k, "round": message.round, "kind": message.kind, "detail": message.detail},
+        )
+        return _json(UpdateAnswer(accepted=True, duplicate=False))
+
+    async def _health(self, _: Request) -> Response:
+        stopping = self._hub.stopping
+        return Response(b"stopping\n" if stopping else b"ok\n", 503 if stopping else 200, media_type="text/plain")
+
+    async def _metrics(self, _: Request) -> Response:
+        text = metrics.render(self._hub.status(), self.requests)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def _status(self, _: Request) -> Response:
+        """Where the run is: numbers only, nothing about any client."""
+        return JSONResponse(self._hub.status())
+
+    # Who it is
+
+    async def _signed(self, request: Request) -> tuple[ClientRow, bytearray]:
+        """The client and the body of a small signed request."""
+        fields, client = self._authenticated(request)
+        _pace(self._client_rate.wait(client.k))
+        body = await read_body(request, MESSAGE_BYTES, BODY_S)
+        _check_body(fields, body)
+        return client, body
+
+    def _authenticated(self, request: Request) -> tuple[keys.SignedFields, ClientRow]:
+        """The client that signed the request; the body, whose digest it signed as well, is not needed for that."""
+        fields, signature = self._signed_fields(request)
+        client = self._hub.client(int(fields.client)) if fields.client != keys.ENROL else None
+        if client is None:
+            raise Refusal(401, "client-unknown", "this client is not enrolled here; enrol first")
+        if client.revoked:
+            raise Refusal(403, "revoked", "this client's enrolment was taken back by the operator")
+        self._verify(fields, signature, client.key, client.k)
+        return fields, client
+
+    def _check_signature(self, request: Request, key: bytes, counted_as: int | None, body: bytearray) -> None:
+        fields, signature = self._signed_fields(request)
+        self._verify(fields, signature, key, counted_as)
+        _check_body(fields, body)
+
+    def _signed_fields(self, request: Request) -> tuple[keys.SignedFields, str]:
+        query = f"?{request.url.query}" if request.url.query else ""
+        try:
+            return keys.parse(request.method, request.url.path + query, request.headers)
+        except keys.SignatureRefused as error:
+            raise Refusal(401, error.reason, str(error)) from None
+
+    def _verify(self, fields: keys.SignedFields, signature: str, key: bytes, counted_as: int | None) -> None:
+        try:
+            keys.verify(fields, signature, key, self._guard, counted_as)
+        except keys.SignatureRefused as error:
+            told = {keys.COUNTER: str(error.highest)} if error.highest is not None else None
+            raise Refusal(401, error.reason, str(error), told) from None
+
+    async def blocking(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """A call of the database, which may take its time, in a thread."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, call, *arguments)
+        except StoreError as error:
+            log.error("database", extra={"detail": str(error)})
+            if not error.retryable:
+                raise Refusal(409, "storage-refused", str(error)) from None
+            raise Refusal(503, "storage", "the server can not write at the moment; come back", _later(5)) from None
+
+
+class _Turn:
+    """A turn to be in memory; one that does not come in time is a 503."""
+
+    def __init__(self, turns: asyncio.Semaphore) -> None:
+        self._turns = turns
+
+    async def __aenter__(self) -> None:
+        try:
+            await asyncio.wait_for(self._turns.acquire(), TURN_S)
+        except TimeoutError:
+            raise Refusal(503, "busy", "too many uploads at a time; come back", _later(2)) from None
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turns.release()
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytearray:
+    """The body, of at most `limit` bytes as counted, within so many seconds. Encodings are refused: no bombs."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "content-encoding", "content encodings are not taken; send the bytes as they are")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > limit:
+                    raise Refusal(413, "too-large", f"the body has more than {limit} bytes")
+                body += chunk
+    except TimeoutError:
+        raise Refusal(408, "too-slow", f"the body was not there within {seconds:.0f} s") from None
+    return body
+
+
+def problem(refusal: Refusal, epoch: str | None = None) -> Response:
+    """The answer to a request that is refused. The connection ends, since its body may be unread."""
+    message = Problem(error=refusal.error, detail=printable(refusal.detail, 1000), epoch=epoch)
+    headers = {**refusal.headers, "connection": "close"}
+    return Response(dump(message), refusal.status, headers, media_type="application/json")
+
+
+async def _http_problem(_: Request, error: HTTPException) -> Response:
+    name = {404: "no-such-path", 405: "wrong-method"}.get(error.status_code, "bad-request")
+    return problem(Refusal(error.status_code, name, error.detail))
+
+
+def _json(message: object) -> Response:
+    return Response(dump(message), media_type="application/json")
+
+
+def parse_body(kind: type[T], body: bytearray) -> T:
+    try:
+        return parse(kind, bytes(body), MAX_MESSAGE)
+    except MessageRefused as error:
+        raise Refusal(400, error.reason, str(error)) from None
+
+
+def _check_body(fields: keys.SignedFields, body: bytearray) -> None:
+    try:
+        keys.check_body(fields, sha256(body).hexdigest())
+    except keys.SignatureRefused as error:
+        raise Refusal(401, error.reason, str(error)) from None
+
+
+def _pace(wait: float) -> None:
+    if wait:
+        raise Refusal(429, "too-often", f"too many requests; come back in {wait:.1f} s", _later(wait))
+
+
+def _later(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, round(seconds)))}
+
+
+def _path_number(request: Request, name: str) -> int:
+    text = str(request.path_params[name])
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise Refusal(404, "no-such-path", f"{name} is not a number of a {name}")
+    return int(text)
+
+
+def _byte_range(text: str, size: int) -> tuple[int, int]:
+    """The first and last byte of a single range; others are refused."""
+    unit, _, span = text.partition("=")
+    first, dash, last = span.partition("-")
+    digits = all(part.isascii() and part.isdigit() and len(part) < 16 for part in (first, last) if part)
+    if unit.strip() != "bytes" or not dash or not digits or not (first or last):
+        raise Refusal(416, "bad-range", "expected 'bytes=FIRST-LAST'", {"content-range": f"bytes */{size}"})
+    start = int(first) if first else max(0, size - int(last))
+    end = min(int(last), size - 1) if first and last else size - 1
+    if start > end:
+        raise Refusal(416, "bad-range", f"expected a range within {size} bytes", {"content-range": f"bytes */{size}"})
+    return start, end

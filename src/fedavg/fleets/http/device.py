@@ -1,0 +1,375 @@
+"""A client on a real device: `fedavg join`. It holds its own data and its own installed task code.
+
+The update is kept on the device's disk until its round is committed, so that a server that crashed can ask for it
+again and a device that crashed need not train again. The plan comes from the server; code never does: a task must be
+installed here, and its user must have named it.
+"""
+
+import json
+import logging
+import random
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from time import sleep
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg.client import Message, run_client
+from fedavg.errors import FedAvgError, FleetError
+from fedavg.files import write_atomically
+from fedavg.fleets.http.keys import ClientKey
+from fedavg.fleets.http.link import Link, ServerRefused
+from fedavg.fleets.http.messages import (
+    MAX_MESSAGE,
+    PROTOCOL,
+    DoneAnswer,
+    Eligibility,
+    Enrolled,
+    EnrolRequest,
+    Holding,
+    PollAnswer,
+    PollRequest,
+    ReportRequest,
+    UpdateAnswer,
+    WaitAnswer,
+    WorkOffer,
+    parse,
+    printable,
+)
+from fedavg.fleets.http.wire import UpdateHeader, encode_update
+from fedavg.plan import Plan, make_plan
+from fedavg.runlog.rundir import RunDir
+from fedavg.setup import Setup, resolve
+from fedavg.states import ClientStates
+from fedavg.types import Examples, FederatedData, Work
+
+log = logging.getLogger("fedavg.device")
+
+#: Seconds that a poll is held open by the server when there is nothing to do.
+HELD_S: Final = 25.0
+
+
+class DeviceData(FederatedData):
+    """The examples of this device, under its number; nobody else's."""
+
+    def __init__(self, k: int, examples: Examples) -> None:
+        self.name = "this device"
+        self._k, self._examples = k, examples
+
+    @property
+    def sizes(self) -> np.ndarray:
+        sizes = np.zeros(self._k + 1, np.int64)
+        sizes[self._k] = len(self._examples)
+        return sizes
+
+    def client(self, k: int) -> Examples:
+        assert k == self._k
+        return self._examples
+
+    @property
+    def test(self) -> Examples:
+        return self._examples
+
+    @property
+    def fingerprint(self) -> str:
+        return "device"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the device was told when it enrolled."""
+
+    server: str
+    client: int
+    plan: str
+    plan_digest: str
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An update that is kept until its round is committed. `token` uploads it without a name."""
+
+    round: int
+    attempt: int
+    model: str
+    token: str | None
+    accepted: bool
+
+    def answers(self, offer: WorkOffer) -> bool:
+        return (self.round, self.attempt, self.model) == (offer.round, offer.attempt, offer.model)
+
+
+class Device:
+    """One client. `directory` holds its key, its number, what it keeps between rounds and its pending update."""
+
+    def __init__(
+        self,
+        url: str,
+        directory: Path,
+        examples: Examples,
+        task: str,
+        *,
+        make_link: Callable[[ClientKey], Link],
+        token: str | None,
+        client: int | None = None,
+        name: str = "",
+        eligible: Callable[[], Eligibility],
+    ) -> None:
+        self._url, self._directory, self._examples, self._task = url, directory, examples, task
+        self._token, self._wanted, self._name, self._eligible = token, client, name, eligible
+        directory.mkdir(parents=True, exist_ok=True)
+        self._link = make_link(_own_key(directory / "key.pem"))
+        self._states = ClientStates(directory / "states")
+        self._pending = self._load_pending()
+        self._files = _Files(directory)
+
+    def run(self) -> int:
+        """Work until the server says that the run is over; returns the last round."""
+        with RunDir(self._directory).locked(), _one_thread():
+            identity = self._enrolled()
+            self._link.signer.client = identity.client
+            self._k = identity.client
+            self._plan_digest = identity.plan_digest
+            self._setup = self._resolve(identity)
+            self._trainer = self._setup.new_trainer()
+            log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
+            while True:
+                answer = self._poll()
+                if isinstance(answer, DoneAnswer):
+                    self._drop_pending(keep_state=True)
+                    return answer.round
+                if isinstance(answer, WorkOffer):
+                    self._work(answer)
+                elif isinstance(answer, WaitAnswer):
+                    self._wait(answer)
+
+    # Joining
+
+    def _enrolled(self) -> Identity:
+        """Who this device is; asks the server the first time."""
+        known = self._files.read_json("enrolled.json")
+        if known is not None:
+            identity = Identity(**known)
+            if identity.server != self._url:
+                raise FleetError(
+                    f"{self._directory} belongs to {identity.server}, not to {self._url}; use another --state directory"
+                )
+            return identity
+        if self._token is None:
+            raise FleetError("this device is not enrolled yet; expected --token with a join token of the server")
+        request = EnrolRequest(
+            token=self._token,
+            key=_base64(self._link.signer.key.public),
+            examples=len(self._examples),
+            name=self._name,
+            client=self._wanted,
+            task=self._task,
+            protocol=PROTOCOL,
+        )
+        answer = self._link.ask(Enrolled, "/v1/enrol", request)
+        identity = Identity(self._url, answer.client, answer.plan, answer.plan_digest)
+        self._files.write_json("enrolled.json", asdict(identity))
+        log.info("enrolled", extra={"client": identity.client})
+        return identity
+
+    def _resolve(self, identity: Identity) -> Setup:
+        """The server's plan on this device's data. Only the task that this device's user named is ever loaded."""
+        try:
+            values = tomllib.loads(identity.plan)
+        except tomllib.TOMLDecodeError as error:
+            raise FleetError(f"the server's plan is not TOML: {error}") from None
+        sent = make_plan(values, "the server's plan")
+        if sent.task != self._task:
+            raise FleetError(f"the server's plan is for task '{sent.task}'; this device has '{self._task}'")
+        if sent.digest != identity.plan_digest:
+            raise FleetError(
+                f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
+            )
+        own = {name: getattr(Plan(), name) for name in _runtime_options()}
+        return resolve(make_plan({**values, **own, "data": DeviceData(self._k, self._examples), "device": "cpu"}))
+
+    # Rounds
+
+    def _poll(self) -> PollAnswer:
+        pending = self._pending
+        held = Holding(pending.round, pending.attempt, pending.model) if pending else None
+        engine = self._trainer.engine.name.replace(" ", "-")
+        request = PollRequest(eligible=self._eligible(), holding=held, wait_s=HELD_S, engine=engine)
+        return self._link.ask(PollAnswer, "/v1/poll", request, HELD_S)
+
+    def _wait(self, answer: WaitAnswer) -> None:
+        if self._pending and self._pending.round <= answer.committed:
+            self._drop_pending(keep_state=self._pending.accepted)
+        sleep(answer.retry_after_s * random.uniform(0.9, 1.1))
+
+    def _work(self, offer: WorkOffer) -> None:
+        """Do what is asked, or say why not: nobody should wait for a device that failed."""
+        try:
+            if not (self._pending and self._pending.answers(offer)):
+                if self._pending:
+                    counted = self._pending.accepted and offer.round > self._pending.round
+                    self._drop_pending(keep_state=counted)
+                self._train(offer)
+        except FedAvgError as error:
+            log.warning("failed", extra={"round": offer.round, "detail": str(error)})
+            self._say_failed(offer, str(error))
+            return
+        self._upload()
+
+    def _train(self, offer: WorkOffer) -> None:
+        shared = self._fetch(offer)
+        work = Work(
+            round=offer.round,
+            epochs=offer.epochs,
+            batch=offer.batch if offer.batch is not None else inf,
+            lr=offer.lr,
+            settings=offer.settings,
+        )
+        states = self._states if self._setup.keeps_state else None
+        message = run_client(self._setup, self._trainer, self._k, work, shared, states)
+        self._keep(
+            Pending(offer.round, offer.attempt, offer.model, offer.upload_token, False), self._frame(offer, message)
+        )
+
+    def _frame(self, offer: WorkOffer, message: Message) -> bytes:
+        header = UpdateHeader(
+            plan=self._plan_digest,
+            round=offer.round,
+            attempt=offer.attempt,
+            model=offer.model,
+            codec=self._setup.codec.name,
+            numbers=len(self._trainer.weights) * self._setup.algorithm.vectors_up,
+            weight=message.weight,
+            metrics=message.metrics,
+        )
+        return encode_update(header, message.frame)
+
+    def _fetch(self, offer: WorkOffer) -> Tensor:
+        """The shared vector, checked against the digest that it was asked for by."""
+        expected = len(self._trainer.weights) * self._setup.algorithm.vectors_down
+        if offer.numbers != expected:
+            raise FleetError(f"the server offers a model of {offer.numbers} numbers; the task here has {expected}")
+        data = self._link.download(f"/v1/models/{offer.model}", b"")
+        if len(data) != 4 * expected or sha256(data).hexdigest() != offer.model:
+            raise FleetError(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
+        shared = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
+        if not bool(torch.isfinite(shared).all()):
+            raise FleetError("the model that came holds NaN or infinity")
+        return shared
+
+    def _upload(self) -> None:
+        pending = self._pending
+        assert pending
+        frame = self._files.read("update.frame")
+        path = f"/v1/rounds/{pending.round}/{pending.attempt}"
+        try:
+            if pending.token is None:
+                body = self._link.upload(f"{path}/update", frame)
+            else:
+                body = self._link.upload_anonymously(f"{path}/anonymous", frame, pending.token)
+            answer = parse(UpdateAnswer, body, MAX_MESSAGE)
+        except ServerRefused as refusal:
+            log.warning("update refused", extra={"round": pending.round, "reason": refusal.error})
+            self._drop_pending(keep_state=False)
+            return
+        if answer.accepted:
+            self._keep(Pending(pending.round, pending.attempt, pending.model, pending.token, True), None)
+            log.info("accepted", extra={"round": pending.round, "duplicate": answer.duplicate})
+
+    def _say_failed(self, offer: WorkOffer, detail: str) -> None:
+        report = ReportRequest(round=offer.round, attempt=offer.attempt, kind="failed", detail=printable(detail, 500))
+        try:
+            self._link.ask(UpdateAnswer, "/v1/report", report)
+        except ServerRefused as refusal:
+            log.warning("report refused", extra={"reason": refusal.error})
+
+    # What is kept
+
+    def _load_pending(self) -> Pending | None:
+        files = _Files(self._directory)
+        known = files.read_json("update.json")
+        return Pending(**known) if known is not None and files.exists("update.frame") else None
+
+    def _keep(self, pending: Pending, frame: bytes | None) -> None:
+        """The frame first: a note without its frame would promise what is not there."""
+        if frame is not None:
+            self._files.remove("update.json")
+            self._files.write("update.frame", frame)
+        self._files.write_json("update.json", asdict(pending))
+        self._pending = pending
+
+    def _drop_pending(self, keep_state: bool) -> None:
+        if self._pending and not keep_state:
+            self._states.discard(self._k, self._pending.round)
+        self._pending = None
+        self._files.remove("update.json")
+        self._files.remove("update.frame")
+
+
+class _Files:
+    """The small files of a device."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def exists(self, name: str) -> bool:
+        return (self._directory / name).exists()
+
+    def read(self, name: str) -> bytes:
+        return (self._directory / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        write_atomically(self._directory / name, data, private=True)
+
+    def remove(self, name: str) -> None:
+        (self._directory / name).unlink(missing_ok=True)
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        try:
+            content = json.loads(self.read(name))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise FleetError(f"{self._directory / name} can not be read; expected what 'fedavg join' wrote") from None
+        assert isinstance(content, dict)
+        return content
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        self.write(name, json.dumps(content).encode())
+
+
+def _own_key(path: Path) -> ClientKey:
+    if path.exists():
+        return ClientKey.load(path)
+    key = ClientKey.generate()
+    key.save(path)
+    return key
+
+
+def _base64(data: bytes) -> str:
+    from base64 import b64encode
+
+    return b64encode(data).decode()
+
+
+def _runtime_options() -> list[str]:
+    return [spec.name for spec in fields(Plan) if spec.metadata["runtime"]]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Kernels round alike everywhere only on one thread, as in the simulator's workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

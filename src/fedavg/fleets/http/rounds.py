@@ -1,0 +1,124 @@
+"""The life of a round: selecting → collecting → committing → done, or abandoned and tried again with other clients.
+
+Pure logic: no clock, no network, no database. The time is handed in and only ever compared with itself (monotonic), so
+a wall clock that is wrong or steps back changes nothing.
+"""
+
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import ceil, isfinite
+
+from fedavg.errors import PlanError
+
+
+class Phase(StrEnum):
+    SELECTING = "selecting"
+    COLLECTING = "collecting"
+    COMMITTING = "committing"
+    DONE = "done"
+    ABANDONED = "abandoned"
+
+
+class Verdict(StrEnum):
+    """What becomes of an update that is well formed."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    NOT_INVITED = "not-invited"
+    WRONG_ROUND = "wrong-round"
+    ROUND_CLOSED = "round-closed"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a round has enough. `over_selection` invites more clients than are needed, so that stragglers need not be
+    waited for; `quorum` is the share of the wanted updates without which a round is not worth its noise."""
+
+    deadline_s: float = 600.0
+    over_selection: float = 1.0
+    quorum: float = 0.5
+
+    def __post_init__(self) -> None:
+        checks = {
+            "deadline": (self.deadline_s, isfinite(self.deadline_s) and self.deadline_s > 0, "seconds above 0"),
+            "over-selection": (self.over_selection, 1 <= self.over_selection <= 10, "a factor from 1 to 10"),
+            "quorum": (self.quorum, 0 < self.quorum <= 1, "a share above 0 and up to 1"),
+        }
+        for name, (value, good, expected) in checks.items():
+            if not good:
+                raise PlanError(f"{name}: got {value}; expected {expected}")
+
+    def invited(self, goal: int) -> int:
+        """How many clients to invite so that `goal` will answer."""
+        return ceil(round(goal * self.over_selection, 9))
+
+    def goal(self, invited: int) -> int:
+        """How many answers were wanted when so many clients were invited."""
+        return next(goal for goal in range(invited, 0, -1) if self.invited(goal) <= invited)
+
+    def minimum(self, goal: int) -> int:
+        return max(1, ceil(round(goal * self.quorum, 9)))
+
+
+@dataclass
+class Round:
+    """One attempt at one round. An update is named by its `source`: a client's number, or a single-use token."""
+
+    round: int
+    attempt: int
+    model: str
+    invited: Collection[int]
+    goal: int
+    minimum: int
+    #: When it ends at the latest, on the clock that `now` is read from.
+    deadline: float
+    phase: Phase = Phase.COLLECTING
+    reason: str = ""
+    accepted: set[Hashable] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+
+    def wants(self, client: int) -> bool:
+        """Should this client be offered the work?"""
+        return self.phase is Phase.COLLECTING and client in self.invited and client not in self.accepted | self.failed
+
+    def judge(self, source: Hashable, round: int, attempt: int) -> Verdict:
+        """What to do with an update; changes nothing, so that it can be asked before the update is read."""
+        if (round, attempt) != (self.round, self.attempt):
+            return Verdict.WRONG_ROUND
+        if isinstance(source, int) and source not in self.invited:
+            return Verdict.NOT_INVITED
+        if source in self.accepted:
+            return Verdict.DUPLICATE
+        return Verdict.ACCEPTED if self.phase is Phase.COLLECTING else Verdict.ROUND_CLOSED
+
+    def accept(self, source: Hashable) -> None:
+        """The update is in the sum. The last one that was wanted closes the round."""
+        assert self.phase is Phase.COLLECTING
+        self.accepted.add(source)
+        self.failed.discard(source) if isinstance(source, int) else None
+        if len(self.accepted) >= self.goal:
+            self.phase = Phase.COMMITTING
+
+    def fail(self, client: int, now: float) -> None:
+        """A client says that it will not send an update."""
+        if client in self.invited and client not in self.accepted:
+            self.failed.add(client)
+            self.tick(now)
+
+    def tick(self, now: float) -> None:
+        """Close or abandon the round if its time is over, or if nobody is left to wait for."""
+        if self.phase is not Phase.COLLECTING:
+            return
+        have, pending = len(self.accepted), len(self.invited) - len(self.failed) - len(self.accepted)
+        if have + pending < self.minimum:
+            self._abandon(f"{len(self.failed)} of {len(self.invited)} clients failed or declined; at least "
+                          f"{self.minimum} updates are needed")  # fmt: skip
+        elif pending == 0 or (now >= self.deadline and have >= self.minimum):
+            self.phase = Phase.COMMITTING
+        elif now >= self.deadline:
+            self._abandon(f"{have} of {self.goal} wanted updates came before the deadline; at least {self.minimum} "
+                          "are needed")  # fmt: skip
+
+    def _abandon(self, reason: str) -> None:
+        self.phase, self.reason = Phase.ABANDONED, reason

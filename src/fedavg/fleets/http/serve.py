@@ -1,0 +1,235 @@
+"""A server from start to end: listen, train by rounds over the network, commit each to the database, say goodbye.
+
+Everything that must last is in the database when a round is committed; a server that is killed at any moment goes on
+from there with the round that was under way.
+"""
+
+import json
+import logging
+import signal
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Final
+
+from safetensors.torch import load, save
+
+from fedavg.errors import PlanError
+from fedavg.files import write_atomically
+from fedavg.fleets.http import keys
+from fedavg.fleets.http.admin import Admin
+from fedavg.fleets.http.app import FleetApp
+from fedavg.fleets.http.fleet import HttpFleet
+from fedavg.fleets.http.hub import Guards, Hub, RemoteData
+from fedavg.fleets.http.listener import Listener
+from fedavg.fleets.http.messages import DoneAnswer
+from fedavg.fleets.http.rounds import Rules
+from fedavg.fleets.http.store import Store
+from fedavg.plan import Plan
+from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
+from fedavg.runlog.rundir import RunDir
+from fedavg.runner import Result, Watcher, finish
+from fedavg.server import Event, Round, Start, event_row, train
+from fedavg.setup import Setup, resolve
+from fedavg.types import State
+
+log = logging.getLogger("fedavg.fleet")
+
+ADMIN_TOKEN: Final = "admin-token"
+JOIN_TOKEN: Final = "join-token"
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to serve; none of it changes what is learned when all invited clients answer."""
+
+    listen: Address
+    directory: Path
+    #: A database URL; without one, an SQLite file in the directory.
+    database: str | None = None
+    tls: ssl.SSLContext | None = None
+    #: Where the operator's endpoints are; without it, beside the clients'.
+    admin: Address | None = None
+    rules: Rules = field(default_factory=Rules)
+    guards: Guards = field(default_factory=Guards)
+    #: Clients that must be there before a round begins; without it, K of the plan, or a cohort.
+    minimum: int | None = None
+    #: Seconds that the server stays after the last round, to tell clients that it was the last.
+    linger_s: float = 30.0
+
+
+def serve(
+    plan: Plan, options: Options, watch: Watcher | None = None, ready: Callable[[int], None] | None = None
+) -> Result:
+    """Train the plan on the clients that join; goes on where a server with the same database left off.
+
+    `ready` is called with the port once clients can connect.
+    """
+    _check_plan(plan)
+    if options.tls is None and not options.listen.loopback:
+        raise PlanError(
+            f"plain HTTP on {options.listen.host}: expected TLS (--cert and --key; 'fedavg certs' makes them for "
+            "trying out). Without it only loopback addresses are served"
+        )
+    local = resolve(plan)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
+        store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
+        store.save_run(plan.to_toml(), plan.digest, "devices")
+        hub = Hub(options.guards)
+        hub.know(store.clients())
+        setup = replace(local, data=RemoteData(hub, local.data, plan.clients))
+        fleet = HttpFleet(setup, hub, store, options.rules, _minimum(setup, options))
+        app = FleetApp(plan, hub, store)
+        stack.callback(app.close)
+        stack.enter_context(_stopped_by_signals(hub))
+        port = stack.enter_context(_listening(app, hub, store, options))
+        if ready:
+            ready(port)
+        result = _follow(setup, fleet, hub, store, options.directory, watch)
+        _say_goodbye(hub, result, options.linger_s)
+        return result
+
+
+def _check_plan(plan: Plan) -> None:
+    if not isinstance(plan.task, str) or not isinstance(plan.data, str):
+        raise PlanError("a served plan names its task and data; got Python objects, which clients can not have")
+    if plan.eval_train:
+        raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
+
+
+def _minimum(setup: Setup, options: Options) -> int:
+    return options.minimum or setup.plan.clients or max(1, setup.cohort_size)
+
+
+@contextmanager
+def _listening(app: FleetApp, hub: Hub, store: Store, options: Options) -> Iterator[int]:
+    """Serve clients, and the operator, until the end."""
+    admin = Admin(app, hub, store, _admin_token(store, options.directory), hub.stop)
+    listeners = []
+    if options.admin is None:
+        app.asgi.router.routes.extend(admin.routes)
+    else:
+        from starlette.applications import Starlette
+
+        listeners.append(Listener(Starlette(routes=admin.routes), options.admin.host, options.admin.port, options.tls))
+    listeners.insert(0, Listener(app.asgi, options.listen.host, options.listen.port, options.tls))
+    app.run_in(listeners[0].start())
+    for listener in listeners[1:]:
+        listener.start()
+    log.info(
+        "listening", extra={"host": options.listen.host, "port": listeners[0].port, "tls": options.tls is not None}
+    )
+    try:
+        yield listeners[0].port
+    finally:
+        hub.stop()
+        for listener in listeners:
+            listener.stop()
+
+
+def _admin_token(store: Store, directory: Path) -> bytes:
+    """The hash of the operator's token. At the first start it and a first join token are written to private files."""
+    known = store.note(ADMIN_TOKEN)
+    if known is not None:
+        return bytes.fromhex(known)
+    admin, join = keys.new_token(), keys.new_token()
+    write_atomically(directory / ADMIN_TOKEN, admin.encode(), private=True)
+    write_atomically(directory / JOIN_TOKEN, join.encode(), private=True)
+    with suppress(Exception):
+        store.remove_token(keys.token_hash(join))
+    store.add_token(keys.token_hash(join), None, "made at the first start", None)
+    store.set_note(ADMIN_TOKEN, keys.token_hash(admin).hex())
+    return keys.token_hash(admin)
+
+
+@contextmanager
+def _stopped_by_signals(hub: Hub) -> Iterator[None]:
+    """SIGTERM and Ctrl-C park the round under way and end the server in good order."""
+    previous = {number: signal.signal(number, lambda *_: hub.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: Path, watch: Watcher | None) -> Result:
+    """The server loop, with each round committed before anybody hears of it."""
+    run = RunDir(directory)
+    write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
+    start = _parked(store)
+    rows: list[dict[str, Any]] = store.committed()
+    write_atomically(run.metrics_path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    state = start.state if start else None
+    hub.committed(start.round if start else 0)
+    if not (start and _is_over(setup.plan, rows)):
+        for event in train(setup, fleet, start):
+            state = event.state
+            if isinstance(event, Round):
+                _commit(event, fleet, hub, store)
+                rows.append(event_row(event))
+                run.append(event_row(event))
+            elif event.round == 0:
+                _save_initial(event, fleet, store)
+            if watch:
+                watch(event)
+    assert state
+    return finish(setup, rows, state, fleet.engine.name, run)
+
+
+def _is_over(plan: Plan, rows: list[dict[str, Any]]) -> bool:
+    last = rows[-1] if rows else None
+    reached = plan.target and last and last["test"] and last["test"]["accuracy"] >= plan.target
+    return bool(reached) or len(rows) >= plan.rounds
+
+
+def _parked(store: Store) -> Start | None:
+    found = store.last_state()
+    if found is None or found[0] == 0:
+        return None
+    return Start(found[0], from_tensors(load(found[1])))
+
+
+def _save_initial(event: Event, fleet: HttpFleet, store: Store) -> None:
+    blob, digest = save(to_tensors(event.state)), model_sha256(event.state.weights)
+    fleet.retried(lambda: store.initial_state(blob, digest))
+
+
+def _commit(event: Round, fleet: HttpFleet, hub: Hub, store: Store) -> None:
+    """One transaction: the state, the metrics, who counted. Only then clients may let go of their updates."""
+    blob, digest, counted = save(_contiguous(event.state)), model_sha256(event.state.weights), hub.counted()
+
+    def write() -> None:
+        if store.last_round() < event.round:  # a connection may be lost after the commit and before its answer
+            store.commit_round(event.round, fleet.attempt, blob, digest, event_row(event), counted)
+
+    fleet.retried(write)
+    hub.committed(event.round)
+    log.info("committed", extra={"round": event.round, "clients": event.clients, "test": event.test, "model": digest})
+
+
+def _contiguous(state: State) -> dict[str, Any]:
+    return {name: tensor.contiguous() for name, tensor in to_tensors(state).items()}
+
+
+def _say_goodbye(hub: Hub, result: Result, linger_s: float) -> None:
+    """Stay until everyone who is there knows that it is over, or for as long as was asked."""
+    hub.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256))
+    until = monotonic() + linger_s
+    while not hub.all_told() and monotonic() < until and not hub.stopping:
+        sleep(0.05)
