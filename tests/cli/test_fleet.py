@@ -1,0 +1,57 @@
+"""The fleet's commands as a newcomer uses them: real processes, real TLS."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from fedavg.cli import cli
+from fedavg.errors import FedAvgError
+
+
+def fedavg(*arguments, timeout=240):
+    command = [sys.executable, "-m", "fedavg", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+def test_the_demonstration_gives_the_model_of_the_simulator(tmp_path):
+    done = fedavg("fleet-demo", "--clients", "3", "--rounds", "2", "--json", "--run-dir", str(tmp_path / "demo"))
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["model_sha256"] == outcome["simulated_sha256"]
+    assert outcome["rounds"] == 2
+    assert outcome["accuracy"] > 0.9
+    metrics = (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["round"] for row in metrics] == [1, 2]
+    assert oct((tmp_path / "demo" / "join-token").stat().st_mode & 0o777) == "0o600"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "mnist-2nn"], "expected --cert and --key"),
+        (["serve", "mnist-2nn", "--insecure", "--listen", "0.0.0.0:0"], "plain HTTP on 0.0.0.0: expected TLS"),
+        (["serve", "mnist-2nn", "--insecure", "--listen", "nowhere"], "expected HOST:PORT"),
+        (["serve", "mnist-2nn", "--insecure", "--eval-train", "true"], "never leaves them"),
+        (["serve", "mnist-2nn", "--insecure", "--quorum", "2"], "quorum: got 2.0; expected a share"),
+        (["join", "http://server.example", "--data", "mnist"], "expected https"),
+        (["join", "http://127.0.0.1:1", "--data", "mnist"], "Plain HTTP is for loopback only, with --insecure"),
+        (["join", "https://127.0.0.1:1", "--data", "nothing.npz"], "nothing.npz does not exist"),
+        (["join", "https://127.0.0.1:1", "--data", "mnist", "--share", "8/8"], "expected K/N"),
+        (["status", "http://127.0.0.1:1"], "does not answer"),
+    ],
+)
+def test_mistakes_are_told_clearly(arguments, message, tmp_path):
+    if arguments[0] == "serve":
+        arguments = [*arguments, "--run-dir", str(tmp_path / "run")]
+    done = CliRunner().invoke(cli, arguments)
+    assert isinstance(done.exception, FedAvgError)  # which `main` prints without a traceback
+    assert message in str(done.exception)
+
+
+def test_certificates_can_be_made_once(tmp_path):
+    make = ["certs", str(tmp_path / "c"), "--host", "server.example"]
+    assert CliRunner().invoke(cli, make).exit_code == 0
+    assert isinstance(CliRunner().invoke(cli, make).exception, FedAvgError)
