@@ -18,5 +18,9 @@ class Codec(ABC):
         """The frame for a vector, shape (P,) float32; a random codec draws from `rng` alone."""
 
     @abstractmethod
-    def decode(self, frame: bytes, size: int) -> Tensor:
+    def decode(self, frame: bytes | memoryview, size: int) -> Tensor:
         """The vector of `size` numbers in a frame; a frame of the wrong length is refused."""
+
+    @abstractmethod
+    def max_bytes(self, size: int) -> int:
+        """No frame for `size` numbers is longer: what a server reads from a stranger at the most."""

@@ -19,8 +19,11 @@ class Dense(Codec):
     def encode(self, vector: Tensor, rng: np.random.Generator) -> bytes:
         return vector.numpy().astype(self._dtype, copy=False).tobytes()
 
-    def decode(self, frame: bytes, size: int) -> Tensor:
-        expected = size * self._dtype.itemsize
+    def decode(self, frame: bytes | memoryview, size: int) -> Tensor:
+        expected = self.max_bytes(size)
         if len(frame) != expected:
             raise DataError(f"a {self.name} frame has {len(frame)} bytes; expected {expected} for {size} numbers")
         return torch.from_numpy(np.frombuffer(frame, self._dtype).astype(np.float32))
+
+    def max_bytes(self, size: int) -> int:
+        return size * self._dtype.itemsize

@@ -1,0 +1,225 @@
+"""The update frame: what a client uploads, and the one place that looks at it before anything is made of it.
+
+    "FAVG" | u8 version | u32 LE length of the header | header: strict JSON | payload: the codec's bytes
+
+Every byte is hostile until checked (docs/protocol.md). A frame is decoded whole or refused with a reason; cheap checks
+come first, no length is believed before it is held against the bytes that are there, and nothing but numbers comes out.
+"""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from hashlib import sha256
+from math import isfinite
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg.codecs import Codec
+from fedavg.errors import FedAvgError
+from fedavg.fleets.http.messages import (
+    ATTEMPT,
+    METRICS,
+    NUMBERS,
+    PLAN_DIGEST,
+    ROUND,
+    SHA256,
+    Integer,
+    MessageRefused,
+    Number,
+    Text,
+    dump,
+    item,
+    parse,
+)
+
+MAGIC: Final = b"FAVG"
+VERSION: Final = 1
+MAX_HEADER: Final = 16 * 1024
+_PREFIX: Final = Struct("<4sBI")
+
+
+class Reason(StrEnum):
+    """Why an update is refused: a closed set, in the order in which a frame is looked at."""
+
+    TRUNCATED = "truncated"
+    BAD_MAGIC = "bad-magic"
+    BAD_VERSION = "bad-version"
+    HEADER_TOO_LARGE = "header-too-large"
+    BAD_HEADER = "bad-header"
+    BAD_WEIGHT = "bad-weight"
+    BAD_METRICS = "bad-metrics"
+    WRONG_PLAN = "wrong-plan"
+    WRONG_ROUND = "wrong-round"
+    WRONG_MODEL = "wrong-model"
+    WRONG_CODEC = "wrong-codec"
+    WRONG_SHAPE = "wrong-shape"
+    WRONG_LENGTH = "wrong-length"
+    WRONG_DIGEST = "wrong-digest"
+    BAD_PAYLOAD = "bad-payload"
+    NOT_FINITE = "not-finite"
+    NORM_EXCEEDED = "norm-exceeded"
+
+
+class UpdateRefused(FedAvgError):
+    """An uploaded update is not what was asked for; `reason` is for programs, the message for people."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class UpdateHeader:
+    """What a client says of its update."""
+
+    plan: str = item(PLAN_DIGEST, "the plan's digest")
+    round: int = item(ROUND, "the round of the offer")
+    attempt: int = item(ATTEMPT, "the attempt of the offer")
+    model: str = item(SHA256, "the model that it was trained from")
+    codec: str = item(Text("[a-z0-9_.:-]", 1, 64, "a codec's name"), "how the payload is encoded")
+    numbers: int = item(NUMBERS, "P, how many numbers the vector has")
+    weight: float = item(Number(0, 1e300, above=True), "n_k, how much the update counts")
+    metrics: dict[str, float] = item(METRICS, "what the client measured, by name")
+
+
+@dataclass(frozen=True)
+class SealedHeader(UpdateHeader):
+    """The header as it travels: bound to its payload."""
+
+    payload_bytes: int = item(Integer(0, 2**48), "the length of the payload")
+    payload_sha256: str = item(SHA256, "the SHA-256 of the payload")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the server asked of the client that uploads."""
+
+    plan: str
+    round: int
+    attempt: int
+    model: str
+    codec: Codec
+    numbers: int
+    max_weight: float
+    #: The largest L2 norm that a vector may have, if there is a bound.
+    max_norm: float | None
+    #: The names of the metrics that come with an update: these, all of them, and no others.
+    metrics: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A checked update: the vector, shape (P,) float32, is finite and shares no memory with the frame."""
+
+    vector: Tensor
+    weight: float
+    metrics: dict[str, float]
+
+
+def max_frame_bytes(numbers: int, codec: Codec) -> int:
+    """No frame for a model of so many numbers is longer: a server stops reading there."""
+    return _PREFIX.size + MAX_HEADER + codec.max_bytes(numbers)
+
+
+def encode_update(header: UpdateHeader, payload: bytes) -> bytes:
+    """The frame; a header that could not be read back is MessageRefused."""
+    sealed = SealedHeader(**asdict(header), payload_bytes=len(payload), payload_sha256=sha256(payload).hexdigest())
+    text = dump(sealed)
+    return b"".join((_PREFIX.pack(MAGIC, VERSION, len(text)), text, payload))
+
+
+def decode_update(frame: bytes | memoryview, expected: Expected) -> Decoded:
+    """The update in a frame, if it is the one that was asked for; whatever else comes is UpdateRefused."""
+    header, payload = _split(memoryview(frame))
+    _check_identity(header, expected)
+    _check_claims(header, expected)
+    _check_bytes(header, payload, expected)
+    vector = _vector(payload, expected)
+    _check_numbers(vector, expected.max_norm)
+    return Decoded(vector, header.weight, header.metrics)
+
+
+def _split(frame: memoryview) -> tuple[SealedHeader, memoryview]:
+    if len(frame) < _PREFIX.size:
+        raise UpdateRefused(Reason.TRUNCATED, f"got {len(frame)} bytes; expected at least {_PREFIX.size}")
+    magic, version, length = _PREFIX.unpack_from(frame)
+    if magic != MAGIC:
+        raise UpdateRefused(Reason.BAD_MAGIC, f"the frame starts with {magic!r}; expected {MAGIC!r}")
+    if version != VERSION:
+        raise UpdateRefused(Reason.BAD_VERSION, f"got a frame of version {version}; expected {VERSION}")
+    if length > MAX_HEADER:
+        raise UpdateRefused(Reason.HEADER_TOO_LARGE, f"got a header of {length} bytes; expected at most {MAX_HEADER}")
+    rest = frame[_PREFIX.size :]
+    if length > len(rest):
+        raise UpdateRefused(Reason.TRUNCATED, f"the header has {length} bytes, but only {len(rest)} are there")
+    return _header(bytes(rest[:length])), rest[length:]
+
+
+def _header(text: bytes) -> SealedHeader:
+    try:
+        return parse(SealedHeader, text, MAX_HEADER)
+    except MessageRefused as error:
+        culprit = (error.field or "").partition(".")[0]
+        raise UpdateRefused(_CLAIMS.get(culprit, Reason.BAD_HEADER), str(error)) from None
+
+
+_CLAIMS: Final = {"weight": Reason.BAD_WEIGHT, "metrics": Reason.BAD_METRICS}
+
+
+def _check_identity(header: SealedHeader, expected: Expected) -> None:
+    """The frame answers this offer and no other."""
+    for reason, got, wanted in (
+        (Reason.WRONG_PLAN, header.plan, expected.plan),
+        (Reason.WRONG_ROUND, (header.round, header.attempt), (expected.round, expected.attempt)),
+        (Reason.WRONG_MODEL, header.model, expected.model),
+        (Reason.WRONG_CODEC, header.codec, expected.codec.name),
+        (Reason.WRONG_SHAPE, header.numbers, expected.numbers),
+    ):
+        if got != wanted:
+            raise UpdateRefused(reason, f"got {got}; expected {wanted}")
+
+
+def _check_claims(header: SealedHeader, expected: Expected) -> None:
+    if header.weight > expected.max_weight:
+        raise UpdateRefused(Reason.BAD_WEIGHT, f"got {header.weight:g}; expected at most {expected.max_weight:g}")
+    if header.metrics.keys() != expected.metrics:
+        got, wanted = sorted(header.metrics), sorted(expected.metrics)
+        raise UpdateRefused(Reason.BAD_METRICS, f"got {got}; expected {wanted}")
+
+
+def _check_bytes(header: SealedHeader, payload: memoryview, expected: Expected) -> None:
+    most = expected.codec.max_bytes(expected.numbers)
+    if len(payload) < header.payload_bytes:
+        raise UpdateRefused(
+            Reason.TRUNCATED, f"the payload has {header.payload_bytes} bytes, but only {len(payload)} are there"
+        )
+    if len(payload) > header.payload_bytes or len(payload) > most:
+        wanted = f"{header.payload_bytes}, and at most {most}"
+        raise UpdateRefused(Reason.WRONG_LENGTH, f"got a payload of {len(payload)} bytes; expected {wanted}")
+    if sha256(payload).hexdigest() != header.payload_sha256:
+        raise UpdateRefused(Reason.WRONG_DIGEST, "the payload does not have the SHA-256 that its header says")
+
+
+def _vector(payload: memoryview, expected: Expected) -> Tensor:
+    try:
+        with np.errstate(all="ignore"):  # a signalling NaN must not reach the log as a warning: it is refused below
+            vector = expected.codec.decode(payload, expected.numbers)
+    except Exception as error:  # whatever a codec trips over in a stranger's bytes is the stranger's mistake
+        raise UpdateRefused(Reason.BAD_PAYLOAD, f"not a {expected.codec.name} payload: {error}") from None
+    if vector.shape != (expected.numbers,) or vector.dtype != torch.float32:
+        detail = f"got {tuple(vector.shape)} {vector.dtype}; expected ({expected.numbers},) float32"
+        raise UpdateRefused(Reason.BAD_PAYLOAD, detail)
+    return vector
+
+
+def _check_numbers(vector: Tensor, max_norm: float | None) -> None:
+    if not all(isfinite(float(end)) for end in vector.aminmax()):  # one pass: both ends are NaN if any number is
+        raise UpdateRefused(Reason.NOT_FINITE, "the vector holds NaN or infinity; expected finite numbers")
+    if max_norm is None:
+        return
+    norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # squares of float32 overflow float32
+    if norm > max_norm:
+        raise UpdateRefused(Reason.NORM_EXCEEDED, f"the vector's norm is {norm:g}; expected at most {max_norm:g}")
