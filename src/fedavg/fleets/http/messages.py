@@ -148,7 +148,7 @@ class Choice(Rule):
 
 
 @dataclass(frozen=True)
-class Optional(Rule):
+class Nullable(Rule):
     """A value or null. The field itself is never left out."""
 
     rule: Rule
@@ -234,7 +234,7 @@ class EnrolRequest:
     key: str = item(Key(), "the client's Ed25519 public key, base64")
     examples: int = item(Integer(0, 2**31), "n_k, how many examples the client holds")
     name: str = item(Text(_LINE, 0, 64, "printable text"), "a name for the operator to see")
-    client: int | None = item(Optional(CLIENT), "the client number asked for, or null for any")
+    client: int | None = item(Nullable(CLIENT), "the client number asked for, or null for any")
     task: str = item(_VISIBLE, "the task that is installed on the client")
     protocol: int = item(Integer(1, 65_535), "the version of the protocol that the client speaks")
 
@@ -273,7 +273,7 @@ class PollRequest:
     """POST /v1/poll: is there work?"""
 
     eligible: Eligibility = item(Nested(Eligibility), "whether the device may work now")
-    holding: Holding | None = item(Optional(Nested(Holding)), "the update that the client still keeps, or null")
+    holding: Holding | None = item(Nullable(Nested(Holding)), "the update that the client still keeps, or null")
     wait_s: float = item(Number(0, 60), "how long the server may hold the request open")
     engine: str = item(_VISIBLE, "how the client trains: the engine's name")
 
@@ -293,10 +293,10 @@ class WorkOffer(PollAnswer):
     numbers: int = item(NUMBERS, "P, how many numbers the model has")
     deadline_s: float = item(SECONDS, "seconds left for the upload")
     epochs: int = item(Integer(1, LARGEST), "E, local epochs")
-    batch: float | None = item(Optional(Number(1, LARGEST, whole=True)), "B, the batch size; null is all local data")
+    batch: float | None = item(Nullable(Number(1, LARGEST, whole=True)), "B, the batch size; null is all local data")
     lr: float = item(Number(0, 1e12, above=True), "eta, the learning rate of this round")
     settings: dict[str, float] = item(SETTINGS, "the algorithm's further numbers by name")
-    upload_token: str | None = item(Optional(TOKEN), "if not null: upload without a signature, with this token")
+    upload_token: str | None = item(Nullable(TOKEN), "if not null: upload without a signature, with this token")
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,7 @@ class Problem:
 
     error: str = item(Text("[a-z0-9-]", 1, 64, "a-z, 0-9 and -"), "the reason, for programs")
     detail: str = item(Text(_LINES, 0, 1000, "printable text"), "the reason, for people")
-    epoch: str | None = item(Optional(EPOCH), "the epoch to sign with, if that was the mistake")
+    epoch: str | None = item(Nullable(EPOCH), "the epoch to sign with, if that was the mistake")
 
 
 MESSAGES: Final = (
@@ -430,8 +430,8 @@ def _strict_json(body: bytes) -> object:
 
 def _check_depth(text: str) -> None:
     depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
+    for bracket in _BRACKET.finditer(_STRING.sub("", text)):
+        depth += 1 if bracket[0] in "[{" else -1
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH}")
 
@@ -458,9 +458,9 @@ def _join(path: str, name: str) -> str:
 
 
 def _refuse(value: object, path: str, expected: str) -> object:
-    raise MessageRefused(
-        "bad-field", f"{path or 'the message'}: got {_shown(value)}; expected {expected}", path or None
-    )
+    if not path:
+        raise MessageRefused("bad-json", f"got {_shown(value)}; expected {expected}")
+    raise MessageRefused("bad-field", f"{path}: got {_shown(value)}; expected {expected}", path)
 
 
 def _shown(value: object) -> str:

@@ -133,7 +133,7 @@ def encode_update(header: UpdateHeader, payload: bytes) -> bytes:
 
 def decode_update(frame: bytes | memoryview, expected: Expected) -> Decoded:
     """The update in a frame, if it is the one that was asked for; whatever else comes is UpdateRefused."""
-    header, payload = _split(memoryview(frame))
+    header, payload = _split(memoryview(frame).cast("B"))
     _check_identity(header, expected)
     _check_claims(header, expected)
     _check_bytes(header, payload, expected)
