@@ -170,7 +170,7 @@ BAD = {
         "holding.attempt": [-1, "0", None],
         "holding.model": ["", "AB" * 32, "ab" * 31, "ab" * 33, "ab" * 32 + "\n", None],
         "wait_s": [-1, 60.001, True, "1", None],
-        "engine": ["", "a b", "x" * 129, None],
+        "engine": ["", "a\nb", "x" * 129, None],
     },
     WorkOffer: {
         "type": ["Work", "", None, 1, ["work"]],

@@ -275,7 +275,7 @@ class PollRequest:
     eligible: Eligibility = item(Nested(Eligibility), "whether the device may work now")
     holding: Holding | None = item(Nullable(Nested(Holding)), "the update that the client still keeps, or null")
     wait_s: float = item(Number(0, 60), "how long the server may hold the request open")
-    engine: str = item(_VISIBLE, "how the client trains: the engine's name")
+    engine: str = item(Text(_LINE, 1, 128, "printable text"), "how the client trains: the engine's name")
 
 
 class PollAnswer:
@@ -343,6 +343,29 @@ class Problem:
     detail: str = item(Text(_LINES, 0, 1000, "printable text"), "the reason, for people")
     epoch: str | None = item(Nullable(EPOCH), "the epoch to sign with, if that was the mistake")
 
+
+#: What `Problem.error` may say, with its HTTP status; a refused update frame (422) says its `wire.Reason`.
+PROBLEMS: Final[dict[str, int]] = {
+    "bad-json": 400,
+    "bad-field": 400,
+    "wrong-protocol": 400,
+    "bad-signature": 401,
+    "stale-epoch": 401,
+    "replayed": 401,
+    "unknown-client": 401,
+    "bad-token": 403,
+    "not-asked": 403,
+    "not-found": 404,
+    "bad-method": 405,
+    "client-taken": 409,
+    "wrong-task": 409,
+    "round-closed": 409,
+    "too-large": 413,
+    "content-encoding": 415,
+    "too-many-requests": 429,
+    "internal": 500,
+    "busy": 503,
+}
 
 MESSAGES: Final = (
     EnrolRequest,
