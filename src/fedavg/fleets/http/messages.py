@@ -423,16 +423,17 @@ def _build(kind: type, value: object, path: str) -> object:
     if variants:
         kind = _variant(variants, value, path)
     specs = fields(kind)
-    known = {spec.name for spec in specs}
-    for name in value:
-        if name not in known:
-            _refuse(value[name], _join(path, _shown(name)), f"no such field; known are {', '.join(sorted(known))}")
-    for spec in specs:
-        if spec.name not in value:
-            where = _join(path, spec.name)
-            raise MessageRefused("bad-field", f"{where}: is missing; expected {spec.metadata['help']}", where)
+    _check_names(value, [spec.name for spec in specs], path)
     checked = {spec.name: spec.metadata["rule"].check(value[spec.name], _join(path, spec.name)) for spec in specs}
     return kind(**{spec.name: checked[spec.name] for spec in specs if spec.init})
+
+
+def _check_names(value: dict[str, object], known: list[str], path: str) -> None:
+    """Each known field is there, and no other."""
+    for name in [name for name in value if name not in known]:
+        _refuse(value[name], _join(path, _shown(name)), f"no such field; known are {', '.join(known)}")
+    for where in [_join(path, name) for name in known if name not in value]:
+        raise MessageRefused("bad-field", f"{where}: is missing; expected {', '.join(known)}", where)
 
 
 def _variant(variants: tuple[type, ...], value: dict[str, object], path: str) -> type:

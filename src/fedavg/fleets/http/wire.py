@@ -205,7 +205,7 @@ def _check_bytes(header: SealedHeader, payload: memoryview, expected: Expected) 
 
 def _vector(payload: memoryview, expected: Expected) -> Tensor:
     try:
-        with np.errstate(all="ignore"):  # a signalling NaN must not reach the log as a warning: it is refused below
+        with np.errstate(all="ignore"):  # 0 * infinity is refused below; it need not fill the log with warnings
             vector = expected.codec.decode(payload, expected.numbers)
     except Exception as error:  # whatever a codec trips over in a stranger's bytes is the stranger's mistake
         raise UpdateRefused(Reason.BAD_PAYLOAD, f"not a {expected.codec.name} payload: {error}") from None
