@@ -32,7 +32,7 @@ class Admin:
         async def checked(request: Request) -> Response:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(keys.token_hash(token), self._token_hash):
-                raise Refusal(401, "admin-token", "this needs 'Authorization: Bearer' with the admin token")
+                raise Refusal("admin-token", "this needs 'Authorization: Bearer' with the admin token")
             response: Response = await handler(request)
             return response
 
@@ -52,7 +52,7 @@ class Admin:
         k = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
         row = self._hub.client(k)
         if row is None:
-            raise Refusal(404, "client-unknown", f"there is no client '{text[:20]}'")
+            raise Refusal("client-unknown", f"there is no client '{text[:20]}'")
         await self._app.blocking(self._store.revoke, k)
         self._hub.know([await self._app.blocking(self._store.client, k)])
         return JSONResponse({"client": k, "revoked": True})

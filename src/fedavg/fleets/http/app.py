@@ -24,6 +24,7 @@ from fedavg.fleets.http.hub import Hub
 from fedavg.fleets.http.limits import Buckets
 from fedavg.fleets.http.messages import (
     MAX_MESSAGE,
+    PROBLEMS,
     PROTOCOL,
     Enrolled,
     EnrolRequest,
@@ -52,25 +53,25 @@ SLOWEST_UPLOAD: Final = 64 * 1024
 UPLOAD_BYTES: Final = 256 * 2**20
 #: Seconds that an upload waits for its turn before it is told to come back.
 TURN_S: Final = 10.0
+#: The status of an update frame that is refused; its reason is a `wire.Reason`.
+UPDATE_REFUSED: Final = 422
 #: The first pause of a client that has just enrolled.
 POLL_S: Final = 1.0
-
-_STATUS: Final = {
-    Verdict.NOT_INVITED: 403,
-    Verdict.WRONG_ROUND: 409,
-    Verdict.ROUND_CLOSED: 409,
-}
 
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
 
 
 class Refusal(Exception):
-    """The request is refused: an HTTP status, a reason for programs, and one for people."""
+    """The request is refused: a reason for programs, which has its HTTP status, and one for people."""
 
-    def __init__(self, status: int, error: str, detail: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, error: str, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
-        self.status, self.error, self.detail, self.headers = status, error, detail, headers or {}
+        self.error, self.detail, self.headers = error, detail, headers or {}
+
+    @property
+    def status(self) -> int:
+        return PROBLEMS.get(self.error, UPDATE_REFUSED)
 
 
 class FleetApp:
@@ -151,9 +152,9 @@ class FleetApp:
         body = await read_body(request, MESSAGE_BYTES, BODY_S)
         message = parse_body(EnrolRequest, body)
         if message.protocol != PROTOCOL:
-            raise Refusal(409, "wrong-protocol", f"got version {message.protocol}; this server speaks {PROTOCOL}")
+            raise Refusal("wrong-protocol", f"got version {message.protocol}; this server speaks {PROTOCOL}")
         if message.task != self._plan.task:
-            raise Refusal(409, "wrong-task", f"got '{message.task}'; this run trains '{self._plan.task}'")
+            raise Refusal("wrong-task", f"got '{message.task}'; this run trains '{self._plan.task}'")
         key = b64decode(message.key)
         self._check_signature(request, key, None, body)
         try:
@@ -161,7 +162,7 @@ class FleetApp:
                 self._store.enrol, keys.token_hash(message.token), key, message.examples, message.name, message.client
             )
         except EnrolRefused as error:
-            raise Refusal(403, error.reason, str(error)) from None
+            raise Refusal(error.reason, str(error)) from None
         self._hub.know([row])
         log.info("client enrolled", extra={"client": row.k, "examples": row.examples})
         answer = Enrolled(
@@ -200,7 +201,7 @@ class FleetApp:
         digest = request.path_params["digest"]
         data = self._hub.model(digest)
         if data is None:
-            raise Refusal(404, "no-such-model", "this model is not on offer (any more); poll for work")
+            raise Refusal("no-such-model", "this model is not on offer (any more); poll for work")
         headers = {
             "etag": f'"{digest}"',
             "cache-control": "public, max-age=31536000, immutable",
@@ -226,7 +227,7 @@ class FleetApp:
         token = request.headers.get("fedavg-upload-token", "")
         source = self._hub.token_source(token)
         if source is None:
-            raise Refusal(403, "upload-token-unknown", "the upload token is not one of this round")
+            raise Refusal("upload-token-unknown", "the upload token is not one of this round")
         return await self._take(request, source, None)
 
     async def _take(self, request: Request, source: int | bytes, fields: keys.SignedFields | None) -> Response:
@@ -234,8 +235,8 @@ class FleetApp:
         verdict = self._hub.judge(source, round, attempt)
         if verdict is Verdict.ACCEPTED:
             verdict = await self._receive(request, source, fields, round, attempt)
-        if verdict in _STATUS:
-            raise Refusal(_STATUS[verdict], verdict, "this update is not wanted now; poll for work")
+        if verdict not in (Verdict.ACCEPTED, Verdict.DUPLICATE):
+            raise Refusal(verdict, "this update is not wanted now; poll for work")
         return _json(UpdateAnswer(accepted=True, duplicate=verdict is Verdict.DUPLICATE))
 
     async def _receive(
@@ -244,7 +245,7 @@ class FleetApp:
         """Read an update, one at a time from each source and only as many as fit in memory, and add it."""
         limit = self._hub.frame_limit()
         if source in self._uploading:
-            raise Refusal(409, "upload-under-way", "another upload of this update is under way")
+            raise Refusal("upload-under-way", "another upload of this update is under way")
         self._uploading.add(source)
         try:
             async with _Turn(self._all_turns(limit)):
@@ -254,7 +255,7 @@ class FleetApp:
                 )
         except UpdateRefused as error:
             self._hub.refused[str(error.reason)] += 1
-            raise Refusal(422, error.reason, str(error)) from None
+            raise Refusal(error.reason, str(error)) from None
         finally:
             self._uploading.discard(source)
 
@@ -274,7 +275,7 @@ class FleetApp:
         client, body = await self._signed(request)
         message = parse_body(ReportRequest, body)
         if not self._hub.fail(client.k, message.round, message.attempt):
-            raise Refusal(409, "wrong-round", "no update of this client is wanted in that round")
+            raise Refusal("wrong-round", "no update of this client is wanted in that round")
         log.warning(
             "client reports",
             extra={"client": client.k, "round": message.round, "kind": message.kind, "detail": message.detail},
@@ -308,9 +309,9 @@ class FleetApp:
         fields, signature = self._signed_fields(request)
         client = self._hub.client(int(fields.client)) if fields.client != keys.ENROL else None
         if client is None:
-            raise Refusal(401, "client-unknown", "this client is not enrolled here; enrol first")
+            raise Refusal("client-unknown", "this client is not enrolled here; enrol first")
         if client.revoked:
-            raise Refusal(403, "revoked", "this client's enrolment was taken back by the operator")
+            raise Refusal("revoked", "this client's enrolment was taken back by the operator")
         self._verify(fields, signature, client.key, client.k)
         return fields, client
 
@@ -324,14 +325,14 @@ class FleetApp:
         try:
             return keys.parse(request.method, request.url.path + query, request.headers)
         except keys.SignatureRefused as error:
-            raise Refusal(401, error.reason, str(error)) from None
+            raise Refusal(error.reason, str(error)) from None
 
     def _verify(self, fields: keys.SignedFields, signature: str, key: bytes, counted_as: int | None) -> None:
         try:
             keys.verify(fields, signature, key, self._guard, counted_as)
         except keys.SignatureRefused as error:
             told = {keys.COUNTER: str(error.highest)} if error.highest is not None else None
-            raise Refusal(401, error.reason, str(error), told) from None
+            raise Refusal(error.reason, str(error), told) from None
 
     async def blocking(self, call: Callable[..., Any], *arguments: object) -> Any:
         """A call of the database, which may take its time, in a thread."""
@@ -340,8 +341,8 @@ class FleetApp:
         except StoreError as error:
             log.error("database", extra={"detail": str(error)})
             if not error.retryable:
-                raise Refusal(409, "storage-refused", str(error)) from None
-            raise Refusal(503, "storage", "the server can not write at the moment; come back", _later(5)) from None
+                raise Refusal("storage-refused", str(error)) from None
+            raise Refusal("storage", "the server can not write at the moment; come back", _later(5)) from None
 
 
 class _Turn:
@@ -354,7 +355,7 @@ class _Turn:
         try:
             await asyncio.wait_for(self._turns.acquire(), TURN_S)
         except TimeoutError:
-            raise Refusal(503, "busy", "too many uploads at a time; come back", _later(2)) from None
+            raise Refusal("busy", "too many uploads at a time; come back", _later(2)) from None
 
     async def __aexit__(self, *_: object) -> None:
         self._turns.release()
@@ -363,16 +364,16 @@ class _Turn:
 async def read_body(request: Request, limit: int, seconds: float) -> bytearray:
     """The body, of at most `limit` bytes as counted, within so many seconds. Encodings are refused: no bombs."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal(415, "content-encoding", "content encodings are not taken; send the bytes as they are")
+        raise Refusal("content-encoding", "content encodings are not taken; send the bytes as they are")
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
                 if len(body) + len(chunk) > limit:
-                    raise Refusal(413, "too-large", f"the body has more than {limit} bytes")
+                    raise Refusal("too-large", f"the body has more than {limit} bytes")
                 body += chunk
     except TimeoutError:
-        raise Refusal(408, "too-slow", f"the body was not there within {seconds:.0f} s") from None
+        raise Refusal("too-slow", f"the body was not there within {seconds:.0f} s") from None
     return body
 
 
@@ -385,7 +386,7 @@ def problem(refusal: Refusal, epoch: str | None = None) -> Response:
 
 async def _http_problem(_: Request, error: HTTPException) -> Response:
     name = {404: "no-such-path", 405: "wrong-method"}.get(error.status_code, "bad-request")
-    return problem(Refusal(error.status_code, name, error.detail))
+    return problem(Refusal(name, error.detail))
 
 
 def _json(message: object) -> Response:
@@ -396,19 +397,19 @@ def parse_body(kind: type[T], body: bytearray) -> T:
     try:
         return parse(kind, bytes(body), MAX_MESSAGE)
     except MessageRefused as error:
-        raise Refusal(400, error.reason, str(error)) from None
+        raise Refusal(error.reason, str(error)) from None
 
 
 def _check_body(fields: keys.SignedFields, body: bytearray) -> None:
     try:
         keys.check_body(fields, sha256(body).hexdigest())
     except keys.SignatureRefused as error:
-        raise Refusal(401, error.reason, str(error)) from None
+        raise Refusal(error.reason, str(error)) from None
 
 
 def _pace(wait: float) -> None:
     if wait:
-        raise Refusal(429, "too-often", f"too many requests; come back in {wait:.1f} s", _later(wait))
+        raise Refusal("too-often", f"too many requests; come back in {wait:.1f} s", _later(wait))
 
 
 def _later(seconds: float) -> dict[str, str]:
@@ -418,7 +419,7 @@ def _later(seconds: float) -> dict[str, str]:
 def _path_number(request: Request, name: str) -> int:
     text = str(request.path_params[name])
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        raise Refusal(404, "no-such-path", f"{name} is not a number of a {name}")
+        raise Refusal("no-such-path", f"{name} is not a number of a {name}")
     return int(text)
 
 
@@ -428,9 +429,9 @@ def _byte_range(text: str, size: int) -> tuple[int, int]:
     first, dash, last = span.partition("-")
     digits = all(part.isascii() and part.isdigit() and len(part) < 16 for part in (first, last) if part)
     if unit.strip() != "bytes" or not dash or not digits or not (first or last):
-        raise Refusal(416, "bad-range", "expected 'bytes=FIRST-LAST'", {"content-range": f"bytes */{size}"})
+        raise Refusal("bad-range", "expected 'bytes=FIRST-LAST'", {"content-range": f"bytes */{size}"})
     start = int(first) if first else max(0, size - int(last))
     end = min(int(last), size - 1) if first and last else size - 1
     if start > end:
-        raise Refusal(416, "bad-range", f"expected a range within {size} bytes", {"content-range": f"bytes */{size}"})
+        raise Refusal("bad-range", f"expected a range within {size} bytes", {"content-range": f"bytes */{size}"})
     return start, end

@@ -277,7 +277,7 @@ class Hub:
         """Check an update and add it to the sum, once; UpdateRefused if it is not what was asked for."""
         with self._changed:
             expected = self._expected
-        decoded = decode_update(frame, expected)  # the long part, outside of the lock
+        decoded = decode_update(frame, self._bounded(expected, source))  # the long part, outside of the lock
         with self._changed:
             verdict = self.judge(source, round, attempt)
             if verdict is Verdict.ACCEPTED:
@@ -291,6 +291,12 @@ class Hub:
                 if self._round.phase is not Phase.COLLECTING:
                     self._changed.notify_all()
             return verdict
+
+    def _bounded(self, expected: Expected, source: Hashable) -> Expected:
+        """No client counts for more than the examples that it enrolled with."""
+        if not isinstance(source, int):
+            return expected
+        return replace(expected, max_weight=min(expected.max_weight, self._clients[source].examples))
 
     def _add_to_sum(self, update: Update) -> None:
         try:

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fedavg.errors import FedAvgError
 from fedavg.files import write_atomically
 
-PROTOCOL: Final = "fedavg-http/1"
+PROTOCOL: Final = "fedavg-v1"
 #: What stands in the place of a client's number as long as it has none.
 ENROL: Final = "enrol"
 TOKEN_PREFIX: Final = "fedavg_join_"

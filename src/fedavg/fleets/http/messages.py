@@ -275,7 +275,7 @@ class PollRequest:
     eligible: Eligibility = item(Nested(Eligibility), "whether the device may work now")
     holding: Holding | None = item(Nullable(Nested(Holding)), "the update that the client still keeps, or null")
     wait_s: float = item(Number(0, 60), "how long the server may hold the request open")
-    engine: str = item(_VISIBLE, "how the client trains: the engine's name")
+    engine: str = item(Text(_LINE, 1, 128, "printable text"), "how the client trains: the engine's name")
 
 
 class PollAnswer:
@@ -353,6 +353,43 @@ class Problem:
     epoch: str | None = item(Nullable(EPOCH), "the epoch to sign with, if that was the mistake")
 
 
+#: What `Problem.error` may say, with its HTTP status; a refused update frame (422) says its `wire.Reason`.
+PROBLEMS: Final[dict[str, int]] = {
+    "bad-json": 400,
+    "bad-field": 400,
+    "bad-request": 400,
+    "wrong-protocol": 400,
+    "malformed": 401,
+    "bad-signature": 401,
+    "body-mismatch": 401,
+    "stale-epoch": 401,
+    "replayed": 401,
+    "too-old": 401,
+    "client-unknown": 401,
+    "admin-token": 401,
+    "revoked": 403,
+    "token-unknown": 403,
+    "token-used": 403,
+    "upload-token-unknown": 403,
+    "not-invited": 403,
+    "no-such-path": 404,
+    "no-such-model": 404,
+    "wrong-method": 405,
+    "too-slow": 408,
+    "number-taken": 409,
+    "wrong-task": 409,
+    "wrong-round": 409,
+    "round-closed": 409,
+    "upload-under-way": 409,
+    "storage-refused": 409,
+    "too-large": 413,
+    "content-encoding": 415,
+    "bad-range": 416,
+    "too-often": 429,
+    "busy": 503,
+    "storage": 503,
+}
+
 MESSAGES: Final = (
     EnrolRequest,
     Enrolled,
@@ -410,16 +447,17 @@ def _build(kind: type, value: object, path: str) -> object:
     if variants:
         kind = _variant(variants, value, path)
     specs = fields(kind)
-    known = {spec.name for spec in specs}
-    for name in value:
-        if name not in known:
-            _refuse(value[name], _join(path, _shown(name)), f"no such field; known are {', '.join(sorted(known))}")
-    for spec in specs:
-        if spec.name not in value:
-            where = _join(path, spec.name)
-            raise MessageRefused("bad-field", f"{where}: is missing; expected {spec.metadata['help']}", where)
+    _check_names(value, [spec.name for spec in specs], path)
     checked = {spec.name: spec.metadata["rule"].check(value[spec.name], _join(path, spec.name)) for spec in specs}
     return kind(**{spec.name: checked[spec.name] for spec in specs if spec.init})
+
+
+def _check_names(value: dict[str, object], known: list[str], path: str) -> None:
+    """Each known field is there, and no other."""
+    for name in [name for name in value if name not in known]:
+        _refuse(value[name], _join(path, _shown(name)), f"no such field; known are {', '.join(known)}")
+    for where in [_join(path, name) for name in known if name not in value]:
+        raise MessageRefused("bad-field", f"{where}: is missing; expected {', '.join(known)}", where)
 
 
 def _variant(variants: tuple[type, ...], value: dict[str, object], path: str) -> type:
@@ -440,8 +478,8 @@ def _strict_json(body: bytes) -> object:
 
 def _check_depth(text: str) -> None:
     depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
+    for bracket in _BRACKET.finditer(_STRING.sub("", text)):
+        depth += 1 if bracket[0] in "[{" else -1
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH}")
 

@@ -79,7 +79,7 @@ class UpdateHeader:
     round: int = item(ROUND, "the round of the offer")
     attempt: int = item(ATTEMPT, "the attempt of the offer")
     model: str = item(SHA256, "the model that it was trained from")
-    codec: str = item(Text("[a-z0-9_.:-]", 1, 64, "a codec's name"), "how the payload is encoded")
+    codec: str = item(Text("[!-~]", 1, 128, "visible ASCII without spaces"), "how the payload is encoded")
     numbers: int = item(NUMBERS, "P, how many numbers the vector has")
     weight: float = item(Number(0, 1e300, above=True), "n_k, how much the update counts")
     metrics: dict[str, float] = item(METRICS, "what the client measured, by name")
@@ -205,7 +205,7 @@ def _check_bytes(header: SealedHeader, payload: memoryview, expected: Expected) 
 
 def _vector(payload: memoryview, expected: Expected) -> Tensor:
     try:
-        with np.errstate(all="ignore"):  # a signalling NaN must not reach the log as a warning: it is refused below
+        with np.errstate(all="ignore"):  # 0 * infinity is refused below; it need not fill the log with warnings
             vector = expected.codec.decode(payload, expected.numbers)
     except Exception as error:  # whatever a codec trips over in a stranger's bytes is the stranger's mistake
         raise UpdateRefused(Reason.BAD_PAYLOAD, f"not a {expected.codec.name} payload: {error}") from None

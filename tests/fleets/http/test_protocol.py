@@ -1,0 +1,110 @@
+"""docs/protocol.md says what the code does: each field, reason, bound and example."""
+
+import re
+from base64 import b64decode, b64encode
+from dataclasses import fields
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedavg.codecs import make_codec
+from fedavg.fleets.http import messages
+from fedavg.fleets.http.messages import MAX_DEPTH, MAX_MESSAGE, PROBLEMS, ReportRequest, dump
+from fedavg.fleets.http.wire import (
+    MAX_HEADER,
+    Expected,
+    Reason,
+    SealedHeader,
+    UpdateHeader,
+    decode_update,
+    encode_update,
+)
+
+TEXT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^##+ (.+?)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
+TABLES = {
+    kind.__name__: kind
+    for kind in vars(messages).values()
+    if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__") and not issubclass(kind, messages.Rule)
+} | {"Header": SealedHeader}
+
+
+def rows(section: str) -> list[list[str]]:
+    lines = [line for line in SECTIONS[section].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def bounds(rule: messages.Rule) -> list[float]:
+    match rule:
+        case messages.Nullable(inner):
+            return bounds(inner)
+        case messages.Table(name, value, most):
+            return [most, name.low, name.high, value.high]
+        case messages.Text(_, low, high) if low < high:
+            return [low, high]
+        case messages.Number(low, high) | messages.Integer(low, high):
+            return [low, high]
+    return []
+
+
+def numbers(text: str) -> set[float]:
+    """The numbers in a cell; 2^31 - 1 is one."""
+    text = text.replace(",", "")
+    powers = re.findall(r"(\d+)\^(\d+)( - 1)?", text)
+    plain = re.sub(r"\d+\^\d+( - 1)?", "", text)
+    return {float(a) ** int(b) - bool(less) for a, b, less in powers} | {float(n) for n in re.findall(r"\d+", plain)}
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_each_message_has_its_fields_with_their_bounds_and_meanings(section):
+    table = {row[0].strip("`"): row[1:] for row in rows(section)}
+    specs = {spec.name: spec.metadata for spec in fields(TABLES[section])}
+    assert list(table) == list(specs)
+    for name, (allowed, meaning) in table.items():
+        assert meaning == specs[name]["help"]
+        assert set(bounds(specs[name]["rule"])) <= numbers(allowed), name
+        assert isinstance(specs[name]["rule"], messages.Nullable) == allowed.endswith("or null")
+
+
+def test_the_reasons_are_those_of_the_code_in_the_same_order():
+    assert [row[0].strip("`") for row in rows("Why a frame is refused")] == [str(reason) for reason in Reason]
+
+
+def test_the_problems_are_those_of_the_code_with_their_status():
+    told = {error: int(row[0]) for row in rows("Problems") for error in re.findall("`([a-z-]+)`", row[1])}
+    assert told == PROBLEMS
+
+
+def test_the_limits_are_those_of_the_code():
+    assert f"{MAX_MESSAGE:,} bytes of JSON" in TEXT
+    assert f"9 + {MAX_HEADER:,} bytes" in TEXT
+    assert f"at most {MAX_HEADER:,}" in TEXT
+    assert f"nesting deeper than {MAX_DEPTH}" in TEXT
+
+
+def test_the_example_of_a_signature_can_be_made_again():
+    signed, signature = (block.strip() for block in re.findall(r"```\n(.*?)```", SECTIONS["Signing"], re.DOTALL))
+    body = dump(ReportRequest(7, 1, "declined", ""))
+    assert f"`{body.decode()}`" in SECTIONS["Signing"]
+    assert signed.splitlines()[-1] == sha256(body).hexdigest()
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    assert f"`{b64encode(public).decode()}`" in SECTIONS["Signing"]
+    assert key.sign(signed.encode()) == b64decode(signature)
+
+
+def test_the_example_of_a_frame_is_one():
+    section = SECTIONS["Header"]
+    (header,) = re.findall(r"```\n(.*?)\n```", section, re.DOTALL)
+    prefix, payload = (bytes.fromhex(digits) for digits in re.findall(r"`((?:[0-9a-f]{2} )+[0-9a-f]{2})`", section))
+    frame = prefix + header.encode() + payload
+    plan, model = "0123456789abcdef", "ab" * 32
+    expected = Expected(plan, 7, 1, model, make_codec("float32"), 2, 600.0, None, frozenset({"train_loss"}))
+    assert decode_update(frame, expected).vector.tolist() == [1, -2]
+    said = UpdateHeader(plan, 7, 1, model, "float32", 2, 600.0, {"train_loss": 0.25})
+    assert frame == encode_update(said, np.array([1, -2], "<f4").tobytes())
+    assert f"{len(frame)} bytes" in section
