@@ -29,7 +29,9 @@ def random_ring(terms, client):
 
 
 def plain_sum(terms, clients):
-    return sum((random_ring(terms, client) for client in clients), np.zeros(terms.encoding.length, terms.encoding.dtype))
+    return sum(
+        (random_ring(terms, client) for client in clients), np.zeros(terms.encoding.length, terms.encoding.dtype)
+    )
 
 
 @dataclass

@@ -26,7 +26,9 @@ def exact_tail(population, marked, draws, at_least):
     return Fraction(ways, comb(population, draws))
 
 
-@pytest.mark.parametrize(("clients", "adversaries", "dropout"), [(100, 0.05, 0.33), (1000, 0.05, 0.05), (300, 0.1, 0.2)])
+@pytest.mark.parametrize(
+    ("clients", "adversaries", "dropout"), [(100, 0.05, 0.33), (1000, 0.05, 0.05), (300, 0.1, 0.2)]
+)
 def test_the_parameters_keep_their_promise_in_exact_arithmetic(clients, adversaries, dropout):
     topology = sparse(clients, adversaries, dropout)
     k, t = topology.degree, topology.threshold
@@ -39,7 +41,9 @@ def test_the_parameters_keep_their_promise_in_exact_arithmetic(clients, adversar
 def test_an_active_server_needs_two_overlapping_majorities():
     curious, active = sparse(1000, 0.05, 0.05), sparse(1000, 0.05, 0.05, active=True)
     assert active.degree > curious.degree
-    reached = next(t for t in range(active.degree) if 1000 * exact_tail(1000, 50, active.degree, t) <= Fraction(1, 2**41))
+    reached = next(
+        t for t in range(active.degree) if 1000 * exact_tail(1000, 50, active.degree, t) <= Fraction(1, 2**41)
+    )
     # Both secrets of a client need 2 t shares from degree + 1 holders, of which fewer than `reached` give two.
     assert 2 * active.threshold > active.degree + 1 + reached - 1
 
@@ -58,7 +62,9 @@ def test_the_bound_on_disconnection_holds_in_full_enumeration():
     links = neighbours(range(12), 4)
     cuts = sum(not connected(links, removed) for removed in combinations(range(12), 6))
     assert 0 < cuts / comb(12, 6) <= exp(graph._log_disconnected(12, 4, 6))
-    assert all(connected(links, removed) for removed in combinations(range(12), 3))  # fewer than the degree never cut it
+    assert all(
+        connected(links, removed) for removed in combinations(range(12), 3)
+    )  # fewer than the degree never cut it
 
 
 @given(st.integers(2, 60), st.integers(1, 10), st.randoms(use_true_random=False))

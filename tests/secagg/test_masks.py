@@ -6,23 +6,24 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from parties import small_terms
 
 from fedavg.secagg import masks
-from fedavg.secagg.masks import apply_masks, pairwise_key, public_key, sealing_key, self_key
+from fedavg.secagg.masks import agree, apply_masks, pairwise_key, private_key, public_key, sealing_key, self_key
 
 ONE, OTHER = bytes(range(32)), bytes(range(1, 33))
 
 
 def test_both_ends_of_a_pair_derive_the_same_keys():
-    terms = small_terms(4).digest
-    assert pairwise_key(ONE, public_key(OTHER), terms, 1, 2) == pairwise_key(OTHER, public_key(ONE), terms, 2, 1)
-    assert sealing_key(ONE, public_key(OTHER), terms, 1, 2) == sealing_key(OTHER, public_key(ONE), terms, 1, 2)
+    one, other = private_key(ONE), private_key(OTHER)
+    agreed = agree(one, public_key(other))
+    assert agreed == agree(other, public_key(one))
+    assert pairwise_key(agreed, bytes(32), 1, 2) == pairwise_key(agreed, bytes(32), 2, 1)
 
 
 def test_a_key_is_bound_to_session_round_model_pair_direction_and_purpose():
-    peer, base = public_key(OTHER), small_terms(4)
+    base = small_terms(4)
     changes = [{}, {"session": bytes(16)}, {"round": 4}, {"model": bytes(32)}, {"threshold": 4}]
-    keys = [pairwise_key(ONE, peer, small_terms(4, **change).digest, 1, 2) for change in changes]
-    keys += [pairwise_key(ONE, peer, base.digest, 1, 3), sealing_key(ONE, peer, base.digest, 1, 2)]
-    keys += [sealing_key(ONE, peer, base.digest, 2, 1), self_key(ONE, base.digest, 1), self_key(ONE, base.digest, 2)]
+    keys = [pairwise_key(ONE, small_terms(4, **change).digest, 1, 2) for change in changes]
+    keys += [pairwise_key(ONE, base.digest, 1, 3), sealing_key(ONE, base.digest, 1, 2)]
+    keys += [sealing_key(ONE, base.digest, 2, 1), self_key(ONE, base.digest, 1), self_key(ONE, base.digest, 2)]
     keys += [masks.commitment(ONE, base.digest, 1), masks.sharing_key(ONE, base.digest, b"seed")]
     assert len({*keys}) == len(keys) == 12
     assert all(len(key) == 32 for key in keys)
@@ -30,7 +31,7 @@ def test_a_key_is_bound_to_session_round_model_pair_direction_and_purpose():
 
 def test_a_degenerate_public_key_is_refused():
     with pytest.raises(ValueError, match="shared key"):
-        pairwise_key(ONE, bytes(32), bytes(32), 1, 2)
+        agree(private_key(ONE), bytes(32))
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4", "<u8"])
@@ -40,7 +41,7 @@ def test_a_mask_is_the_keystream_of_aes_256_in_counter_mode(dtype, length):
     apply_masks(ring, [ONE], [])
     blocks = -(-ring.nbytes // 16)
     counters = b"".join(counter.to_bytes(16, "big") for counter in range(blocks))
-    keystream = Cipher(algorithms.AES(ONE), modes.ECB()).encryptor().update(counters)  # noqa: S305
+    keystream = Cipher(algorithms.AES(ONE), modes.ECB()).encryptor().update(counters)
     assert ring.tobytes() == keystream[: ring.nbytes]
 
 

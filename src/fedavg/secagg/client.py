@@ -8,13 +8,15 @@ its saved state, so a restart on either side changes nothing.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from secrets import token_bytes
 from typing import Any, Final, NoReturn
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedavg.secagg import field, masks
@@ -54,6 +56,14 @@ class _Secrets:
     seed: bytes
     polynomials: bytes
 
+    @cached_property
+    def masking(self) -> X25519PrivateKey:
+        return masks.private_key(self.mask_key)
+
+    @cached_property
+    def sealing(self) -> X25519PrivateKey:
+        return masks.private_key(self.share_key)
+
     @classmethod
     def fresh(cls) -> "_Secrets":
         return cls(*(token_bytes(masks.KEY_BYTES) for _ in range(4)))
@@ -81,6 +91,8 @@ class ClientSession:
         self._aborted: ClientAborted | None = None
         self._roster: Roster | None = None
         self._peers: dict[int, KeyAdvert] = {}
+        #: The secret that each peer's sealing keys, one for either direction, come from.
+        self._agreed: dict[int, bytes] = {}
         self._delivery: ShareDelivery | None = None
         self._held: dict[int, _Held] = {}
         #: Digests of what was masked, endorsed and answered: each at most one per session.
@@ -97,11 +109,10 @@ class ClientSession:
         """Phase 2: check the neighbours' keys; share both secrets among them, each share sealed for its holder."""
         with self._leaving_on_abort(roster) as secrets:
             if self._roster is None:
-                self._peers = self._checked_peers(roster, secrets)
-                self._roster = roster
+                self._accept_roster(roster, secrets)
             self._same(self._roster, roster)
             shares = self._own_shares(secrets, sorted(self._peers))
-            sealed = tuple((peer, self._seal(secrets, peer, held)) for peer, held in shares.items())
+            sealed = tuple((peer, self._seal(peer, held)) for peer, held in shares.items())
             return SealedShares(self.terms.session, self.client, sealed)
 
     def mask(self, delivery: ShareDelivery, ring: np.ndarray) -> MaskedInput:
@@ -112,8 +123,7 @@ class ClientSession:
         with self._leaving_on_abort(delivery) as secrets:
             self._after(self._roster, "a roster")
             if self._delivery is None:
-                self._held = self._opened(delivery, secrets)
-                self._delivery = delivery
+                self._accept_delivery(delivery, secrets)
             self._same(self._delivery, delivery)
             # The same masks over two inputs would show their difference.
             self._once("input", masks.sha256(ring.tobytes()))
@@ -154,7 +164,7 @@ class ClientSession:
         if self._aborted is not None:
             return json.dumps(state | {"aborted": [self._aborted.reason, str(self._aborted)]}).encode()
         assert self._secrets is not None
-        state["secrets"] = {name: value.hex() for name, value in vars(self._secrets).items()}
+        state["secrets"] = {part.name: getattr(self._secrets, part.name).hex() for part in fields(_Secrets)}
         state["roster"] = self._roster and self._roster.to_bytes().hex()
         state["delivery"] = self._delivery and self._delivery.to_bytes().hex()
         state["done"] = {step: digest.hex() for step, digest in self._done.items()}
@@ -173,11 +183,9 @@ class ClientSession:
             secrets = _Secrets(**{name: bytes.fromhex(value) for name, value in state["secrets"].items()})
             session._secrets = secrets
             if state["roster"]:
-                session._roster = Roster.from_bytes(bytes.fromhex(state["roster"]))
-                session._peers = session._checked_peers(session._roster, secrets)
+                session._accept_roster(Roster.from_bytes(bytes.fromhex(state["roster"])), secrets)
             if state["delivery"]:
-                session._delivery = ShareDelivery.from_bytes(bytes.fromhex(state["delivery"]))
-                session._held = session._opened(session._delivery, secrets)
+                session._accept_delivery(ShareDelivery.from_bytes(bytes.fromhex(state["delivery"])), secrets)
             session._done = {step: bytes.fromhex(digest) for step, digest in state["done"].items()}
         except (ValueError, TypeError, KeyError, SecAggError) as error:
             raise MessageRefused(Reason.MALFORMED, f"not a saved session of a client: {error}") from None
@@ -200,7 +208,7 @@ class ClientSession:
 
     def _leave(self, error: ClientAborted) -> None:
         self._aborted, self._secrets = error, None
-        self._held, self._peers, self._roster, self._delivery = {}, {}, None, None
+        self._agreed, self._held, self._peers, self._roster, self._delivery = {}, {}, {}, None, None
 
     def _abort(self, reason: Reason, message: str) -> NoReturn:
         raise ClientAborted(reason, f"client {self.client} leaves the session: {message}")
@@ -209,7 +217,7 @@ class ClientSession:
         if earlier is None:
             raise MessageRefused(Reason.OUT_OF_TURN, f"client {self.client} can not do this before {what}")
 
-    def _same(self, accepted: Message, asked: Message) -> None:
+    def _same(self, accepted: Message | None, asked: Message) -> None:
         if accepted != asked:
             self._abort(Reason.SECOND_REQUEST, f"a second, different {type(asked).__name__} arrived")
 
@@ -220,13 +228,18 @@ class ClientSession:
     # --- phases 1 and 2: keys and shares ---
 
     def _advert(self, secrets: _Secrets) -> KeyAdvert:
-        keys = masks.public_key(secrets.mask_key), masks.public_key(secrets.share_key)
+        keys = masks.public_key(secrets.masking), masks.public_key(secrets.sealing)
         binding = masks.commitment(secrets.seed, self.terms.digest, self.client)
         advert = KeyAdvert(self.terms.session, self.client, *keys, binding)
         if self._identity is None:
             return advert
         signature = self._identity.key.sign(advert.statement(self.terms.digest))
         return KeyAdvert(self.terms.session, self.client, *keys, binding, signature)
+
+    def _accept_roster(self, roster: Roster, secrets: _Secrets) -> None:
+        peers = self._checked_peers(roster, secrets)
+        self._agreed = {peer: self._agree(secrets.sealing, peer, advert.share_key) for peer, advert in peers.items()}
+        self._roster, self._peers = roster, peers
 
     def _checked_peers(self, roster: Roster, secrets: _Secrets) -> dict[int, KeyAdvert]:
         ids = [advert.client for advert in roster.adverts]
@@ -266,18 +279,24 @@ class ClientSession:
         seeds = field.share(secrets.seed, threshold, holders, seed_polynomial)
         return {holder: _Held(*both) for holder, *both in zip(holders, keys, seeds, strict=True)}
 
-    def _seal(self, secrets: _Secrets, peer: int, held: _Held) -> bytes:
+    def _seal(self, peer: int, held: _Held) -> bytes:
         text = held.key.to_bytes(field.SHARE_BYTES, "big") + held.seed.to_bytes(field.SHARE_BYTES, "big")
-        return self._cipher(secrets, peer, self.client, peer).encrypt(_NONCE, text, self.terms.digest)
+        return self._cipher(peer, self.client, peer).encrypt(_NONCE, text, self.terms.digest)
 
-    def _cipher(self, secrets: _Secrets, peer: int, sender: int, recipient: int) -> AESGCM:
+    def _cipher(self, peer: int, sender: int, recipient: int) -> AESGCM:
+        return AESGCM(masks.sealing_key(self._agreed[peer], self.terms.digest, sender, recipient))
+
+    def _agree(self, private: X25519PrivateKey, peer: int, public: bytes) -> bytes:
         try:
-            public = self._peers[peer].share_key
-            return AESGCM(masks.sealing_key(secrets.share_key, public, self.terms.digest, sender, recipient))
+            return masks.agree(private, public)
         except ValueError:
-            self._abort(Reason.ALTERED_KEYS, f"the share key of client {peer} is degenerate")
+            self._abort(Reason.ALTERED_KEYS, f"a key of client {peer} is degenerate")
 
     # --- phase 3: the masked input ---
+
+    def _accept_delivery(self, delivery: ShareDelivery, secrets: _Secrets) -> None:
+        self._held = self._opened(delivery, secrets)
+        self._delivery = delivery
 
     def _opened(self, delivery: ShareDelivery, secrets: _Secrets) -> dict[int, _Held]:
         senders = [sender for sender, _ in delivery.sealed]
@@ -288,12 +307,12 @@ class ClientSession:
         if len(senders) + 1 < self.terms.topology.threshold:
             needed = self.terms.topology.threshold
             self._abort(Reason.TOO_FEW, f"{len(senders) + 1} of its neighbourhood have shared; expected {needed}")
-        held = {sender: self._open(secrets, sender, sealed) for sender, sealed in delivery.sealed}
+        held = {sender: self._open(sender, sealed) for sender, sealed in delivery.sealed}
         return held | self._own_shares(secrets, [self.client])
 
-    def _open(self, secrets: _Secrets, sender: int, sealed: bytes) -> _Held:
+    def _open(self, sender: int, sealed: bytes) -> _Held:
         try:
-            text = self._cipher(secrets, sender, sender, self.client).decrypt(_NONCE, sealed, self.terms.digest)
+            text = self._cipher(sender, sender, self.client).decrypt(_NONCE, sealed, self.terms.digest)
         except InvalidTag:
             self._abort(Reason.BAD_SHARE, f"the shares from client {sender} were altered")
         size = field.SHARE_BYTES
@@ -307,15 +326,10 @@ class ClientSession:
         added = [masks.self_key(secrets.seed, self.terms.digest, self.client)]
         subtracted: list[bytes] = []
         for peer in self._held.keys() - {self.client}:
-            (added if masks.sign(self.client, peer) > 0 else subtracted).append(self._pairwise_key(secrets, peer))
+            agreed = self._agree(secrets.masking, peer, self._peers[peer].mask_key)
+            key = masks.pairwise_key(agreed, self.terms.digest, self.client, peer)
+            (added if masks.sign(self.client, peer) > 0 else subtracted).append(key)
         return added, subtracted
-
-    def _pairwise_key(self, secrets: _Secrets, peer: int) -> bytes:
-        try:
-            public = self._peers[peer].mask_key
-            return masks.pairwise_key(secrets.mask_key, public, self.terms.digest, self.client, peer)
-        except ValueError:
-            self._abort(Reason.ALTERED_KEYS, f"the masking key of client {peer} is degenerate")
 
     # --- phases 4 and 5: the survivor set ---
 

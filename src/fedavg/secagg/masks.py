@@ -29,19 +29,28 @@ def sha256(*parts: bytes) -> bytes:
     return digest.finalize()
 
 
-def public_key(private: bytes) -> bytes:
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+def private_key(raw: bytes) -> X25519PrivateKey:
+    """Load a private key once: it costs as much as agreeing with it."""
+    return X25519PrivateKey.from_private_bytes(raw)
 
 
-def pairwise_key(private: bytes, peer: bytes, terms: bytes, one: int, other: int) -> bytes:
-    """The key of the mask that two clients share; the same for both. ValueError if the peer's key is degenerate."""
-    low, high = sorted((one, other))
-    return _derive(_agree(private, peer), terms, b"pairwise mask", low, high)
+def public_key(private: X25519PrivateKey) -> bytes:
+    return private.public_key().public_bytes_raw()
 
 
-def sealing_key(private: bytes, peer: bytes, terms: bytes, sender: int, recipient: int) -> bytes:
+def agree(private: X25519PrivateKey, peer: bytes) -> bytes:
+    """The secret of two key pairs, from either side. ValueError if the peer's public key is degenerate."""
+    return private.exchange(X25519PublicKey.from_public_bytes(peer))
+
+
+def pairwise_key(agreed: bytes, terms: bytes, one: int, other: int) -> bytes:
+    """The key of the mask that two clients share; the same for both."""
+    return _derive(agreed, terms, b"pairwise mask", *sorted((one, other)))
+
+
+def sealing_key(agreed: bytes, terms: bytes, sender: int, recipient: int) -> bytes:
     """The key that seals one client's shares for another. It differs by direction and seals one message only."""
-    return _derive(_agree(private, peer), terms, b"sealed shares", sender, recipient)
+    return _derive(agreed, terms, b"sealed shares", sender, recipient)
 
 
 def self_key(seed: bytes, terms: bytes, client: int) -> bytes:
@@ -87,10 +96,6 @@ def _apply_batch(ring: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]
 def _keystream(key: bytes) -> CipherContext:
     # The counter may start at 0 because no key is ever used for two streams.
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-
-
-def _agree(private: bytes, peer: bytes) -> bytes:
-    return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
 
 
 def _derive(secret: bytes, terms: bytes, purpose: bytes, *clients: int) -> bytes:

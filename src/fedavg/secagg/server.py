@@ -13,6 +13,7 @@ from secrets import SystemRandom
 from typing import NoReturn
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedavg.secagg import field, masks
 from fedavg.secagg.client import verified
@@ -251,7 +252,7 @@ class ServerSession:
         for lost in self._survivor_set.dropped:
             private = self._masking_key(lost)
             for peer in set(self._neighbours[lost]) & self._survivors:
-                key = masks.pairwise_key(private, self._adverts[peer].mask_key, terms, lost, peer)
+                key = masks.pairwise_key(masks.agree(private, self._adverts[peer].mask_key), terms, lost, peer)
                 (added if masks.sign(peer, lost) > 0 else subtracted).append(key)
         return added, subtracted
 
@@ -261,8 +262,8 @@ class ServerSession:
             self._abandon(Reason.BAD_SHARE, f"the shares of client {owner} do not give the seed that it is bound to")
         return seed
 
-    def _masking_key(self, owner: int) -> bytes:
-        private = self._opened(owner, self._key_shares[owner])
+    def _masking_key(self, owner: int) -> X25519PrivateKey:
+        private = masks.private_key(self._opened(owner, self._key_shares[owner]))
         if masks.public_key(private) != self._adverts[owner].mask_key:
             self._abandon(Reason.BAD_SHARE, f"the shares of client {owner} do not give the key that it advertised")
         return private
