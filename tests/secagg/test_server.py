@@ -41,10 +41,10 @@ def test_every_phase_refuses_duplicates_strangers_other_sessions_and_other_kinds
 def test_one_that_dropped_out_is_not_taken_back():
     session = party(small_terms(5)).until(Phase.INPUTS, {Phase.SHARES: [4]})
     session.server.receive(session.reply(0))
-    refused("duplicate", session.server, MaskedInput(session.server.terms.session, 4, b""))
+    refused("already-dead", session.server, MaskedInput(session.server.terms.session, 4, b""))
 
 
-def test_a_key_in_use_is_refused():
+def test_a_key_that_is_in_use_or_degenerate_is_refused():
     session = party(small_terms(5))
     first, second = session.reply(0), session.reply(1)
     session.server.receive(first)
@@ -52,6 +52,8 @@ def test_a_key_in_use_is_refused():
         replace(second, mask_key=first.mask_key),
         replace(second, share_key=first.mask_key),
         replace(second, share_key=second.mask_key),
+        replace(second, share_key=bytes(32)),
+        replace(second, mask_key=b"\1" + bytes(31)),
     ):
         refused("altered-keys", session.server, bad)
     session.server.receive(second)

@@ -4,12 +4,13 @@ Bonawitz et al. 2017, with the sparse graph of Bell et al. 2020 as an option. Pu
 messages (a local fleet, HTTP) does all I/O. `docs/secagg.md` has the protocol, the threat model and the costs.
 """
 
-from fedavg.secagg.client import ClientSession, Identity
+from fedavg.secagg.client import ClientSession, answer
 from fedavg.secagg.errors import ClientAborted, MessageRefused, Reason, SecAggError, SessionAbandoned, TermsError
+from fedavg.secagg.identity import Identity
 from fedavg.secagg.messages import Message, parse
 from fedavg.secagg.ring import Decoded, Encoded, Encoding
 from fedavg.secagg.server import Aggregate, Phase, ServerSession
-from fedavg.secagg.simulate import Costs, Outcome, answer, simulate
+from fedavg.secagg.simulate import Costs, Outcome, simulate
 from fedavg.secagg.terms import Terms
 
 __all__ = [

@@ -6,7 +6,7 @@ its saved state, so a restart on either side changes nothing.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -14,13 +14,13 @@ from secrets import token_bytes
 from typing import Any, Final, NoReturn
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedavg.secagg import field, masks
 from fedavg.secagg.errors import ClientAborted, MessageRefused, Reason, SecAggError, TermsError
+from fedavg.secagg.identity import Identity, verified
 from fedavg.secagg.messages import (
     Endorsement,
     KeyAdvert,
@@ -37,14 +37,6 @@ from fedavg.secagg.terms import Terms
 
 #: A sealing key is derived for one direction of one pair in one session and only ever seals the same text.
 _NONCE: Final = bytes(12)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """The key that a client signs with, and the others' public keys (raw Ed25519), which the caller vouches for."""
-
-    key: Ed25519PrivateKey
-    peers: Mapping[int, bytes]
 
 
 @dataclass(frozen=True, repr=False)
@@ -376,10 +368,17 @@ class ClientSession:
             self._abort(Reason.TOO_FEW, f"{len(others) + 1} endorse the survivor set; expected {needed}")
 
 
-def verified(identities: Mapping[int, bytes], client: int, signature: bytes, statement: bytes) -> bool:
-    """Whether the client's identity, among these public keys, has signed the statement."""
-    try:
-        Ed25519PublicKey.from_public_bytes(identities[client]).verify(signature, statement)
-    except (InvalidSignature, ValueError, KeyError):
-        return False
-    return True
+def answer(session: ClientSession, message: Message | None, ring: Callable[[], np.ndarray]) -> Message:
+    """A client's reply to the server's message (None: the invitation). `ring` is asked for when it is time to mask."""
+    match message:
+        case None:
+            return session.advertise()
+        case Roster():
+            return session.share(message)
+        case ShareDelivery():
+            return session.mask(message, ring())
+        case SurvivorSet():
+            return session.endorse(message)
+        case UnmaskRequest():
+            return session.unmask(message)
+    raise MessageRefused(Reason.OUT_OF_TURN, f"a {type(message).__name__} is not for a client")

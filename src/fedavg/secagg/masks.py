@@ -43,6 +43,15 @@ def agree(private: X25519PrivateKey, peer: bytes) -> bytes:
     return private.exchange(X25519PublicKey.from_public_bytes(peer))
 
 
+def usable(peer: bytes) -> bool:
+    """Whether one can agree with this public key at all: it is not one of the few degenerate ones."""
+    try:
+        agree(X25519PrivateKey.generate(), peer)
+    except ValueError:
+        return False
+    return True
+
+
 def pairwise_key(agreed: bytes, terms: bytes, one: int, other: int) -> bytes:
     """The key of the mask that two clients share; the same for both."""
     return _derive(agreed, terms, b"pairwise mask", *sorted((one, other)))

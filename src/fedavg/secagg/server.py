@@ -16,9 +16,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedavg.secagg import field, masks
-from fedavg.secagg.client import verified
 from fedavg.secagg.errors import MessageRefused, Reason, SecAggError, SessionAbandoned, TermsError
 from fedavg.secagg.graph import neighbours
+from fedavg.secagg.identity import verified
 from fedavg.secagg.messages import (
     Endorsement,
     KeyAdvert,
@@ -64,6 +64,7 @@ class ServerSession:
         if terms.signed != (identities is not None):
             raise TermsError("a signed session needs the clients' identities, an unsigned one has none")
         self._identities = identities or {}
+        self._asked = self.invited
         self._awaited = set(self.invited)
         self._phase = Phase.KEYS
         self._adverts: dict[int, KeyAdvert] = {}
@@ -138,10 +139,12 @@ class ServerSession:
     # --- receiving ---
 
     def _take(self, client: int, keep: Callable[[], None]) -> None:
+        if client not in self.invited:
+            raise MessageRefused(Reason.UNKNOWN_CLIENT, f"client {client} was not invited")
+        if client not in self._asked:
+            raise MessageRefused(Reason.ALREADY_DEAD, f"client {client} has dropped out in an earlier phase")
         if client not in self._awaited:
-            known = client in self.invited
-            text = "has answered in this phase or has dropped out before" if known else "was not invited"
-            raise MessageRefused(Reason.DUPLICATE if known else Reason.UNKNOWN_CLIENT, f"client {client} {text}")
+            raise MessageRefused(Reason.DUPLICATE, f"client {client} has answered in this phase")
         keep()
         self._awaited.remove(client)
 
@@ -150,6 +153,8 @@ class ServerSession:
         keys = {advert.mask_key, advert.share_key}
         if len(keys) < 2 or keys & self._keys_in_use:
             raise MessageRefused(Reason.ALTERED_KEYS, f"client {advert.client} advertises a key that is in use")
+        if not all(map(masks.usable, keys)):
+            raise MessageRefused(Reason.ALTERED_KEYS, f"client {advert.client} advertises a degenerate key")
         self._keys_in_use |= keys
         self._adverts[advert.client] = advert
 
@@ -193,7 +198,7 @@ class ServerSession:
     # --- closing phases ---
 
     def _next(self, phase: Phase, messages: dict[int, Message]) -> dict[int, Message]:
-        self._phase, self._awaited = phase, set(messages)
+        self._phase, self._asked, self._awaited = phase, frozenset(messages), set(messages)
         return messages
 
     def _rosters(self) -> dict[int, Message]:

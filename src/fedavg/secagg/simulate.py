@@ -6,9 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from fedavg.secagg.client import ClientSession, Identity
-from fedavg.secagg.errors import ClientAborted, MessageRefused, Reason
-from fedavg.secagg.messages import Message, Roster, ShareDelivery, SurvivorSet, UnmaskRequest, parse
+from fedavg.secagg.client import ClientSession, answer
+from fedavg.secagg.errors import ClientAborted
+from fedavg.secagg.identity import Identity
+from fedavg.secagg.messages import parse
 from fedavg.secagg.server import Aggregate, Phase, ServerSession
 from fedavg.secagg.terms import Terms
 
@@ -29,22 +30,6 @@ class Outcome:
     aggregate: Aggregate
     clients: Mapping[int, Costs]
     server_seconds: float
-
-
-def answer(session: ClientSession, message: Message | None, ring: Callable[[], np.ndarray]) -> Message:
-    """A client's reply to the server's message (None: the invitation). `ring` is asked for when it is time to mask."""
-    match message:
-        case None:
-            return session.advertise()
-        case Roster():
-            return session.share(message)
-        case ShareDelivery():
-            return session.mask(message, ring())
-        case SurvivorSet():
-            return session.endorse(message)
-        case UnmaskRequest():
-            return session.unmask(message)
-    raise MessageRefused(Reason.OUT_OF_TURN, f"a {type(message).__name__} is not for a client")
 
 
 class _Session:
