@@ -1,0 +1,283 @@
+"""The server's side of a session: it collects one message per client and phase, and learns the sum alone.
+
+It does no I/O and keeps no time: the caller hands in what arrives (`receive`) and decides when a phase is over
+(`advance`), such as when nobody is awaited any more or at a deadline. Whoever has not answered by then has dropped out.
+Masked inputs are added up as they come and not kept. A server that is restarted begins a new session: clients answer
+one unmask request per session, whoever asks.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from secrets import SystemRandom
+from typing import NoReturn
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedavg.secagg import field, masks
+from fedavg.secagg.errors import MessageRefused, Reason, SecAggError, SessionAbandoned, TermsError
+from fedavg.secagg.graph import neighbours
+from fedavg.secagg.identity import verified
+from fedavg.secagg.messages import (
+    Endorsement,
+    KeyAdvert,
+    MaskedInput,
+    Message,
+    Roster,
+    SealedShares,
+    ShareDelivery,
+    SurvivorSet,
+    UnmaskRequest,
+    UnmaskShares,
+)
+from fedavg.secagg.terms import Terms
+
+
+class Phase(IntEnum):
+    """What the server is waiting for."""
+
+    KEYS = 1
+    SHARES = 2
+    INPUTS = 3
+    ENDORSEMENTS = 4
+    UNMASKING = 5
+    OVER = 6
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The sum of the survivors' ring elements, and who was lost on the way."""
+
+    ring: np.ndarray
+    survivors: tuple[int, ...]
+    dropped: tuple[int, ...]
+
+
+class ServerSession:
+    """One session with the invited clients. A signed one needs their `identities`, raw Ed25519 public keys."""
+
+    def __init__(self, terms: Terms, invited: Iterable[int], identities: Mapping[int, bytes] | None = None) -> None:
+        self.terms, self.invited = terms, frozenset(invited)
+        if len(self.invited) != terms.encoding.clients:
+            raise TermsError(f"{len(self.invited)} clients are invited; the terms are for {terms.encoding.clients}")
+        if terms.signed != (identities is not None):
+            raise TermsError("a signed session needs the clients' identities, an unsigned one has none")
+        self._identities = identities or {}
+        self._asked = self.invited
+        self._awaited = set(self.invited)
+        self._phase = Phase.KEYS
+        self._adverts: dict[int, KeyAdvert] = {}
+        self._neighbours: dict[int, tuple[int, ...]] = {}
+        self._keys_in_use: set[bytes] = set()
+        self._sealed: dict[int, SealedShares] = {}
+        self._shared: frozenset[int] = frozenset()
+        self._sum = np.zeros(terms.encoding.length, terms.encoding.dtype)
+        self._survivors: set[int] = set()
+        self._survivor_set = SurvivorSet(terms.session, (), ())
+        self._endorsements: dict[int, Endorsement] = {}
+        #: Shares by owner and holder. Every owner is in one of the two only: what a client sends besides is refused.
+        self._seed_shares: dict[int, dict[int, int]] = {}
+        self._key_shares: dict[int, dict[int, int]] = {}
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """The clients whose message of this phase has not arrived."""
+        return frozenset(self._awaited)
+
+    def receive(self, message: Message) -> None:
+        """Take a client's message of this phase, or refuse it; a refused one changes nothing."""
+        if message.session != self.terms.session:
+            raise MessageRefused(Reason.WRONG_SESSION, "the message belongs to another session")
+        match self._phase, message:
+            case Phase.KEYS, KeyAdvert():
+                self._take(message.client, lambda: self._receive_keys(message))
+            case Phase.SHARES, SealedShares():
+                self._take(message.client, lambda: self._receive_shares(message))
+            case Phase.INPUTS, MaskedInput():
+                self._take(message.client, lambda: self._receive_input(message))
+            case Phase.ENDORSEMENTS, Endorsement():
+                self._take(message.client, lambda: self._receive_endorsement(message))
+            case Phase.UNMASKING, UnmaskShares():
+                self._take(message.client, lambda: self._receive_unmasking(message))
+            case _:
+                kind = type(message).__name__
+                raise MessageRefused(
+                    Reason.OUT_OF_TURN, f"a {kind} came in phase {self._phase.name}; it is too late or early"
+                )
+
+    def advance(self) -> dict[int, Message]:
+        """Close the phase and give the message for each client that is still there, or abandon the session."""
+        match self._phase:
+            case Phase.KEYS:
+                return self._next(Phase.SHARES, self._rosters())
+            case Phase.SHARES:
+                return self._next(Phase.INPUTS, self._deliveries())
+            case Phase.INPUTS if self.terms.signed:
+                return self._next(Phase.ENDORSEMENTS, self._survivor_sets())
+            case Phase.INPUTS:
+                return self._next(Phase.UNMASKING, self._unmask_requests(self._survivor_sets()))
+            case Phase.ENDORSEMENTS:
+                self._check_enough(self._endorsements, "endorsed the survivor set")
+                return self._next(Phase.UNMASKING, self._unmask_requests(self._endorsements))
+        raise SecAggError(Reason.OUT_OF_TURN, f"there is no phase after {self._phase.name}; call finish() once")
+
+    def finish(self) -> Aggregate:
+        """Close the last phase: open survivors' seeds and lost clients' masking keys, take the masks off the sum."""
+        if self._phase is not Phase.UNMASKING:
+            raise SecAggError(Reason.OUT_OF_TURN, f"the session is in phase {self._phase.name}; expected UNMASKING")
+        added, subtracted = self._leftover_masks()
+        masks.apply_masks(self._sum, subtracted, added)
+        self._phase, self._awaited = Phase.OVER, set()
+        survivors = self._survivor_set.survivors
+        return Aggregate(self._sum, survivors, tuple(sorted(self.invited - set(survivors))))
+
+    # --- receiving ---
+
+    def _take(self, client: int, keep: Callable[[], None]) -> None:
+        if client not in self.invited:
+            raise MessageRefused(Reason.UNKNOWN_CLIENT, f"client {client} was not invited")
+        if client not in self._asked:
+            raise MessageRefused(Reason.ALREADY_DEAD, f"client {client} has dropped out in an earlier phase")
+        if client not in self._awaited:
+            raise MessageRefused(Reason.DUPLICATE, f"client {client} has answered in this phase")
+        keep()
+        self._awaited.remove(client)
+
+    def _receive_keys(self, advert: KeyAdvert) -> None:
+        self._check_signature(advert.client, advert.signature, advert.statement(self.terms.digest))
+        keys = {advert.mask_key, advert.share_key}
+        if len(keys) < 2 or keys & self._keys_in_use:
+            raise MessageRefused(Reason.ALTERED_KEYS, f"client {advert.client} advertises a key that is in use")
+        if not all(map(masks.usable, keys)):
+            raise MessageRefused(Reason.ALTERED_KEYS, f"client {advert.client} advertises a degenerate key")
+        self._keys_in_use |= keys
+        self._adverts[advert.client] = advert
+
+    def _receive_shares(self, message: SealedShares) -> None:
+        recipients = tuple(recipient for recipient, _ in message.sealed)
+        if recipients != self._neighbours[message.client]:
+            raise MessageRefused(Reason.BAD_SHARE, f"client {message.client} did not share with exactly its neighbours")
+        self._sealed[message.client] = message
+
+    def _receive_input(self, message: MaskedInput) -> None:
+        if len(message.vector) != self._sum.nbytes:
+            got, expected = len(message.vector), self._sum.nbytes
+            raise MessageRefused(Reason.MALFORMED, f"client {message.client} sent {got} bytes; expected {expected}")
+        self._sum += np.frombuffer(message.vector, self._sum.dtype)
+        self._survivors.add(message.client)
+
+    def _receive_endorsement(self, message: Endorsement) -> None:
+        statement = self._survivor_set.statement(self.terms.digest)
+        self._check_signature(message.client, message.signature, statement)
+        self._endorsements[message.client] = message
+
+    def _receive_unmasking(self, message: UnmaskShares) -> None:
+        seeds, keys = self._expected_shares(message.client)
+        if [owner for owner, _ in message.seeds] != seeds or [owner for owner, _ in message.keys] != keys:
+            raise MessageRefused(Reason.BAD_SHARE, f"client {message.client} sent other shares than it was asked for")
+        for owner, share in message.seeds:
+            self._seed_shares[owner][message.client] = share
+        for owner, share in message.keys:
+            self._key_shares[owner][message.client] = share
+
+    def _expected_shares(self, holder: int) -> tuple[list[int], list[int]]:
+        near = {holder, *self._neighbours[holder]} & self._shared
+        return sorted(near & self._survivors), sorted(near - self._survivors)
+
+    def _check_signature(self, client: int, signature: bytes, statement: bytes) -> None:
+        if bool(signature) != self.terms.signed:
+            raise MessageRefused(Reason.BAD_SIGNATURE, f"client {client}: signed or not, it is not as the terms say")
+        if self.terms.signed and not verified(self._identities, client, signature, statement):
+            raise MessageRefused(Reason.BAD_SIGNATURE, f"the message is not signed by client {client}")
+
+    # --- closing phases ---
+
+    def _next(self, phase: Phase, messages: dict[int, Message]) -> dict[int, Message]:
+        self._phase, self._asked, self._awaited = phase, frozenset(messages), set(messages)
+        return messages
+
+    def _rosters(self) -> dict[int, Message]:
+        self._check_enough(self._adverts, "sent keys", self.terms.topology.minimum)
+        order = sorted(self._adverts)
+        SystemRandom().shuffle(order)  # which clients collude must not depend on where they sit on the ring
+        self._neighbours = neighbours(order, self.terms.topology.degree)
+        return {client: self._roster(client) for client in self._adverts}
+
+    def _roster(self, client: int) -> Roster:
+        return Roster(self.terms.session, tuple(self._adverts[c] for c in sorted((client, *self._neighbours[client]))))
+
+    def _deliveries(self) -> dict[int, Message]:
+        self._check_enough(self._sealed, "shared their secrets", self.terms.topology.minimum)
+        inboxes: dict[int, list[tuple[int, bytes]]] = {client: [] for client in self._sealed}
+        for sender in sorted(self._sealed):
+            for recipient, sealed in self._sealed[sender].sealed:
+                if recipient in inboxes:
+                    inboxes[recipient].append((sender, sealed))
+        self._shared = frozenset(self._sealed)
+        self._sealed.clear()
+        return {client: ShareDelivery(self.terms.session, tuple(inbox)) for client, inbox in inboxes.items()}
+
+    def _survivor_sets(self) -> dict[int, Message]:
+        self._check_enough(self._survivors, "sent their input", self.terms.topology.minimum)
+        alive, lost = sorted(self._survivors), sorted(self._shared - self._survivors)
+        self._seed_shares, self._key_shares = {owner: {} for owner in alive}, {owner: {} for owner in lost}
+        self._survivor_set = SurvivorSet(self.terms.session, tuple(alive), tuple(lost))
+        return dict.fromkeys(alive, self._survivor_set)
+
+    def _unmask_requests(self, clients: Iterable[int]) -> dict[int, Message]:
+        return {client: self._unmask_request(client) for client in clients}
+
+    def _unmask_request(self, client: int) -> UnmaskRequest:
+        near = sorted({client, *self._neighbours[client]} & self._endorsements.keys())
+        sets = self._survivor_set
+        return UnmaskRequest(sets.session, sets.survivors, sets.dropped, tuple(self._endorsements[c] for c in near))
+
+    def _check_enough(self, there: Iterable[int], did: str, needed: int | None = None) -> None:
+        needed = self.terms.topology.threshold if needed is None else needed
+        count = len(set(there))
+        if count < needed:
+            self._abandon(Reason.TOO_FEW, f"{count} of {len(self.invited)} clients {did}; expected at least {needed}")
+
+    def _abandon(self, reason: Reason, message: str) -> NoReturn:
+        phase, self._phase, self._awaited = self._phase.name, Phase.OVER, set()
+        raise SessionAbandoned(reason, f"the session is abandoned in phase {phase}: {message}")
+
+    # --- unmasking ---
+
+    def _leftover_masks(self) -> tuple[list[bytes], list[bytes]]:
+        """Keys of the masks that were added to, and subtracted from, the sum and did not cancel."""
+        terms = self.terms.digest
+        added = [masks.self_key(self._seed(client), terms, client) for client in self._survivor_set.survivors]
+        subtracted: list[bytes] = []
+        for lost in self._survivor_set.dropped:
+            private = self._masking_key(lost)
+            for peer in set(self._neighbours[lost]) & self._survivors:
+                key = masks.pairwise_key(masks.agree(private, self._adverts[peer].mask_key), terms, lost, peer)
+                (added if masks.sign(peer, lost) > 0 else subtracted).append(key)
+        return added, subtracted
+
+    def _seed(self, owner: int) -> bytes:
+        seed = self._opened(owner, self._seed_shares[owner])
+        if masks.commitment(seed, self.terms.digest, owner) != self._adverts[owner].commitment:
+            self._abandon(Reason.BAD_SHARE, f"the shares of client {owner} do not give the seed that it is bound to")
+        return seed
+
+    def _masking_key(self, owner: int) -> X25519PrivateKey:
+        private = masks.private_key(self._opened(owner, self._key_shares[owner]))
+        if masks.public_key(private) != self._adverts[owner].mask_key:
+            self._abandon(Reason.BAD_SHARE, f"the shares of client {owner} do not give the key that it advertised")
+        return private
+
+    def _opened(self, owner: int, shares: dict[int, int]) -> bytes:
+        threshold = self.terms.topology.threshold
+        if len(shares) < threshold:
+            self._abandon(Reason.TOO_FEW, f"{len(shares)} shares of client {owner} arrived; expected {threshold}")
+        try:
+            return field.reconstruct({holder: shares[holder] for holder in sorted(shares)[:threshold]})
+        except SecAggError as error:
+            self._abandon(error.reason, str(error))

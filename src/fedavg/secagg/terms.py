@@ -1,0 +1,99 @@
+"""What a session is about. Server and clients derive every rule from it, and its digest is bound into every key."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any, Final
+
+from fedavg.secagg import graph
+from fedavg.secagg.errors import TermsError
+from fedavg.secagg.masks import sha256
+from fedavg.secagg.ring import Encoding
+
+SESSION_BYTES: Final = 16
+DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True)
+class Terms:
+    """One session: its name, the round and the model (SHA-256) that it serves, the encoding, the graph.
+
+    The graph is complete, with `threshold` if given; or sparse, for `sparse` = (colluding rate, dropout rate). With
+    `signed`, keys and the survivor set are signed by identities that the caller vouches for, against an active server.
+    """
+
+    session: bytes
+    round: int
+    model: bytes
+    encoding: Encoding
+    threshold: int | None = None
+    sparse: tuple[float, float] | None = None
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.session) != SESSION_BYTES or len(self.model) != DIGEST_BYTES:
+            raise TermsError(f"session, model: got {len(self.session)}, {len(self.model)} bytes; expected 16 and 32")
+        if not 0 <= self.round < 2**63:
+            raise TermsError(f"round: got {self.round}; expected a number from 0")
+        if self.sparse is not None and self.threshold is not None:
+            raise TermsError("threshold: a sparse graph has its own, from the rates; leave it out")
+        _ = self.topology  # impossible terms are refused here, not in the middle of a session
+
+    @cached_property
+    def topology(self) -> graph.Topology:
+        if self.sparse is None:
+            return graph.complete(self.encoding.clients, self.threshold)
+        return graph.sparse(self.encoding.clients, *self.sparse, active=self.signed)
+
+    @cached_property
+    def digest(self) -> bytes:
+        return sha256(b"fedavg secagg terms 1", self.to_json().encode())
+
+    def to_json(self) -> str:
+        content = asdict(self) | {"session": self.session.hex(), "model": self.model.hex()}
+        return json.dumps(content, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Terms":
+        """Strict: exactly the fields, each of its type."""
+        try:
+            content = json.loads(text)
+            encoding = _checked(content["encoding"], Encoding, _ENCODING_TYPES)
+            encoding["metrics"] = tuple(encoding["metrics"])
+            if not all(isinstance(name, str) for name in encoding["metrics"]):
+                raise ValueError("metrics must be names")
+            values = _checked(content, cls, _TERMS_TYPES)
+            values |= {"session": bytes.fromhex(values["session"]), "model": bytes.fromhex(values["model"])}
+            values |= {"encoding": Encoding(**encoding), "sparse": _rates(values["sparse"])}
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise TermsError(f"not the terms of a session: {error}") from None
+        return cls(**values)
+
+
+_ENCODING_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "clients": (int,), "dimension": (int,), "clip": (int, float), "weight_cap": (int, float), "metrics": (list,),
+    "bits": (int,), "headroom": (int,),
+}  # fmt: skip
+_TERMS_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "session": (str,), "round": (int,), "model": (str,), "encoding": (dict,), "threshold": (int, type(None)),
+    "sparse": (list, type(None)), "signed": (bool,),
+}  # fmt: skip
+
+
+def _checked(content: Any, kind: type, types: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    if not isinstance(content, dict) or set(content) != names:
+        raise ValueError(f"expected exactly the fields {sorted(names)}")
+    for name, value in content.items():
+        if type(value) not in types[name]:  # exact: True is not a number here
+            raise ValueError(f"{name}: got {value!r}")
+    return dict(content)
+
+
+def _rates(value: Any) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    adversaries, dropout = value
+    if type(adversaries) not in (int, float) or type(dropout) not in (int, float):
+        raise ValueError(f"sparse: got {value!r}")
+    return adversaries, dropout

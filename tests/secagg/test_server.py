@@ -1,0 +1,161 @@
+"""What a server takes, refuses and gives up over."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from parties import make_identities, party, plain_sum, small_terms
+
+from fedavg.secagg import MessageRefused, Phase, SecAggError, ServerSession, SessionAbandoned, TermsError
+from fedavg.secagg.field import PRIME
+from fedavg.secagg.messages import Endorsement, KeyAdvert, MaskedInput, SealedShares, UnmaskShares
+
+
+def refused(reason, server, message):
+    """The message is not taken, nothing changes."""
+    awaited, phase = server.awaited, server.phase
+    with pytest.raises(MessageRefused) as caught:
+        server.receive(message)
+    assert caught.value.reason == reason
+    assert (server.awaited, server.phase) == (awaited, phase)
+
+
+def test_every_phase_refuses_duplicates_strangers_other_sessions_and_other_kinds():
+    session = party(small_terms(5, signed=True))
+    server = session.server
+    silent = SealedShares(server.terms.session, 4, ())
+    while server.phase < Phase.OVER:
+        first = session.reply(0)
+        server.receive(first)
+        assert 0 not in server.awaited
+        refused("duplicate", server, first)
+        refused("unknown-client", server, replace(session.reply(1), client=99))
+        refused("wrong-session", server, replace(session.reply(1), session=bytes(16)))
+        if server.phase is not Phase.SHARES:
+            refused("out-of-turn", server, silent)
+        result = session.phase()
+    refused("out-of-turn", server, silent)
+    assert np.array_equal(result.ring, plain_sum(server.terms, range(5)))
+
+
+def test_one_that_dropped_out_is_not_taken_back():
+    session = party(small_terms(5)).until(Phase.INPUTS, {Phase.SHARES: [4]})
+    session.server.receive(session.reply(0))
+    refused("already-dead", session.server, MaskedInput(session.server.terms.session, 4, b""))
+
+
+def test_a_key_that_is_in_use_or_degenerate_is_refused():
+    session = party(small_terms(5))
+    first, second = session.reply(0), session.reply(1)
+    session.server.receive(first)
+    for bad in (
+        replace(second, mask_key=first.mask_key),
+        replace(second, share_key=first.mask_key),
+        replace(second, share_key=second.mask_key),
+        replace(second, share_key=bytes(32)),
+        replace(second, mask_key=b"\1" + bytes(31)),
+    ):
+        refused("altered-keys", session.server, bad)
+    session.server.receive(second)
+
+
+def test_signatures_are_checked_where_the_terms_ask_for_them():
+    signed, unsigned = party(small_terms(5, signed=True)), party(small_terms(5))
+    refused("bad-signature", signed.server, replace(signed.reply(0), signature=b""))
+    refused("bad-signature", signed.server, replace(signed.reply(0), signature=signed.reply(1).signature))
+    refused("bad-signature", unsigned.server, replace(unsigned.reply(0), signature=bytes(64)))
+    signed.until(Phase.ENDORSEMENTS)
+    refused("bad-signature", signed.server, Endorsement(signed.server.terms.session, 0, bytes(64)))
+
+
+def test_shares_for_others_than_the_neighbours_are_refused():
+    session = party(small_terms(5)).until(Phase.SHARES)
+    good = session.reply(0)
+    for sealed in (good.sealed[1:], (*good.sealed, good.sealed[0]), ((0, good.sealed[0][1]), *good.sealed[1:])):
+        refused("bad-share", session.server, replace(good, sealed=sealed))
+
+
+@pytest.mark.parametrize("change", [lambda v: v[:-1], lambda v: v + b"\0", lambda v: b""])
+def test_an_input_of_another_length_is_refused(change):
+    session = party(small_terms(5)).until(Phase.INPUTS)
+    good = session.reply(0)
+    refused("malformed", session.server, replace(good, vector=change(good.vector)))
+
+
+def test_shares_of_the_other_kind_are_refused_even_if_a_client_offers_them():
+    session = party(small_terms(6)).until(Phase.UNMASKING, {Phase.INPUTS: [5]})
+    good = session.reply(0)
+    for bad in (
+        replace(good, keys=(*good.keys, (1, 7))),  # both kinds of client 1
+        replace(good, seeds=good.seeds[1:]),
+        replace(good, seeds=good.keys, keys=good.seeds),
+        replace(good, seeds=(*good.seeds, good.seeds[-1])),
+    ):
+        refused("bad-share", session.server, bad)
+
+
+@pytest.mark.parametrize(("kind", "owner"), [("seeds", 2), ("keys", 5)])
+def test_a_wrong_share_is_noticed_and_never_ends_in_a_wrong_sum(kind, owner):
+    session = party(small_terms(6)).until(Phase.UNMASKING, {Phase.INPUTS: [5]})
+    good = session.reply(0)
+    altered = tuple((o, (share + 1) % PRIME if o == owner else share) for o, share in getattr(good, kind))
+    session.server.receive(replace(good, **{kind: altered}))
+    with pytest.raises(SessionAbandoned, match=f"client.* {owner}|32-byte") as caught:
+        session.phase()
+    assert caught.value.reason == "bad-share"
+    assert session.server.phase is Phase.OVER
+
+
+def test_below_the_threshold_the_reason_is_clear():
+    session = party(small_terms(10))
+    with pytest.raises(SessionAbandoned) as caught:
+        session.phase(silent=range(4))
+    assert str(caught.value) == (
+        "the session is abandoned in phase KEYS: 6 of 10 clients sent keys; expected at least 7"
+    )
+    assert caught.value.reason == "too-few"
+    assert session.server.awaited == frozenset()
+    with pytest.raises(SecAggError):
+        session.server.advance()
+
+
+def test_too_few_shares_to_unmask_with():
+    session = party(small_terms(10)).until(Phase.UNMASKING, {Phase.INPUTS: [9]})
+    with pytest.raises(SessionAbandoned, match="6 shares of client 0 arrived; expected 7"):
+        session.phase(silent=range(6, 10))
+    with pytest.raises(SecAggError, match="expected UNMASKING"):
+        session.server.finish()
+
+
+def test_phases_are_closed_in_their_order():
+    session = party(small_terms(4))
+    with pytest.raises(SecAggError, match="expected UNMASKING"):
+        session.server.finish()
+    session.until(Phase.UNMASKING)
+    with pytest.raises(SecAggError, match="no phase after UNMASKING"):
+        session.server.advance()
+
+
+def test_the_invitation_fits_the_terms():
+    with pytest.raises(TermsError, match="3 clients are invited"):
+        ServerSession(small_terms(4), range(3))
+    with pytest.raises(TermsError, match="identities"):
+        ServerSession(small_terms(4, signed=True), range(4))
+    with pytest.raises(TermsError, match="identities"):
+        ServerSession(small_terms(4), range(4), make_identities(range(4))[0].peers)
+
+
+def test_a_sparse_client_hears_only_of_its_neighbours():
+    terms = small_terms(60, sparse=(0.05, 0.1))
+    session = party(terms).until(Phase.SHARES)
+    assert terms.topology.degree < 30
+    assert all(len(roster.adverts) == terms.topology.degree + 1 for roster in session.inbox.values())
+    session.until(Phase.INPUTS)
+    assert all(len(delivery.sealed) == terms.topology.degree for delivery in session.inbox.values())
+
+
+def test_a_message_that_no_client_sends_is_out_of_turn():
+    session = party(small_terms(4)).until(Phase.SHARES)
+    refused("out-of-turn", session.server, session.inbox[0])
+    refused("out-of-turn", session.server, KeyAdvert(session.server.terms.session, 0, b"m" * 32, b"s" * 32, b"c" * 32))
+    refused("out-of-turn", session.server, UnmaskShares(session.server.terms.session, 0, (), ()))
