@@ -161,6 +161,14 @@ def _codec(value: object) -> object:
     return str(value)
 
 
+def _secagg(value: object) -> object:
+    if value != "none":
+        from fedavg.secagg.options import make_masking
+
+        make_masking(str(value))
+    return str(value)
+
+
 def option(default: Any, parse: Parser, help: str, *, flag: str = "", runtime: bool = False) -> Any:
     """A field of the plan. `runtime` options say where and how fast a run goes; they can not change its result."""
     return field(default=default, metadata={"parse": parse, "help": help, "flag": flag, "runtime": runtime})
@@ -192,6 +200,7 @@ class Plan:
     eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
     seed: int = option(0, _integer(0), "every random draw of the run follows from it")
     codec: str = option("float32", _codec, "how updates are encoded: float32, float16; settings after colons")
+    secagg: str = option("none", _secagg, "secure aggregation: none, complete:CLIP:CAP or sparse:CLIP:CAP")
     stages: tuple[str, ...] = option((), _texts, "steps around the sum, in order, such as clip:1.0")
     engine: str = option(
         "auto", _choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if it can)"

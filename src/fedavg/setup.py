@@ -31,6 +31,8 @@ class Setup:
     algorithm: Algorithm
     codec: Codec
     stages: tuple[Stage, ...]
+    #: How updates are masked, so that the server sees only their sum; None: they are not.
+    secagg: "Masking | None" = None
 
     @property
     def eligible(self) -> np.ndarray:
@@ -75,7 +77,23 @@ def resolve(plan: Plan) -> Setup:
     data = pooled(data) if algorithm.pools_data else data
     if plan.target and "accuracy" not in task.metrics:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
-    return Setup(plan, task, data, algorithm, make_codec(plan.codec), stages)
+    setup = Setup(plan, task, data, algorithm, make_codec(plan.codec), stages, _resolve_secagg(plan))
+    if setup.secagg and not isinstance(data, RemoteClients):
+        setup.secagg.check(setup.cohort_size)
+    return setup
+
+
+def _resolve_secagg(plan: Plan) -> "Masking | None":
+    """The ring is the encoding of a masked update: another codec before it would only lose precision."""
+    if plan.secagg == "none":
+        return None
+    if plan.codec != "float32":
+        raise PlanError(
+            f"secagg: got codec '{plan.codec}'; expected float32: what is masked and sent are the elements of a ring"
+        )
+    from fedavg.secagg.options import make_masking
+
+    return make_masking(plan.secagg)
 
 
 def resolve_task(plan: Plan) -> Task:
