@@ -6,10 +6,16 @@ from pathlib import Path
 from fedavg.errors import DiskError
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` under this name, on the disk, or nothing: a crash leaves what was there before."""
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
+    """All of `data` under this name, on the disk, or nothing: a crash leaves what was there before.
+
+    A private file can at no time be read by another user.
+    """
     partial = path.with_name(f"{path.name}.partial")
     try:
+        if private:
+            partial.unlink(missing_ok=True)  # what a crash left behind may have another mode
+            partial.touch(0o600, exist_ok=False)
         with partial.open("wb") as file:
             file.write(data)
             file.flush()

@@ -1,0 +1,206 @@
+"""Certificates for trying things out and for closed networks, and the TLS contexts of server and client.
+
+A certificate is good from a day before it was made, so that a device whose clock is off by an hour can use it at once.
+"""
+
+import datetime
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedavg.errors import FedAvgError
+from fedavg.files import write_atomically
+
+DAY: Final = datetime.timedelta(days=1)
+#: Every use of a key that a certificate can name.
+_USES: Final = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+
+
+class CertificateError(FedAvgError):
+    """Certificates could not be made or loaded."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of a certificate and its private key."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Paths:
+    ca: Pair
+    server: Pair
+    clients: tuple[Pair, ...]
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """A certificate authority: its name and the key that it signs with."""
+
+    name: x509.Name
+    key: ec.EllipticCurvePrivateKey
+    not_before: datetime.datetime
+    not_after: datetime.datetime
+
+    def certify(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extensions: Sequence[tuple[x509.ExtensionType, bool]]
+    ) -> bytes:
+        """A certificate of `key` for `subject` in PEM; each extension comes with whether it is critical."""
+        identity = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(self.not_before)
+            .not_valid_after(self.not_after)
+        )
+        for extension, critical in (*extensions, (identity, False), (authority, False)):
+            builder = builder.add_extension(extension, critical)
+        return builder.sign(self.key, SHA256()).public_bytes(Encoding.PEM)
+
+
+def make_certificates(directory: Path, hosts: Sequence[str], days: int = 365, clients: int = 0) -> Paths:
+    """A new authority, a server's certificate for `hosts` (names and addresses) and as many clients' as asked for."""
+    if not hosts or days < 1 or clients < 0:
+        raise CertificateError(f"got hosts {list(hosts)}, {days} days, {clients} clients; expected a host and a day")
+    paths = _free_paths(directory, clients)
+    now = datetime.datetime.now(datetime.UTC)
+    issuer = Issuer(
+        _name("fedavg development CA"), ec.generate_private_key(ec.SECP256R1()), now - DAY, now + days * DAY
+    )
+    _write(paths.ca, issuer.certify(issuer.name, issuer.key, _authority_extensions()), issuer.key)
+    _issue(issuer, paths.server, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, [alternative])
+    for number, pair in enumerate(paths.clients):
+        _issue(issuer, pair, f"client-{number}", ExtendedKeyUsageOID.CLIENT_AUTH, [])
+    return paths
+
+
+def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
+    """TLS 1.2 or newer; with `client_ca`, only for clients that show a certificate of that authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_pair(context, cert, key)
+    if client_ca is not None:
+        _trust(context, client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
+    """TLS 1.2 or newer; trusts `ca` alone, or the system's authorities, and checks the server's name."""
+    if (cert is None) != (key is None):
+        raise CertificateError("a client's certificate and its key go together; got one of them")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca is None:
+        context.load_default_certs()
+    else:
+        _trust(context, ca)
+    if cert is not None and key is not None:
+        _load_pair(context, cert, key)
+    return context
+
+
+def _free_paths(directory: Path, clients: int) -> Paths:
+    """Where the files go; refused if one of them is there, for others may rely on it."""
+
+    def pair(name: str) -> Pair:
+        return Pair(directory / f"{name}.pem", directory / f"{name}.key")
+
+    paths = Paths(pair("ca"), pair("server"), tuple(pair(f"client-{number}") for number in range(clients)))
+    for taken in (paths.ca, paths.server, *paths.clients):
+        for path in (taken.certificate, taken.key):
+            if path.exists():
+                raise CertificateError(f"{path} is there already; remove it or choose another directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CertificateError(f"can not make {directory}: {error.strerror}") from error
+    return paths
+
+
+def _issue(
+    issuer: Issuer, pair: Pair, name: str, purpose: x509.ObjectIdentifier, more: list[tuple[x509.ExtensionType, bool]]
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    extensions = [
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(digital_signature=True), True),
+        (x509.ExtendedKeyUsage([purpose]), False),
+    ]
+    _write(pair, issuer.certify(_name(name), key, [*extensions, *more]), key)
+
+
+def _authority_extensions() -> list[tuple[x509.ExtensionType, bool]]:
+    return [
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_usage(key_cert_sign=True, crl_sign=True), True),
+    ]
+
+
+def _usage(**granted: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(**dict.fromkeys(_USES, False) | granted)
+
+
+def _alternative(hosts: Sequence[str]) -> tuple[x509.ExtensionType, bool]:
+    return x509.SubjectAlternativeName([_host(host) for host in hosts]), False
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise CertificateError(f"{host!r} is no host; expected an address or a name in ASCII (punycode)") from error
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _write(pair: Pair, certificate: bytes, key: ec.EllipticCurvePrivateKey) -> None:
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_atomically(pair.key, pem, private=True)
+    write_atomically(pair.certificate, certificate)
+
+
+def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    try:
+        # An encrypted key would otherwise be asked for on the terminal.
+        context.load_cert_chain(cert, key, password=lambda: "")
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        raise CertificateError(f"can not use certificate {cert} with key {key}: {error}") from error
+
+
+def _trust(context: ssl.SSLContext, ca: Path) -> None:
+    try:
+        context.load_verify_locations(ca)
+    except OSError as error:
+        raise CertificateError(f"can not use {ca} as a certificate authority: {error}") from error
