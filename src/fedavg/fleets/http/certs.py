@@ -87,11 +87,11 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: int = 365, cl
     """A new authority, a server's certificate for `hosts` (names and addresses) and as many clients' as asked for."""
     if not hosts or days < 1 or clients < 0:
         raise CertificateError(f"got hosts {list(hosts)}, {days} days, {clients} clients; expected a host and a day")
+    alternative = _alternative(hosts)
     paths = _free_paths(directory, clients)
     now = datetime.datetime.now(datetime.UTC)
-    issuer = Issuer(
-        _name("fedavg development CA"), ec.generate_private_key(ec.SECP256R1()), now - DAY, now + days * DAY
-    )
+    name, key = _name("fedavg development CA"), ec.generate_private_key(ec.SECP256R1())
+    issuer = Issuer(name, key, now - DAY, now + days * DAY)
     _write(paths.ca, issuer.certify(issuer.name, issuer.key, _authority_extensions()), issuer.key)
     _issue(issuer, paths.server, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, [alternative])
     for number, pair in enumerate(paths.clients):
