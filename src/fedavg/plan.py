@@ -163,8 +163,10 @@ def _codec(value: object) -> object:
 
 def _secagg(value: object) -> object:
     if value != "none":
-        from fedavg.secagg.options import make_masking
-
+        try:
+            from fedavg.secagg.options import make_masking
+        except ImportError as error:
+            raise PlanError(f"secagg needs {error.name}; install it with: pip install 'fedavg[secagg]'") from None
         make_masking(str(value))
     return str(value)
 

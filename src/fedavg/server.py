@@ -44,6 +44,8 @@ class Round:
     simulated_s: float
     seconds: float
     eval_seconds: float
+    #: Numbers of updates that secure aggregation had to cut to its clip range.
+    saturated: int
     test: dict[str, float] | None
     train: dict[str, float] | None
     state: State
@@ -100,6 +102,7 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
         seconds=trained - began,
         eval_seconds=perf_counter() - trained,
+        saturated=result.saturated,
         test=test,
         train=on_train,
         state=state,

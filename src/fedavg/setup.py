@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from fedavg.plan import Plan
 from fedavg.stages import Stage, parse_stage
 from fedavg.tasks import TASKS, Task
 from fedavg.types import Examples, FederatedData
+
+if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
+    from fedavg.secagg.options import Masking
 
 T = TypeVar("T")
 
@@ -77,10 +80,7 @@ def resolve(plan: Plan) -> Setup:
     data = pooled(data) if algorithm.pools_data else data
     if plan.target and "accuracy" not in task.metrics:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
-    setup = Setup(plan, task, data, algorithm, make_codec(plan.codec), stages, _resolve_secagg(plan))
-    if setup.secagg and not isinstance(data, RemoteClients):
-        setup.secagg.check(setup.cohort_size)
-    return setup
+    return Setup(plan, task, data, algorithm, make_codec(plan.codec), stages, _resolve_secagg(plan))
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":

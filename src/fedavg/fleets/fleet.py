@@ -19,6 +19,8 @@ class CohortResult:
     #: The largest message of one client: clients send side by side, so it decides the simulated clock.
     largest_up: int
     bytes_down: int
+    #: Numbers that secure aggregation had to cut to its clip range, over all clients.
+    saturated: int = 0
 
 
 class Fleet(ABC):

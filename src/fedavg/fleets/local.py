@@ -18,8 +18,9 @@ from mmap import mmap
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from secrets import token_bytes
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -32,10 +33,14 @@ from fedavg.engine.memory import keep_freed_memory
 from fedavg.errors import FedAvgError, FleetError, TaskError
 from fedavg.fleets.fleet import CohortResult, Fleet
 from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, eval_jobs
+from fedavg.runlog.checkpoint import model_sha256
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
 from fedavg.types import Split, Sum, Work
+
+if TYPE_CHECKING:
+    from fedavg.secagg.options import Masking
 
 #: Deaths of workers within one round after which something is wrong that another fork will not mend.
 MAX_DEATHS: Final = 10
@@ -115,6 +120,8 @@ class LocalFleet(Fleet):
         self._states = self._client_states(states) if setup.keeps_state else None
 
     def start(self) -> Tensor:
+        if self._setup.secagg:
+            self._setup.secagg.check(self._setup.cohort_size)
         keep_freed_memory()
         torch.set_num_threads(1)  # before any parallel kernel: a forked process must not inherit a pool of threads
         trainer = self._setup.new_trainer()
@@ -150,12 +157,30 @@ class LocalFleet(Fleet):
         self._shared.copy_(shared)
         # Largest clients first, so that no worker is left with a large one at the end.
         order = sorted(cohort, key=lambda k: (-int(self._setup.data.sizes[k]), k))
+        if self._setup.secagg:
+            return self._train_masked(order, work, shared, self._setup.secagg)
         finished = self._run([TrainJob(k, work) for k in order])
         trained = [result for result in finished.results if isinstance(result, Trained)]
         total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), _weighted_means(trained))
         down = make_codec("float32").encode(shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
         return CohortResult(total, sum(sent), max(sent), len(down) * len(cohort))
+
+    def _train_masked(self, cohort: list[int], work: Work, shared: Tensor, masking: "Masking") -> CohortResult:
+        """Clients train side by side; then the whole session runs here, through the bytes that would travel."""
+        from fedavg.secagg.simulate import simulate
+
+        size = len(self._rings[0])
+        terms = masking.terms(token_bytes(16), work.round, model_sha256(shared), len(cohort), size, self._setup.metrics)
+        results = self._run([TrainJob(k, work, terms.encoding) for k in cohort]).results
+        rings = {k: trained.ring for k, trained in zip(cohort, results, strict=True) if isinstance(trained, Trained)}
+        outcome = simulate(terms, cohort, lambda k: np.frombuffer(rings[k], terms.encoding.dtype))
+        decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        costs = outcome.clients.values()
+        down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(shared))
+        up = [cost.bytes_up for cost in costs]
+        return CohortResult(total, sum(up), max(up), down, decoded.saturated)
 
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._shared[: len(weights)].copy_(weights)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import fsum
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from fedavg.states import ClientStates
 from fedavg.sums import ExactSum
 from fedavg.types import Examples, Split, Work
 
+if TYPE_CHECKING:
+    from fedavg.secagg.ring import Encoding
+
 
 @dataclass(frozen=True)
 class TrainJob:
@@ -20,6 +24,8 @@ class TrainJob:
 
     client: int
     work: Work
+    #: With secure aggregation: how the update becomes ring elements, which are given back instead of added.
+    encoding: "Encoding | None" = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Trained:
     bytes_up: int
     #: The bound of the worker's sum after this client (see ExactSum).
     bound: int
+    #: The ring elements to be masked, with secure aggregation.
+    ring: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,11 @@ class Worker:
             self._round = job.work.round
         message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
         try:
-            self._sum.add(self._setup.codec.decode(message.frame, self._size), message.weight)
+            vector = self._setup.codec.decode(message.frame, self._size)
+            if job.encoding:
+                ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring
+                return Trained(message.weight, message.metrics, len(message.frame), 0, ring.tobytes())
+            self._sum.add(vector, message.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
         return Trained(message.weight, message.metrics, len(message.frame), self._sum.bound)

@@ -1,8 +1,8 @@
 """How a plan asks for secure aggregation: `complete:CLIP:CAP` or `sparse:CLIP:CAP`, with further settings after colons.
 
-CLIP bounds each number of an update and CAP the weight n_k, so that the sum fits into the ring; what is cut off by them is
-counted and reported. The clients derive the terms of a session from their own copy of the plan: a server can not talk them
-into weaker ones.
+CLIP bounds each number of an update and CAP the weight n_k, so that the sum fits into the ring; what is cut off by
+them is counted and reported. The clients derive the terms of a session from their own copy of the plan: a server can
+not talk them into weaker ones.
 """
 
 from abc import ABC, abstractmethod

@@ -96,6 +96,8 @@ class FleetApp:
                 self._route("GET", "/v1/models/{digest}", self._model),
                 self._route("PUT", "/v1/rounds/{round}/{attempt}/update", self._update),
                 self._route("PUT", "/v1/rounds/{round}/{attempt}/anonymous", self._anonymous),
+                self._route("GET", "/v1/rounds/{round}/{attempt}/session", self._session_message),
+                self._route("PUT", "/v1/rounds/{round}/{attempt}/session", self._session_answer),
                 self._route("POST", "/v1/report", self._report),
                 self._route("GET", "/healthz", self._health),
                 self._route("GET", "/metrics", self._metrics),
@@ -231,7 +233,7 @@ class FleetApp:
         return await self._take(request, source, None)
 
     async def _take(self, request: Request, source: int | bytes, fields: keys.SignedFields | None) -> Response:
-        round, attempt = (_path_number(request, name) for name in ("round", "attempt"))
+        round, attempt = _round_and_attempt(request)
         verdict = self._hub.judge(source, round, attempt)
         if verdict is Verdict.ACCEPTED:
             verdict = await self._receive(request, source, fields, round, attempt)
@@ -270,6 +272,37 @@ class FleetApp:
         if self._turns is None:
             self._turns = asyncio.Semaphore(max(2, UPLOAD_BYTES // max(limit, 1)))
         return self._turns
+
+    async def _session_message(self, request: Request) -> Response:
+        """The message of a session of secure aggregation that waits for this client."""
+        client, _ = await self._signed(request)
+        message = self._hub.session_message(client.k, *_round_and_attempt(request))
+        if message is None:
+            raise Refusal("no-such-message", "no message of a session waits for this client; poll for work")
+        return Response(message, media_type="application/octet-stream")
+
+    async def _session_answer(self, request: Request) -> Response:
+        fields, client = self._authenticated(request)
+        _pace(self._client_rate.wait(client.k))
+        round, attempt = _round_and_attempt(request)
+        async with _Turn(self._all_turns(limit := self._hub.frame_limit())):
+            body = await read_body(request, limit, BODY_S + limit / SLOWEST_UPLOAD)
+            verdict = await asyncio.get_running_loop().run_in_executor(
+                self._workers, self._check_and_carry, client.k, round, attempt, body, fields
+            )
+        if verdict is not Verdict.ACCEPTED:
+            raise Refusal(verdict, "this message is not wanted now; poll for work")
+        return _json(UpdateAnswer(accepted=True, duplicate=False))
+
+    def _check_and_carry(self, k: int, round: int, attempt: int, body: bytearray, fields: keys.SignedFields) -> Verdict:
+        from fedavg.secagg import SecAggError
+
+        _check_body(fields, body)
+        try:
+            return self._hub.session_answer(k, round, attempt, memoryview(body))
+        except SecAggError as error:
+            self._hub.refused[f"secagg-{error.reason}"] += 1
+            raise Refusal("session-refused", f"{error.reason}: {error}") from None
 
     async def _report(self, request: Request) -> Response:
         client, body = await self._signed(request)
@@ -414,6 +447,10 @@ def _pace(wait: float) -> None:
 
 def _later(seconds: float) -> dict[str, str]:
     return {"retry-after": str(max(1, round(seconds)))}
+
+
+def _round_and_attempt(request: Request) -> tuple[int, int]:
+    return _path_number(request, "round"), _path_number(request, "attempt")
 
 
 def _path_number(request: Request, name: str) -> int:

@@ -5,7 +5,6 @@ again and a device that crashed need not train again. The plan comes from the se
 installed here, and its user must have named it.
 """
 
-import json
 import logging
 import random
 import tomllib
@@ -16,7 +15,7 @@ from hashlib import sha256
 from math import inf
 from pathlib import Path
 from time import sleep
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,9 +23,10 @@ from torch import Tensor
 
 from fedavg.client import Message, run_client
 from fedavg.errors import FedAvgError, FleetError
-from fedavg.files import write_atomically
+from fedavg.fleets.http.files import DeviceFiles
 from fedavg.fleets.http.keys import ClientKey
 from fedavg.fleets.http.link import Link, ServerRefused
+from fedavg.fleets.http.masked import MaskedRounds
 from fedavg.fleets.http.messages import (
     MAX_MESSAGE,
     PROTOCOL,
@@ -35,6 +35,7 @@ from fedavg.fleets.http.messages import (
     Enrolled,
     EnrolRequest,
     Holding,
+    MaskAnswer,
     PollAnswer,
     PollRequest,
     ReportRequest,
@@ -129,7 +130,7 @@ class Device:
         self._link = make_link(_own_key(directory / "key.pem"))
         self._states = ClientStates(directory / "states")
         self._pending = self._load_pending()
-        self._files = _Files(directory)
+        self._files = DeviceFiles(directory)
 
     def run(self) -> int:
         """Work until the server says that the run is over; returns the last round."""
@@ -140,6 +141,7 @@ class Device:
             self._plan_digest = identity.plan_digest
             self._setup = self._resolve(identity)
             self._trainer = self._setup.new_trainer()
+            self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message)
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
             while True:
                 answer = self._poll()
@@ -148,6 +150,8 @@ class Device:
                     return answer.round
                 if isinstance(answer, WorkOffer):
                     self._work(answer)
+                elif isinstance(answer, MaskAnswer):
+                    self._masking.step(answer)
                 elif isinstance(answer, WaitAnswer):
                     self._wait(answer)
 
@@ -212,6 +216,9 @@ class Device:
 
     def _work(self, offer: WorkOffer) -> None:
         """Do what is asked, or say why not: nobody should wait for a device that failed."""
+        if self._setup.secagg:
+            self._masking.begin(offer)
+            return
         try:
             if not (self._pending and self._pending.answers(offer)):
                 if self._pending:
@@ -225,6 +232,12 @@ class Device:
         self._upload()
 
     def _train(self, offer: WorkOffer) -> None:
+        message = self._message(offer)
+        pending = Pending(offer.round, offer.attempt, offer.model, offer.upload_token, False)
+        self._keep(pending, self._frame(offer, message))
+
+    def _message(self, offer: WorkOffer) -> Message:
+        """Train as asked; what comes out is the same whenever it is asked."""
         shared = self._fetch(offer)
         work = Work(
             round=offer.round,
@@ -234,10 +247,7 @@ class Device:
             settings=offer.settings,
         )
         states = self._states if self._setup.keeps_state else None
-        message = run_client(self._setup, self._trainer, self._k, work, shared, states)
-        self._keep(
-            Pending(offer.round, offer.attempt, offer.model, offer.upload_token, False), self._frame(offer, message)
-        )
+        return run_client(self._setup, self._trainer, self._k, work, shared, states)
 
     def _frame(self, offer: WorkOffer, message: Message) -> bytes:
         header = UpdateHeader(
@@ -294,7 +304,7 @@ class Device:
     # What is kept
 
     def _load_pending(self) -> Pending | None:
-        files = _Files(self._directory)
+        files = DeviceFiles(self._directory)
         known = files.read_json("update.json")
         return Pending(**known) if known is not None and files.exists("update.frame") else None
 
@@ -312,38 +322,6 @@ class Device:
         self._pending = None
         self._files.remove("update.json")
         self._files.remove("update.frame")
-
-
-class _Files:
-    """The small files of a device."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def exists(self, name: str) -> bool:
-        return (self._directory / name).exists()
-
-    def read(self, name: str) -> bytes:
-        return (self._directory / name).read_bytes()
-
-    def write(self, name: str, data: bytes) -> None:
-        write_atomically(self._directory / name, data, private=True)
-
-    def remove(self, name: str) -> None:
-        (self._directory / name).unlink(missing_ok=True)
-
-    def read_json(self, name: str) -> dict[str, Any] | None:
-        try:
-            content = json.loads(self.read(name))
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            raise FleetError(f"{self._directory / name} can not be read; expected what 'fedavg join' wrote") from None
-        assert isinstance(content, dict)
-        return content
-
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
-        self.write(name, json.dumps(content).encode())
 
 
 def _own_key(path: Path) -> ClientKey:

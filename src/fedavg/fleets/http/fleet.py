@@ -6,7 +6,9 @@ and tried again with other clients; a server that crashed asks the same cohort a
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import fsum, isfinite
+from secrets import token_bytes
 from time import monotonic
 from typing import Final, TypeVar
 
@@ -33,8 +35,20 @@ T = TypeVar("T")
 
 #: Seconds between looks at whether enough clients are there, each with a line in the log.
 PATIENCE_S: Final = 30.0
+#: A round under secure aggregation has so many phases, each with its part of the deadline.
+SECURE_PHASES: Final = 4
 #: Seconds between tries when the database does not answer: doubled each time up to the second.
 RETRY_S: Final = (0.5, 15.0)
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """A round as it is offered, what is expected back, and the bytes that its clients will fetch."""
+
+    round: Round
+    offer: WorkOffer
+    expected: Expected
+    bytes_down: int
 
 
 class Stopped(FedAvgError):
@@ -65,6 +79,8 @@ class HttpFleet(Fleet):
         parked = self.retried(self._store.open_round)
         if parked and parked.round == work.round:
             self._attempt = parked.attempt
+            if self._setup.secagg:  # the session went down with the server: clients answer only in a new one
+                self._abandon(work.round, "the server was started again")
             return parked.cohort
         self._attempt = self.retried(lambda: self._store.next_attempt(work.round))
         return self._draw(work.round)
@@ -88,21 +104,53 @@ class HttpFleet(Fleet):
         while True:
             attempt = self._attempt
             self.retried(lambda c=cohort, a=attempt: self._store.begin_round(work.round, a, c, digest))  # type: ignore[misc]
-            self._hub.open(*self._invitation(cohort, work, digest, len(shared)))
             log.info("collecting", extra={"round": work.round, "attempt": attempt, "invited": len(cohort)})
-            phase = self._hub.collect()
-            if phase is Phase.COMMITTING:
-                return self._result(len(cohort) * 4 * len(shared))
+            collect = self._collect_masked if self._setup.secagg else self._collect
+            result = collect(self._invitation(cohort, work, digest, len(shared)))
+            if isinstance(result, CohortResult):
+                return result
             self._check_stop()
-            reason = self._hub.abandoned_because()
-            self.retried(lambda a=attempt, r=reason: self._store.abandon_round(work.round, a, r))  # type: ignore[misc]
-            log.warning("abandoned", extra={"round": work.round, "attempt": attempt, "reason": reason})
-            self._attempt += 1
+            self._abandon(work.round, result)
             cohort = self._draw(work.round)
 
-    def _invitation(
-        self, cohort: Sequence[int], work: Work, digest: str, numbers: int
-    ) -> tuple[Round, WorkOffer, Expected]:
+    def _abandon(self, round: int, reason: str) -> None:
+        """Give the attempt up; the next one is with other clients."""
+        attempt = self._attempt
+        self.retried(lambda: self._store.abandon_round(round, attempt, reason))
+        log.warning("abandoned", extra={"round": round, "attempt": attempt, "reason": reason})
+        self._attempt += 1
+
+    def _collect(self, invitation: "Invitation") -> CohortResult | str:
+        """The sum over the updates that came, or why the round is abandoned."""
+        self._hub.open(invitation.round, invitation.offer, invitation.expected)
+        if self._hub.collect() is Phase.COMMITTING:
+            return self._result(invitation.bytes_down)
+        return self._hub.abandoned_because()
+
+    def _collect_masked(self, invitation: "Invitation") -> CohortResult | str:
+        """The same under secure aggregation: nothing but the sum is ever seen here."""
+        from fedavg.fleets.http.secure import SecureRound
+        from fedavg.secagg import SecAggError, ServerSession
+
+        round, expected = invitation.round, invitation.expected
+        try:
+            assert self._setup.secagg
+            terms = self._setup.secagg.terms(
+                token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
+            )
+            secure = SecureRound(ServerSession(terms, round.invited), self._rules.deadline_s / SECURE_PHASES)
+            self._hub.open(round, replace(invitation.offer, session=secure.name), expected, secure)
+            aggregate = self._hub.aggregate()
+        except SecAggError as error:
+            return f"secure aggregation: {error}"
+        if aggregate is None:
+            return self._hub.abandoned_because()
+        decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        up, down = self._hub.session_bytes()
+        return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
+
+    def _invitation(self, cohort: Sequence[int], work: Work, digest: str, numbers: int) -> "Invitation":
         goal = self._rules.goal(len(cohort))
         round = Round(
             work.round,
@@ -124,6 +172,8 @@ class HttpFleet(Fleet):
             lr=work.lr,
             settings=dict(work.settings),
             upload_token=None,
+            session=None,
+            invited=len(cohort),
         )
         expected = Expected(
             plan=self._setup.plan.digest,
@@ -136,7 +186,7 @@ class HttpFleet(Fleet):
             max_norm=self._hub.guards.max_norm,
             metrics=self._setup.metrics,
         )
-        return round, offer, expected
+        return Invitation(round, offer, expected, len(cohort) * 4 * numbers)
 
     def _result(self, bytes_down: int) -> CohortResult:
         vector, received = self._hub.total()

@@ -13,19 +13,23 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from threading import Condition
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedavg.errors import Diverged
-from fedavg.fleets.http.messages import DoneAnswer, Holding, PollAnswer, WaitAnswer, WorkOffer
+from fedavg.fleets.http.messages import DoneAnswer, Holding, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
 from fedavg.fleets.http.rounds import Phase, Round, Verdict
 from fedavg.fleets.http.store import ClientRow
 from fedavg.fleets.http.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
 from fedavg.sums import ExactSum, to_float
 from fedavg.types import Examples, FederatedData, Update
+
+if TYPE_CHECKING:
+    from fedavg.fleets.http.secure import SecureRound
+    from fedavg.secagg import Aggregate
 
 #: A client counts as present for so long after its last request: longer than a held poll and the pause after it.
 PRESENT_S: Final = 90.0
@@ -65,6 +69,7 @@ class Hub:
         self._held: Counter[int] = Counter()
         self._held_in_all = 0
         self._round: Round | None = None
+        self._secure: SecureRound | None = None
         self._models: dict[str, bytes] = {}
         self._committed = 0
         self._done: DoneAnswer | None = None
@@ -156,10 +161,10 @@ class Hub:
     def model(self, digest: str) -> bytes | None:
         return self._models.get(digest)
 
-    def open(self, round: Round, offer: WorkOffer, expected: Expected) -> None:
-        """Begin to collect."""
+    def open(self, round: Round, offer: WorkOffer, expected: Expected, secure: "SecureRound | None" = None) -> None:
+        """Begin to collect: updates, or with `secure` the messages of a session of secure aggregation."""
         with self._changed:
-            self._offer, self._expected = offer, expected
+            self._offer, self._expected, self._secure = offer, expected, secure
             self._ring = torch.zeros(expected.numbers, dtype=torch.int64)
             self._sum = ExactSum(self._ring)
             self._received: list[Received] = []
@@ -176,6 +181,36 @@ class Hub:
                 self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
                 self._round.tick(monotonic())
             return self._round.phase
+
+    def aggregate(self) -> "Aggregate | None":
+        """Carry the session under way to its end; None if the server is to stop or too many clients have failed."""
+        with self._changed:
+            assert self._round
+            assert self._secure
+            while not self._stopping:
+                if self._round.phase is Phase.ABANDONED:
+                    return None
+                if not self._secure.over(self._round.failed):
+                    self._changed.wait(max(0.0, min(self._secure.deadline - monotonic(), 1.0)))
+                elif self._secure.last_phase:
+                    self._round.phase = Phase.COMMITTING  # nothing more is taken from here on
+                    break
+                else:
+                    self._secure.advance()
+                    self.wake(self._secure.inbox)
+            if self._stopping:
+                return None
+        aggregate = self._secure.finish()  # seconds of work, outside of the lock
+        with self._changed:
+            self._round.accepted = set(aggregate.survivors)
+            self.accepted += len(aggregate.survivors)
+        return aggregate
+
+    def session_bytes(self) -> tuple[list[int], int]:
+        """Bytes that each client has sent in the session, and bytes that were sent to all of them."""
+        with self._changed:
+            assert self._secure
+            return list(self._secure.bytes_up.values()), self._secure.bytes_down
 
     def abandoned_because(self) -> str:
         with self._changed:
@@ -238,6 +273,15 @@ class Hub:
                 return self._done
             if self._stopping or not self._round or not self._round.wants(k):
                 return None
+            if self._secure and not self._secure.waits_for(k):
+                return None
+            if self._secure and not self._secure.first_phase:
+                return MaskAnswer(
+                    round=self._round.round,
+                    attempt=self._round.attempt,
+                    session=self._secure.name,
+                    step=self._secure.step,
+                )
             left = max(0.0, self._round.deadline - monotonic())
             offer = replace_offer(self._offer, deadline_s=left)
             if not self.guards.anonymous:
@@ -259,7 +303,11 @@ class Hub:
     def frame_limit(self) -> int:
         """The longest upload that the round under way can need."""
         with self._changed:
-            return max_frame_bytes(self._expected.numbers, self._expected.codec) if self._round else 0
+            if not self._round:
+                return 0
+            if self._secure:
+                return self._secure.longest_message
+            return max_frame_bytes(self._expected.numbers, self._expected.codec)
 
     def token_source(self, token: str) -> bytes | None:
         """The name under which an anonymous update counts, if the token was given in this round."""
@@ -273,6 +321,26 @@ class Hub:
                 return Verdict.WRONG_ROUND
             return self._round.judge(source, round, attempt)
 
+    def session_message(self, k: int, round: int, attempt: int) -> bytes | None:
+        """The message of the session that waits for a client."""
+        with self._changed:
+            if not self._secure or not self._round or self._round.judge(k, round, attempt) is not Verdict.ACCEPTED:
+                return None
+            return self._secure.inbox.get(k)
+
+    def session_answer(self, k: int, round: int, attempt: int, body: bytes | memoryview) -> Verdict:
+        """A client's message in the session; SecAggError if it is refused."""
+        with self._changed:
+            verdict = self.judge(k, round, attempt)
+            if verdict is Verdict.ACCEPTED and self._secure is None:
+                return Verdict.WRONG_ROUND
+            if verdict is Verdict.ACCEPTED:
+                assert self._secure
+                self._secure.receive(k, body)
+                if self._round and self._secure.over(self._round.failed):
+                    self._changed.notify_all()
+            return verdict
+
     def add(self, source: Hashable, round: int, attempt: int, frame: bytes | memoryview) -> Verdict:
         """Check an update and add it to the sum, once; UpdateRefused if it is not what was asked for."""
         with self._changed:
@@ -282,7 +350,7 @@ class Hub:
             verdict = self.judge(source, round, attempt)
             if verdict is Verdict.ACCEPTED:
                 assert self._round
-                if self._expected is not expected:
+                if self._expected is not expected or self._secure:
                     return Verdict.WRONG_ROUND
                 self._add_to_sum(Update(decoded.vector, decoded.weight))
                 self._received.append(Received(decoded.weight, decoded.metrics, len(frame)))

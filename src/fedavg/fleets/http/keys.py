@@ -253,7 +253,7 @@ def _from_base64(signature: str) -> bytes:
 
 
 def _same(a: str, b: str) -> bool:
-    return hmac.compare_digest(a.encode(), b.encode())
+    return hmac.compare_digest(a.encode(errors="replace"), b.encode(errors="replace"))
 
 
 def _read_private(path: Path) -> bytes:

@@ -209,6 +209,7 @@ CLIENT: Final = Integer(0, LARGEST)
 NUMBERS: Final = Integer(1, 2**40)
 SHA256: Final = Text("[0-9a-f]", 64, 64, "a SHA-256 in lower-case hex")
 PLAN_DIGEST: Final = Text("[0-9a-f]", 16, 64, "a plan's digest in lower-case hex")
+SESSION: Final = Text("[0-9a-f]", 32, 32, "16 bytes in lower-case hex")
 EPOCH: Final = Text("[A-Za-z0-9_-]", 1, 64, "letters, digits, - and _")
 TOKEN: Final = Text("[!-~]", 1, 1024, "visible ASCII without spaces")
 SECONDS: Final = Number(0, 7 * 86_400)
@@ -279,7 +280,7 @@ class PollRequest:
 
 
 class PollAnswer:
-    """The answer to PollRequest: `WorkOffer`, `WaitAnswer` or `DoneAnswer`, told apart by `type`."""
+    """The answer to PollRequest: `WorkOffer`, `MaskAnswer`, `WaitAnswer` or `DoneAnswer`, told apart by `type`."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,19 @@ class WorkOffer(PollAnswer):
     lr: float = item(Number(0, 1e12, above=True), "eta, the learning rate of this round")
     settings: dict[str, float] = item(SETTINGS, "the algorithm's further numbers by name")
     upload_token: str | None = item(Nullable(TOKEN), "if not null: upload without a signature, with this token")
+    session: str | None = item(Nullable(SESSION), "if not null: secure aggregation; the name of the session, hex")
+    invited: int = item(COUNT, "how many clients are invited to the round")
+
+
+@dataclass(frozen=True)
+class MaskAnswer(PollAnswer):
+    """The next message of a session of secure aggregation is there: GET and answer it."""
+
+    type: Literal["mask"] = tag("mask")
+    round: int = item(ROUND, "t, the round")
+    attempt: int = item(ATTEMPT, "the attempt at that round")
+    session: str = item(SESSION, "the name of the session, hex")
+    step: int = item(Integer(1, 8), "which message of the session it is")
 
 
 @dataclass(frozen=True)
@@ -374,6 +388,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "not-invited": 403,
     "no-such-path": 404,
     "no-such-model": 404,
+    "no-such-message": 404,
     "wrong-method": 405,
     "too-slow": 408,
     "number-taken": 409,
@@ -382,6 +397,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "round-closed": 409,
     "upload-under-way": 409,
     "storage-refused": 409,
+    "session-refused": 409,
     "too-large": 413,
     "content-encoding": 415,
     "bad-range": 416,
@@ -400,7 +416,7 @@ MESSAGES: Final = (
     NewToken,
     Problem,
 )
-_VARIANTS: Final[dict[type, tuple[type, ...]]] = {PollAnswer: (WorkOffer, WaitAnswer, DoneAnswer)}
+_VARIANTS: Final[dict[type, tuple[type, ...]]] = {PollAnswer: (WorkOffer, MaskAnswer, WaitAnswer, DoneAnswer)}
 
 
 def parse(kind: type[T], body: bytes, limit: int) -> T:

@@ -85,6 +85,8 @@ def serve(
             "trying out). Without it only loopback addresses are served"
         )
     local = resolve(plan)
+    if local.secagg:
+        local.secagg.check(options.rules.invited(local.cohort_size))
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))

@@ -1,0 +1,78 @@
+"""A round under secure aggregation: the hub carries a session's messages, and sees only masked vectors and their sum.
+
+Each phase of the session is asked for by polling like any other work: a client whose next message is there is told so,
+fetches it, and puts its answer in its place. A phase ends when everybody who is asked has answered, or when its time
+is over.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+from fedavg.secagg import Aggregate, MessageRefused, Phase, Reason, ServerSession, parse
+
+#: Bytes of a message beyond the masked vector: keys, shares and lists of clients.
+OVERHEAD: Final = 512 * 1024
+
+
+@dataclass
+class SecureRound:
+    """The session of one attempt. Not thread-safe: the hub's lock guards it."""
+
+    session: ServerSession
+    #: Seconds for each phase.
+    phase_s: float
+    deadline: float = 0.0
+    inbox: dict[int, bytes] = field(default_factory=dict)
+    bytes_up: dict[int, int] = field(default_factory=dict)
+    bytes_down: int = 0
+
+    def __post_init__(self) -> None:
+        self.deadline = monotonic() + self.phase_s
+
+    @property
+    def name(self) -> str:
+        return self.session.terms.session.hex()
+
+    @property
+    def step(self) -> int:
+        return int(self.session.phase)
+
+    @property
+    def first_phase(self) -> bool:
+        return self.session.phase is Phase.KEYS
+
+    @property
+    def last_phase(self) -> bool:
+        return self.session.phase is Phase.UNMASKING
+
+    @property
+    def longest_message(self) -> int:
+        encoding = self.session.terms.encoding
+        return encoding.length * encoding.dtype.itemsize + OVERHEAD
+
+    def waits_for(self, k: int) -> bool:
+        return k in self.session.awaited
+
+    def over(self, failed: Set[int]) -> bool:
+        """Has everybody answered who still can, or is the time of the phase over?"""
+        return self.session.awaited <= failed or monotonic() >= self.deadline
+
+    def receive(self, k: int, body: bytes | memoryview) -> None:
+        """A client's answer; SecAggError if it is not its own, or not now."""
+        message = parse(bytes(body))
+        sender = getattr(message, "client", None)  # messages of the server have none
+        if sender != k:
+            raise MessageRefused(Reason.UNKNOWN_CLIENT, f"client {k} sent a message in the name of {sender}")
+        self.session.receive(message)
+        self.bytes_up[k] = self.bytes_up.get(k, 0) + len(body)
+
+    def advance(self) -> None:
+        """Close the phase: the next messages are there for those who are still in."""
+        self.inbox = {k: message.to_bytes() for k, message in self.session.advance().items()}
+        self.bytes_down += sum(map(len, self.inbox.values()))
+        self.deadline = monotonic() + self.phase_s
+
+    def finish(self) -> Aggregate:
+        return self.session.finish()

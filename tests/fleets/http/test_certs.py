@@ -1,0 +1,134 @@
+import datetime
+import socket
+import ssl
+import threading
+
+import pytest
+from cryptography import x509
+
+from fedavg.fleets.http.certs import CertificateError, client_context, make_certificates, server_context
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("certs"), ["localhost", "127.0.0.1", "::1"], clients=2)
+
+
+def talk(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> str:
+    """Says hello over a real socket; gives the version of TLS that was agreed on."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        try:
+            with server.wrap_socket(connection, server_side=True) as secured:
+                secured.sendall(secured.recv(5).upper())
+        except OSError:
+            connection.close()  # the client's side says what went wrong
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        with (
+            socket.create_connection(listener.getsockname(), timeout=10) as plain,
+            client.wrap_socket(plain, server_hostname=host) as secured,
+        ):
+            secured.sendall(b"hello")
+            assert secured.recv(5) == b"HELLO"
+            return str(secured.version())
+    finally:
+        thread.join()
+        listener.close()
+
+
+def of(pair):
+    return pair.certificate, pair.key
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
+def test_a_handshake(made, host):
+    assert talk(server_context(*of(made.server)), client_context(made.ca.certificate), host) == "TLSv1.3"
+
+
+def test_tls_1_2_is_the_oldest(made):
+    client = client_context(made.ca.certificate)
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert talk(server_context(*of(made.server)), client) == "TLSv1.2"
+    assert server_context(*of(made.server)).minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_strict_checks_of_newer_pythons_pass(made):
+    client, server = client_context(made.ca.certificate, *of(made.clients[0])), server_context(*of(made.server))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    talk(server, client)
+
+
+def test_another_host_is_refused(made):
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        talk(server_context(*of(made.server)), client_context(made.ca.certificate), "example.org")
+
+
+def test_a_foreign_authority_is_refused(made, tmp_path):
+    foreign = make_certificates(tmp_path, ["localhost"], clients=1)
+    with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed"):
+        talk(server_context(*of(made.server)), client_context(foreign.ca.certificate))
+    with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed"):
+        talk(server_context(*of(made.server)), client_context())
+    mutual = server_context(*of(made.server), client_ca=made.ca.certificate)
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        talk(mutual, client_context(made.ca.certificate, *of(foreign.clients[0])))
+
+
+def test_both_sides_show_a_certificate(made):
+    mutual = server_context(*of(made.server), client_ca=made.ca.certificate)
+    for pair in made.clients:
+        talk(mutual, client_context(made.ca.certificate, *of(pair)))
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        talk(mutual, client_context(made.ca.certificate))
+    with pytest.raises((ssl.SSLError, ConnectionError)):  # a server's certificate is none for a client
+        talk(mutual, client_context(made.ca.certificate, *of(made.server)))
+
+
+def test_a_clients_certificate_is_none_for_a_server(made):
+    with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed"):
+        talk(server_context(*of(made.clients[0])), client_context(made.ca.certificate))
+
+
+def test_clocks_may_be_off(made):
+    certificate = x509.load_pem_x509_certificate(made.server.certificate.read_bytes())
+    now = datetime.datetime.now(datetime.UTC)
+    assert certificate.not_valid_before_utc < now - datetime.timedelta(hours=23)
+    assert datetime.timedelta(days=364) < certificate.not_valid_after_utc - now < datetime.timedelta(days=365)
+
+
+def test_files(made):
+    directory = made.ca.key.parent
+    names = ["ca.key", "ca.pem", "client-0.key", "client-0.pem", "client-1.key", "client-1.pem"]
+    assert sorted(path.name for path in directory.iterdir()) == [*names, "server.key", "server.pem"]
+    assert {path.stat().st_mode & 0o777 for path in directory.glob("*.key")} == {0o600}
+
+
+def test_nothing_is_written_over(tmp_path):
+    (tmp_path / "server.key").write_text("mine")
+    with pytest.raises(CertificateError, match="server.key is there already"):
+        make_certificates(tmp_path, ["localhost"])
+    assert [path.name for path in tmp_path.iterdir()] == ["server.key"]
+    assert (tmp_path / "server.key").read_text() == "mine"
+
+
+@pytest.mark.parametrize("wrong", [{"hosts": []}, {"hosts": ["müller.example"]}, {"days": 0}, {"clients": -1}])
+def test_wrong_requests_write_nothing(tmp_path, wrong):
+    with pytest.raises(CertificateError, match="expected"):
+        make_certificates(tmp_path / "certs", **{"hosts": ["localhost"]} | wrong)
+    assert not (tmp_path / "certs").exists()
+
+
+def test_files_that_do_not_fit(made, tmp_path):
+    with pytest.raises(CertificateError, match="can not use certificate"):
+        server_context(made.server.certificate, made.ca.key)
+    with pytest.raises(CertificateError, match="can not use certificate"):
+        server_context(tmp_path / "none.pem", made.server.key)
+    with pytest.raises(CertificateError, match="as a certificate authority"):
+        client_context(made.server.key)
+    with pytest.raises(CertificateError, match="go together"):
+        client_context(made.ca.certificate, made.clients[0].certificate)
