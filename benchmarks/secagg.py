@@ -1,6 +1,6 @@
 """What secure aggregation costs: bytes and CPU seconds per client and for the server; writes a record and a table.
 
-usage: python benchmarks/secagg.py [--out docs] [--quick]
+usage: python benchmarks/secagg.py [--part complete|sparse|acceptance] [--out docs] [--quick]
 
 Every row is one whole session of real messages in one process: n clients with d parameters, of which 10 % vanish after
 sharing their keys and before sending their input. That is the dearest place to vanish: the server has to rebuild all of
@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
@@ -35,6 +35,12 @@ DROPPED = 0.1
 RATES = (0.05, 0.15)
 #: What is asked of the acceptance case: seconds of a client and of the server, upload over 32-bit plain.
 LIMITS = {"client_s": 0.5, "server_s": 5.0, "expansion": 1.3}
+#: What is measured: clients, parameters, and the rates of a sparse graph.
+PARTS: dict[str, list[tuple[int, int, tuple[float, float] | None]]] = {
+    "complete": [(n, d, None) for d in (10_000, 100_000, CNN) for n in (10, 50, 100, 200) if n * d < 200 * CNN],
+    "sparse": [*((n, d, RATES) for d in (10_000, 100_000, CNN) for n in (100, 200)), (1000, 100_000, RATES)],
+    "acceptance": [(100, CNN, None)] * 3,
+}
 BEGIN, END = "<!-- costs: made by benchmarks/secagg.py -->", "<!-- end of costs -->"
 
 
@@ -59,38 +65,33 @@ class Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, action="append", help="measure this part again, keep the others")
     parser.add_argument("--out", type=Path, default=Path("docs"))
-    parser.add_argument("--quick", action="store_true", help="small sessions only; nothing is written")
+    parser.add_argument("--quick", action="store_true", help="two small sessions; nothing is written")
     options = parser.parse_args()
-    cases = [(10, 10_000, None), (100, 10_000, RATES)] if options.quick else list(table_cases())
-    rows = [shown(measure(*case)) for case in cases]
     if options.quick:
+        print(*(measure(*case) for case in [(10, 10_000, None), (100, 10_000, RATES)]), sep="\n")
         return
-    acceptance = [shown(measure(100, CNN, None)) for _ in range(3)]
-    record = {
-        "date": f"{date.today()}",
-        "machine": machine(),
-        "dropped": DROPPED,
-        "dropped_in": Phase.INPUTS.name,
-        "sparse_rates": RATES,
-        "limits": LIMITS,
-        "rows": [asdict(row) for row in rows],
-        "acceptance": [asdict(row) for row in acceptance],
-    }
-    (options.out / "results" / "secagg.json").write_text(json.dumps(record, indent=1) + "\n")
-    page = options.out / "secagg.md"
+    for name in options.part or PARTS:
+        rows = [shown(measure(*case)) for case in PARTS[name]]
+        part = {"date": f"{date.today()}", "machine": machine(), "rows": [asdict(row) for row in rows]}
+        record = keep(options.out / "results" / "secagg.json", name, part)
+    write_page(options.out / "secagg.md", record)
+
+
+def keep(path: Path, name: str, part: dict[str, Any]) -> dict[str, Any]:
+    """Put one part into the record."""
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    conditions = {"dropped": DROPPED, "dropped_in": Phase.INPUTS.name, "sparse_rates": RATES, "limits": LIMITS}
+    record = conditions | {"parts": parts | {name: part}}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def write_page(page: Path, record: dict[str, Any]) -> None:
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n{tables(record)}\n{END}{after}")
-
-
-def table_cases() -> Iterator[tuple[int, int, tuple[float, float] | None]]:
-    for d in (10_000, 100_000, CNN):
-        for n in (10, 50, 100, 200):
-            yield n, d, None
-        for n in (100, 200):
-            yield n, d, RATES
-    yield 1000, 100_000, RATES
 
 
 def measure(n: int, d: int, sparse: tuple[float, float] | None) -> Row:
@@ -142,23 +143,32 @@ def machine() -> str:
 
 
 def tables(record: dict[str, Any]) -> str:
+    parts = record["parts"]
     lines = [
-        f"Made by `python benchmarks/secagg.py` from [results/secagg.json](results/secagg.json) on {record['date']}:",
-        f"{record['machine']}. CPU seconds on one core; {record['dropped']:.0%} of the clients vanish in phase",
-        f"{record['dropped_in']}. Bytes of a client are the most that any survivor sent or received.",
+        "Made by `python benchmarks/secagg.py` from [results/secagg.json](results/secagg.json). CPU seconds on one",
+        f"core, medians over clients; {record['dropped']:.0%} of the clients vanish in phase {record['dropped_in']}.",
+        "Bytes of a client are the most that any survivor sent or received.",
+        *(f"{name.capitalize()}: {part['date']}, {part['machine']}." for name, part in parts.items()),
         "",
         "| graph | n | d | degree, t | client, s (worst) | server, s | client up | client down | server in | server out"
         " | up / 32-bit plain |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
+        *(line(row) for name in ("complete", "sparse") if name in parts for row in parts[name]["rows"]),
     ]
-    lines += [line(row) for row in record["rows"]]
-    lines += ["", "The acceptance case, 100 clients with the CNN, on the complete graph:", ""]
-    lines += ["| | limit | measured, median of 3 |", "|---|---|---|"]
-    names = {"client_s": "client, CPU s", "server_s": "server, CPU s", "expansion": "up / 32-bit plain"}
-    for key, name in names.items():
-        middle = median(row[key] for row in record["acceptance"])
-        lines.append(f"| {name} | {record['limits'][key]} | {middle:.3f} |")
+    if "acceptance" in parts:
+        lines += ["", *acceptance(parts["acceptance"]["rows"], record["limits"])]
     return "\n".join(lines)
+
+
+def acceptance(rows: list[dict[str, Any]], limits: dict[str, float]) -> list[str]:
+    names = {"client_s": "client, CPU s", "server_s": "server, CPU s", "expansion": "up / 32-bit plain"}
+    return [
+        f"The acceptance case, 100 clients with the CNN on the complete graph, median of {len(rows)}:",
+        "",
+        "| | at most | measured |",
+        "|---|---|---|",
+        *(f"| {name} | {limits[key]} | {median(row[key] for row in rows):.3f} |" for key, name in names.items()),
+    ]
 
 
 def line(row: dict[str, Any]) -> str:

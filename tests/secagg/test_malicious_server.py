@@ -106,6 +106,25 @@ def test_signed_clients_can_not_be_told_different_things_at_all():
     assert answers == []
 
 
+@pytest.mark.parametrize("near", [5, 12, 19, 26])
+def test_nor_can_those_of_a_sparse_graph(near):
+    """The server knows the ring and tells those nearest to the victim one thing, all others another."""
+    terms = small_terms(60, sparse=(0.05, 0.1), signed=True)
+    session = party(terms).until(Phase.ENDORSEMENTS)
+    everyone, links = tuple(range(60)), {c: set(client._peers) for c, client in session.clients.items()}
+    closest = sorted(links[VICTIM], key=lambda c: -len(links[c] & links[VICTIM]))[:near]
+    sets = {True: (everyone, ()), False: (everyone[1:], (VICTIM,))}
+    told = {c: c in (VICTIM, *closest) for c in everyone}
+    signed = {c: session.clients[c].endorse(SurvivorSet(terms.session, *sets[told[c]])) for c in everyone}
+    answers = []
+    for c, client in session.clients.items():
+        same = tuple(signed[peer] for peer in sorted({c, *links[c]}) if told[peer] is told[c])
+        answers += ask(client, *sets[told[c]], tuple(e for e in same if told[c] or e.client != VICTIM))
+    seeds, keys = shares_of(VICTIM, answers)
+    assert not (len(seeds) >= terms.topology.threshold and len(keys) >= terms.topology.threshold)
+    assert not seeds.keys() & keys.keys()
+
+
 def test_an_honest_round_after_all_that_still_gives_the_sum():
     session = party(small_terms(9, signed=True)).until(Phase.UNMASKING, {Phase.INPUTS: [VICTIM]})
     assert np.array_equal(session.phase().ring, plain_sum(session.server.terms, range(1, 9)))
