@@ -1,8 +1,10 @@
 """Federated algorithms. A new one is one file and one line here."""
 
+from fedavg.algorithms.adaptive import Adaptive
 from fedavg.algorithms.algorithm import Algorithm
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.fedavgm import FedAvgM
+from fedavg.algorithms.fedbuff import FedBuff
 from fedavg.algorithms.fednova import FedNova
 from fedavg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedavg.algorithms.fedprox import FedProx
@@ -24,6 +26,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedyogi": FedYogi,
     "fednova": FedNova,
     "scaffold": Scaffold,
+    "fedbuff": FedBuff,
+    "adaptive": Adaptive,
 }
 
 

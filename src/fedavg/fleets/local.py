@@ -112,6 +112,8 @@ class LocalFleet(Fleet):
         self._processes: list[WorkerProcess] = []
         self._threads = torch.get_num_threads()
         self._scratch = ExitStack()
+        #: Cohorts so far: each has a sum of its own, and a round may have several.
+        self._cohorts = 0
         self._states = self._client_states(states) if setup.keeps_state else None
 
     def start(self) -> Tensor:
@@ -148,9 +150,10 @@ class LocalFleet(Fleet):
 
     def train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
         self._shared.copy_(shared)
+        self._cohorts += 1
         # Largest clients first, so that no worker is left with a large one at the end.
         order = sorted(cohort, key=lambda k: (-int(self._setup.data.sizes[k]), k))
-        finished = self._run([TrainJob(k, work) for k in order])
+        finished = self._run([TrainJob(k, work, self._cohorts) for k in order])
         trained = [result for result in finished.results if isinstance(result, Trained)]
         total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), _weighted_means(trained))
         down = make_codec("float32").encode(shared, self._rng(work, "codec"))
