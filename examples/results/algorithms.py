@@ -53,11 +53,12 @@ def best(name: str, records: Records) -> Result | None:
 
 
 def goals(names: list[str]) -> list[Goal]:
+    """The first setting of every algorithm, then the second of each, ...: a stop leaves something of all."""
     command = "python examples/results/algorithms.py"
+    ranked = sorted((rank, names.index(name), name, text) for name in names for rank, text in enumerate(SETTINGS[name]))
     return [
         Goal(text, f"{command} --only {name}", lambda records, text=text: needs(cell(text), records))
-        for name in names
-        for text in SETTINGS[name]
+        for _, _, name, text in ranked
     ]
 
 

@@ -1,5 +1,5 @@
-"""As many local steps as a budget makes best: Wang et al. 2019, "Adaptive Federated Learning in Resource Constrained Edge
-Computing Systems", Algorithms 2 and 3 (§V).
+"""As many local steps as a budget makes best: Wang et al. 2019, "Adaptive Federated Learning in Resource Constrained
+Edge Computing Systems", Algorithms 2 and 3 (§VI).
 
     client i:  ρ_i = |F_i(w_i) - F_i(w)| / |w_i - w|;   β_i = |∇F_i(w_i) - ∇F_i(w)| / |w_i - w|
                (w_i: where its last round ended, w: the average it is now sent);   sends ∇F_i(w) as well
@@ -10,10 +10,10 @@ Computing Systems", Algorithms 2 and 3 (§V).
     G(tau) = a + √(a² + ρ h(tau) / (eta φ tau)) + ρ h(tau)    with  a = (c tau + b) / (2 eta φ R tau)
     h(tau) = (δ/β) ((eta β + 1)^tau - 1) - eta δ tau
 
-A local step costs c (`step`), an aggregation b (`round`), in any unit that the budget R is given in; the run ends when no further
-round can be paid for. φ is the paper's control parameter. δ is the root of the mean square distance here, of which
-the server can tell from sums alone: Σ p_i |g_i - g|² = Σ p_i |g_i|² - |g|²; the paper's is the mean distance, which
-is never larger. The paper at last picks the w of least loss that was met; here it is the last. Everyone takes part (C = 1).
+A local step costs c (`step`), an aggregation b (`round`), in any unit that the budget R is given in; the run ends when
+no further round can be paid for. φ is the paper's control parameter. Everyone takes part (C = 1). Two things differ. δ is
+the root of the mean square distance, which the server can tell from sums alone, Σ p_i |g_i - g|² = Σ p_i |g_i|² - |g|²;
+the paper's is the mean distance, which is never larger. And the model is the last one, not the one of least loss met.
 """
 
 from dataclasses import dataclass, replace
@@ -134,7 +134,11 @@ class Adaptive(Algorithm):
 
 def _slots(tau: int, steps: int, spent: float) -> dict[str, Tensor]:
     """The local steps of the next round, of all rounds so far, and what has been spent."""
-    return {"tau": torch.tensor([tau]), "steps": torch.tensor([steps]), "spent": torch.tensor([spent], dtype=torch.float64)}
+    return {
+        "tau": torch.tensor([tau]),
+        "steps": torch.tensor([steps]),
+        "spent": torch.tensor([spent], dtype=torch.float64),
+    }
 
 
 def _read(state: State) -> tuple[int, int, float]:

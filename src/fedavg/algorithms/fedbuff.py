@@ -1,15 +1,15 @@
 """FedBuff, asynchronous averaging with a buffer: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous
-Aggregation", Algorithms 1 and 2 (§3).
+Aggregation", Algorithms 1 and 2.
 
     server:  clients are always at work, at most m = C K of them; each trains from the version it was given
              when K updates are in the buffer:  w_{t+1} = w_t + lr Σ_i s(τ_i) n_i Δ_i / Σ_i n_i,   s(τ) = 1 / √(1 + τ)
              τ_i: how many versions have passed since client i was given its own
     client:  as FedAvg
 
-A round is one step of the server. Time is simulated: a client takes (1 - spread) + spread |z| with z ~ N(0, 1), which for
-spread = 1 is the half-normal duration of the paper's experiments. All that arrives at one moment is dealt with before others are
-started then, from the newest version. So with spread = 0 and K = m it is FedAvg, bit for bit. The paper weighs clients alike; here
-by n_k, as FedAvg does.
+A round is one step of the server. Time is simulated: a client takes (1 - spread) + spread |z| with z ~ N(0, 1), which
+for spread = 1 is half-normal, as in the paper's experiments. All that arrives at one moment is dealt with before others
+are started then, from the newest version. So with spread = 0 and K = m it is FedAvg, bit for bit. The paper weighs
+clients alike; here by n_k, as FedAvg does.
 """
 
 from collections import deque
@@ -76,7 +76,9 @@ class FedBuff(FedAvg):
         while len(landed) < self.buffer and (flights or waiting):
             while waiting and len(flights) < len(cohort):
                 flights.append(Flight(clock + self._duration(rng), waiting.popleft(), now))
-            flights.sort(key=lambda flight: flight.end)  # stable: of those that end together, the first started is first
+            flights.sort(
+                key=lambda flight: flight.end
+            )  # stable: of those that end together, the first started is first
             clock = flights[0].end
             arriving = [flight for flight in flights if flight.end == clock][: self.buffer - len(landed)]
             landed, flights = landed + arriving, flights[len(arriving) :]

@@ -4,9 +4,9 @@
                c_i⁺ = c_i - c + (x - y) / (K eta);   sends (Δy, Δc) = (y - x, c_i⁺ - c_i);   keeps c_i = c_i⁺
     server:    x += lr mean_S(Δy);   c += (|S| / N) mean_S(Δc)
 
-The control variates c_i and c (at first 0) estimate the gradients of the client and of all; their difference takes out the drift
-of a client's steps towards its own optimum. The means here weigh clients by n_k as FedAvg does: the paper's own for
-clients of one size. The first round with lr = 1 is FedAvg, bit for bit. A client sends and is sent two vectors.
+The control variates c_i and c (at first 0) estimate the gradients of the client and of all; their difference takes out
+the drift of a client's steps towards its own optimum. The means weigh clients by n_k as FedAvg does, which for clients
+of one size is the paper's. The first round with lr = 1 is FedAvg, bit for bit. A client sends and is sent two vectors.
 """
 
 from dataclasses import dataclass

@@ -87,7 +87,8 @@ class Trainer:
     ) -> Tensor:
         """As `sgd_epoch`, with lr * correction(w) taken off as well in each step, w being the weights before it.
 
-        Buffers, at the end of the vector, are not stepped. A correction of zero leaves every bit of the weights as it is.
+        Buffers, at the end of the vector, are not stepped. With a correction of zero the weights are those of
+        `sgd_epoch`, bit for bit.
         """
         stepped = self.model.trainable
         total = torch.zeros((), device=self._device)

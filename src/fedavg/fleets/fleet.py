@@ -23,7 +23,7 @@ class CohortResult:
 
 
 def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResult:
-    """The parts of a round as one. Sums are added by their scales, in the order given; n_k counts whole all the same."""
+    """The parts of a round as one: sums are added by their scales, in the order given; n_k still counts whole."""
     if list(scales) == [1.0]:
         return results[0]
     first, *others = (scale * result.total.vector for scale, result in zip(scales, results, strict=True))
