@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds
+from fedavg.algorithms import make_algorithm
 from fedavg.client import Client
+from fedavg.codecs import make_codec
 from fedavg.data import HeldOut
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, RunDirError
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import resolve, resolve_data
+from fedavg.setup import Setup, resolve_data, resolve_task
 
 PERCENTILES: Final = (5, 25, 50, 75, 95)
 
@@ -146,7 +148,8 @@ def _judge_all(plan: Plan, data: HeldOut, weights: Tensor, settings: FineTuning)
     able = [int(k) for k in np.flatnonzero(data.held_sizes)]
     if not able:
         raise DataError(f"{data.name}: no client has examples to hold out; expected some: use a larger share")
-    trainer = resolve(plan).new_trainer()
+    setup = Setup(plan, resolve_task(plan), data, make_algorithm("fedavg"), make_codec("float32"), ())
+    trainer = setup.new_trainer()
 
     def judge(k: int) -> Judged:
         return _judge(trainer, data, k, weights, settings, plan.seed)

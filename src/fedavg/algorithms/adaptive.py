@@ -11,8 +11,8 @@ Edge Computing Systems", Algorithms 2 and 3 (§VI).
     h(tau) = (δ/β) ((eta β + 1)^tau - 1) - eta δ tau
 
 A local step costs c (`step`), an aggregation b (`round`), in any unit that the budget R is given in; the run ends when
-no further round can be paid for. φ is the paper's control parameter. Everyone takes part (C = 1). Two things differ. δ is
-the root of the mean square distance, which the server can tell from sums alone, Σ p_i |g_i - g|² = Σ p_i |g_i|² - |g|²;
+no further round can be paid for. φ is the paper's control parameter. Everyone takes part (C = 1). Two things differ: δ
+is the root of the mean square distance, which the server can tell from sums, Σ p_i |g_i - g|² = Σ p_i |g_i|² - |g|²;
 the paper's is the mean distance, which is never larger. And the model is the last one, not the one of least loss met.
 """
 

@@ -1,9 +1,10 @@
-"""FedAvgM, server momentum: Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution ...", §4.3.
+"""FedAvgM, server momentum: Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for
+Federated Visual Classification", §4.
 
-    server:  v = beta v + Σ (n_k/m_t) Δ_k;   w_{t+1} = w_t + lr v        (Δ_k = w^k - w_t)
+    server:  v = momentum v + Σ (n_k/m_t) Δ_k;   w_{t+1} = w_t + lr v        (Δ_k = w^k - w_t)
     client:  as FedAvg
 
-`lr` is the server's rate (1 in the paper). With beta = 0 and lr = 1 it is FedAvg, bit for bit.
+`lr` is the server's rate (1 in the paper). With momentum = 0 and lr = 1 it is FedAvg, bit for bit.
 """
 
 from dataclasses import dataclass

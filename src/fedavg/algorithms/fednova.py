@@ -1,4 +1,4 @@
-"""FedNova: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", §4.
+"""FedNova: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", §4
 
     client i:  tau_i steps of SGD;   sends d_i = Δ_i / tau_i        (Δ_i = w^i - w_t; |a_i|_1 = tau_i for plain SGD)
     server:    tau_eff = Σ p_i tau_i;   w_{t+1} = w_t + tau_eff Σ p_i d_i        (p_i = n_i / m_t)
