@@ -1,4 +1,4 @@
-"""Rounds to 97 % of each algorithm against FedAvg, under the paper's protocol: docs/results/algorithms.md.
+"""Rounds to 97 % of each algorithm against FedAvg, under the paper's protocol: the table of docs/algorithms.md.
 
 MNIST 2NN, pathological non-IID, C=0.1, E=1, B=10. For each setting of an algorithm the learning rate is searched on the
 paper's grid of 10^(1/3) until the best is strictly inside (§3); the result of an algorithm is that of its best setting.
@@ -19,7 +19,10 @@ from fedavg.paper.measure import Result, needs, result_of
 from fedavg.paper.records import Record, Records
 from fedavg.runlog.curves import monotone
 
-RESULTS: Final = Path("docs/results")
+RECORDS: Final = Path("docs/results/algorithms")
+PAGE: Final = Path("docs/algorithms.md")
+#: The table stands between these lines of the page.
+MARKS: Final = ("<!-- results: written by examples/results/algorithms.py -->\n", "<!-- end of results -->\n")
 TARGET: Final = 0.97
 #: Three times what FedAvg takes at its best rate.
 ALLOWANCE: Final = 624
@@ -124,6 +127,13 @@ def _best_run(result: Result) -> Record:
     return next(run for run in result.runs if run.plan.lr == result.eta)
 
 
+def write_into_page(text: str) -> None:
+    before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    PAGE.write_text(before + MARKS[0] + text + MARKS[1] + after, encoding="utf-8")
+    print(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SETTINGS), help="algorithms, with commas")
@@ -131,13 +141,11 @@ def main() -> None:
     parser.add_argument("--budget", type=float, help="seconds after which no more is run")
     parser.add_argument("--show", action="store_true", help="only write the table and the figure from the records")
     given = parser.parse_args()
-    records = Records(RESULTS / "algorithms")
+    records = Records(RECORDS)
     if not given.show:
         measure(given.only.split(","), records, given.jobs, given.budget)
-    text = table(records)
-    (RESULTS / "algorithms" / "table.md").write_text(text)
-    draw(records, RESULTS / "algorithms" / "algorithms.svg")
-    print(text)
+    draw(records, RECORDS / "rounds.svg")
+    write_into_page(table(records))
 
 
 if __name__ == "__main__":
