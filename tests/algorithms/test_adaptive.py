@@ -28,9 +28,9 @@ def losses(w):
 
 def test_rounds_by_hand():
     """Two rounds of one step, after which ρ, β and δ are known; then tau by the formula, written out anew."""
-    eta, c, b, R, phi = 0.1, 1.0, 10.0, 300.0, 0.025
+    eta, c, b, R, phi = 0.02, 1.0, 10.0, 1000.0, 0.025
     w, tau, ends, spent = 2.0, 1, None, 0.0
-    for event in rounds_of(line_plan(algorithm="adaptive:300", E=1, rounds=4)):
+    for event in rounds_of(line_plan(algorithm="adaptive:1000", E=1, lr=eta, rounds=8)):
         gradients = [slope(w) for slope in SLOPES]
         rho = beta = 0.0
         if ends:
@@ -60,7 +60,13 @@ def test_rounds_by_hand():
         assert float(event.state.weights) == pytest.approx(w, rel=1e-4)
         assert int(event.state.slots["tau"]) == tau
         assert float(event.state.slots["spent"]) == spent
-    assert tau > 1
+    assert 1 < tau < 10
+
+
+def test_the_bound_in_numbers():
+    """h(2) = (0.5/2) (1.1² - 1) - 0.05 * 0.5 * 2 = 0.0025, and a = (2 + 10) / (2 * 0.05 * 0.025 * 1000 * 2) = 2.4."""
+    bound = Adaptive(1000.0).bound(Estimates(rho=3.0, beta=2.0, delta=0.5), 2, 0.05)
+    assert bound == pytest.approx(2.4 + sqrt(2.4**2 + 3 * 0.0025 / (0.05 * 0.025 * 2)) + 3 * 0.0025)
 
 
 def test_the_budget_is_spent_and_not_exceeded():
