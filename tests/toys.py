@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg import ArrayData, Examples, Plan, Task
@@ -38,6 +39,46 @@ def toy_plan(**changes: object) -> Plan:
         "task": TOY, "data": toy_data(), "C": 0.5, "E": 2, "B": 4, "lr": 0.1, "rounds": 4, "workers": 2,
     }  # fmt: skip
     return Plan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def one_weight() -> nn.Module:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, 2.0)
+    return module
+
+
+#: One weight that starts at 2 and is fitted to y = w x by squared error.
+LINE = Task(
+    "line", one_weight, loss=lambda o, y: F.mse_loss(o[:, 0], y), metrics={"error": lambda o, y: (o[:, 0] - y).abs()}
+)
+#: ∇F_k(w) of the clients of `line_data`, and their n_k.
+SLOPES = (lambda w: 2 * (w - 1), lambda w: 4 * w - 4 / 3)
+COUNTS = (1, 3)
+
+
+def line_data() -> ArrayData:
+    """Client 0 has one example, client 1 has three: their weights must be 1/4 and 3/4."""
+    x, y = torch.tensor([[1.0], [1.0], [1.0], [2.0]]), torch.tensor([1.0, 0.0, 0.0, 1.0])
+    return ArrayData("line", x, y, [np.array([0]), np.array([1, 2, 3])], Examples(x, y))
+
+
+def line_plan(**changes: object) -> Plan:
+    """Both clients in every round, with their whole gradients: a few numbers that plain Python can follow."""
+    values: dict[str, object] = {
+        "task": LINE, "data": line_data(), "C": 1, "E": 2, "B": "inf", "lr": 0.1, "rounds": 3, "workers": 1,
+    }  # fmt: skip
+    return Plan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def line_change(w: float, steps: int = 2, eta: float = 0.1) -> float:
+    """FedAvg's change from w on the line: the mean over both clients of where their steps end."""
+    total = 0.0
+    for n, slope in zip(COUNTS, SLOPES, strict=True):
+        end = w
+        for _step in range(steps):
+            end -= eta * slope(end)
+        total += n * (end - w)
+    return total / sum(COUNTS)
 
 
 def put(path: Path, content: bytes) -> None:

@@ -1,5 +1,6 @@
 """The client's path, the same in every fleet: train on own data, pass the stages, encode."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -14,6 +15,9 @@ from fedavg.engine.trainer import Trainer
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.types import Examples, Work
+
+#: From the weights before a step, shape (P,), to what is added to that step's gradient.
+Correction = Callable[[Tensor], Tensor]
 
 
 class Client:
@@ -51,19 +55,28 @@ class Client:
     def load(self, weights: Tensor) -> None:
         self._trainer.load(weights)
 
-    def sgd_epoch(self, batch: float, lr: float) -> float:
-        """One epoch of SGD over the local data in a new order; batch may be infinite. Returns the mean loss."""
+    def steps(self, batch: float) -> int:
+        """How many steps an epoch has: the last batch may be short."""
+        return ceil(self.n / min(batch, self.n))
+
+    def sgd_epoch(self, batch: float, lr: float, correction: Correction | None = None) -> float:
+        """One epoch of SGD over the local data in a new order; batch may be infinite. Returns the mean loss.
+
+        With a correction, each step is w -= eta (∇l(w; b) + correction(w)).
+        """
         x, y = self._examples.x, self._examples.y
         if batch < self.n:
             order = torch.from_numpy(self._shuffle.permutation(self.n))
             x, y = x.index_select(0, order), y.index_select(0, order)  # copies whole rows: x[order] is 10 x slower
-        inputs = self._trainer.inputs(x, self._augment)
-        return float(self._trainer.sgd_epoch(inputs, y, int(min(batch, self.n)), lr)) / self.n
+        inputs, size = self._trainer.inputs(x, self._augment), int(min(batch, self.n))
+        if correction is None:
+            return float(self._trainer.sgd_epoch(inputs, y, size, lr)) / self.n
+        return float(self._trainer.corrected_epoch(inputs, y, size, lr, correction)) / self.n
 
     def sgd_step(self, step: int, batch: float, lr: float) -> tuple[int, float]:
         """The step-th (from 1) minibatch of endless reshuffled epochs. Returns its size and its mean loss."""
         size = int(min(batch, self.n))
-        epoch, place = divmod(step - 1, ceil(self.n / size))
+        epoch, place = divmod(step - 1, self.steps(batch))
         order = seeds.rng(self._seed, epoch, self._k, "epoch order").permutation(self.n)
         chosen = torch.from_numpy(order[place * size : (place + 1) * size])
         x, y = (

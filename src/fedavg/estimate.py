@@ -46,7 +46,7 @@ def _derive(setup: Setup) -> dict[str, Any]:
     mean_size = float(sizes.mean())
     batch = min(work.batch, mean_size)
     steps = 1.0 if setup.algorithm.pools_data else work.epochs * ceil(mean_size / batch)
-    frame = setup.codec.encode(torch.zeros(size), seeds.rng(plan.seed, 0, 0, "codec"))
+    frame = setup.codec.encode(torch.zeros(size * setup.algorithm.vectors_up), seeds.rng(plan.seed, 0, 0, "codec"))
     round_s = _seconds_per_step(setup, trainer, int(batch)) * steps * ceil(setup.cohort_size / plan.workers)
     eval_s = _seconds_per_evaluation(setup, trainer) / plan.workers
     return {
@@ -59,7 +59,7 @@ def _derive(setup: Setup) -> dict[str, Any]:
         "examples_per_client": {"min": int(sizes.min()), "mean": mean_size, "max": int(sizes.max())},
         "u": steps if setup.algorithm.pools_data else work.epochs * mean_size / batch,
         "bytes_up_per_round": len(frame) * setup.cohort_size,
-        "bytes_down_per_round": 4 * size * setup.cohort_size,
+        "bytes_down_per_round": 4 * size * setup.algorithm.vectors_down * setup.cohort_size,
         "simulated_s_per_round": len(frame) / (plan.uplink * 1e6),
         "engine": trainer.engine.name,
         "estimated_s_per_round": round(round_s + eval_s / plan.eval_every, 4),

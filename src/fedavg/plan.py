@@ -186,7 +186,16 @@ class Plan:
         None, _optional(_text), "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]"
     )
     clients: int | None = option(None, _optional(_integer(1)), "K, the number of clients [the data set's own]")
-    algorithm: str = option("fedavg", _algorithm, "fedavg, fedsgd, oneshot, sgd (not federated); settings after colons")
+    holdout: float = option(
+        0.0,
+        _number(0, 0.9),
+        "share of each client's examples kept out of training, to judge models on client by client",
+    )
+    algorithm: str = option(
+        "fedavg",
+        _algorithm,
+        "fedavg, fedprox, scaffold, fedadam, ... (docs/algorithms.md has all); settings after colons",
+    )
     C: float = option(0.1, _number(0, 1), "C, the fraction of clients in a round; 0 is one client", flag="-C")
     E: int | str | Schedule = option(
         1, _schedule(_integer(1)), "E, local epochs a round; '20,100:5' is 5 from round 100 on", flag="-E"

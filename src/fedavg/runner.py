@@ -67,7 +67,7 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
     with directory.locked():
         start = directory.rewind(setup.plan.digest)
         rows = directory.rows()
-        if start and status_of(setup.plan, rows) != "stopped":
+        if start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped":
             return finish(setup, rows, start.state, identity["engine"], directory)
         return _follow(setup, directory, start or Start(0, State(torch.empty(0))), rows, watch)
 
@@ -142,6 +142,7 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, 
     summary = summarise(
         setup.plan,
         rows,
+        ended=setup.algorithm.finished(state),
         parameters=len(state.weights),
         engine=engine,
         sha256=model_sha256(state.weights),

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.errors import Diverged
 from fedavg.fleets import Fleet, LocalFleet
+from fedavg.fleets.fleet import join
 from fedavg.plan import Plan
 from fedavg.setup import Setup, resolve
 from fedavg.types import State, Sum, Work
@@ -72,6 +73,8 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
         yield replace(begin, engine=fleet.engine.name, engine_reason=fleet.engine.reason)
         state = begin.state
         for number in range(begin.round + 1, plan.rounds + 1):
+            if setup.algorithm.finished(state):
+                return
             event = run_round(setup, fleet, state, _instructions(setup, state, number))
             state = event.state
             yield event
@@ -82,7 +85,9 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
 def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     began = perf_counter()
     try:
-        result = fleet.train(fleet.pick(work), work, setup.algorithm.shared(state))
+        rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
+        state, parts = setup.algorithm.assign(state, work, fleet.pick(work), rng)
+        result = join([fleet.train(part.cohort, work, part.shared) for part in parts], [part.scale for part in parts])
         state = _server_half(setup, state, result.total, work)
         _check_finite(state.weights)
     except Diverged as error:

@@ -10,7 +10,7 @@ import numpy as np
 from fedavg import seeds
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
-from fedavg.data import load, pooled
+from fedavg.data import HeldOut, load, pooled
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.plan import Plan
@@ -74,7 +74,7 @@ def resolve(plan: Plan) -> Setup:
     _check_device(plan.device)
     stages = tuple(parse_stage(text) for text in plan.stages)
     task = resolve_task(plan)
-    data = _resolve_data(plan)
+    data = resolve_data(plan)
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = pooled(data) if algorithm.pools_data else data
@@ -110,7 +110,13 @@ def _check_device(device: str) -> None:
         raise PlanError(f"device: got '{device}', which this machine does not have ({reason}); use 'cpu'") from None
 
 
-def _resolve_data(plan: Plan) -> FederatedData:
+def resolve_data(plan: Plan) -> FederatedData:
+    """What clients train on: the plan's data, without what it holds out."""
+    data = _whole_data(plan)
+    return HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
+
+
+def _whole_data(plan: Plan) -> FederatedData:
     if isinstance(plan.data, FederatedData):
         return plan.data
     if ":" in plan.data:

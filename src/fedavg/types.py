@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -98,3 +98,12 @@ class Work:
     population: int = 0
     #: Numbers that the server decides anew each round, such as an adaptive clipping norm; they travel with the work.
     settings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The clients of a round that train from the same `shared`, and what their sum counts for."""
+
+    cohort: Sequence[int]
+    shared: Tensor
+    scale: float = 1.0

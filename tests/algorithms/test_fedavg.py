@@ -8,29 +8,12 @@ from fedavg import ArrayData, Examples, Plan, Task, train
 from fedavg.engine.model import Model
 from fedavg.server import Round
 from fedavg.setup import resolve
-from toys import toy_data, toy_plan
+from toys import LINE, line_data, toy_data, toy_plan
 
 
 def weights_after(plan):
     *_, last = train(plan)
     return last.state.weights
-
-
-def one_weight():
-    module = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(module.weight, 2.0)
-    return module
-
-
-LINE = Task(
-    "line", one_weight, loss=lambda o, y: F.mse_loss(o[:, 0], y), metrics={"error": lambda o, y: (o[:, 0] - y).abs()}
-)
-
-
-def line_data() -> ArrayData:
-    """Client 0 has one example, client 1 has three: their weights must be 1/4 and 3/4."""
-    x, y = torch.tensor([[1.0], [1.0], [1.0], [2.0]]), torch.tensor([1.0, 0.0, 0.0, 1.0])
-    return ArrayData("line", x, y, [np.array([0]), np.array([1, 2, 3])], Examples(x, y))
 
 
 @pytest.mark.parametrize("engine", ["graph", "plain"])

@@ -95,6 +95,8 @@ def test_dry_run_prints_the_plan_and_what_follows(tmp_path):
     assert report["u"] == 60
     assert report["bytes_up_per_round"] == 20 * 4 * 1_663_370
     assert report["estimated_s_per_round"] > 0
+    two_vectors = json.loads(fedavg("run", "mnist-2nn", "--algorithm", "scaffold", "--dry-run", "--json").stdout)
+    assert two_vectors["bytes_up_per_round"] == two_vectors["bytes_down_per_round"] == 10 * 4 * 2 * 199_210
     printed = fedavg("run", "mnist-2nn", "--dry-run", "-B", "inf").stdout
     (tmp_path / "again.toml").write_text(printed)
     again = fedavg("run", tmp_path / "again.toml", "--dry-run").stdout

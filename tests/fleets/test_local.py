@@ -2,7 +2,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from fedavg import LocalFleet, Round, Task, train
 from fedavg.errors import FleetError, TaskError
+from fedavg.fleets.fleet import join
 from fedavg.setup import resolve
 from toys import TOY, toy_data, toy_plan
 
@@ -78,6 +79,24 @@ def test_a_killed_worker_is_replaced_and_the_result_is_unchanged():
     thread.join()
     assert len(set(killed)) >= 2
     assert torch.equal(last.state.weights, expected)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_round_may_have_several_cohorts(workers):
+    """Each has a sum of its own; sums are fixed-point numbers, so that what they add up to is exact."""
+    setup = resolve(toy_plan())
+    work = setup.plan.work(1)
+    with closing(LocalFleet(setup, workers)) as fleet:
+        weights = fleet.start()
+        one, other, whole = (fleet.train(cohort, work, weights) for cohort in ([0, 1], [3, 4, 5], [0, 1, 3, 4, 5]))
+    both = join([one, other], [1.0, 1.0])
+    assert torch.equal(both.total.vector, whole.total.vector)
+    assert (both.total.weight, both.total.count) == (whole.total.weight, whole.total.count)
+    assert both.total.metrics == pytest.approx(whole.total.metrics)
+    assert (both.bytes_up, both.bytes_down, both.largest_up) == (whole.bytes_up, whole.bytes_down, whole.largest_up)
+    halved = join([one, other], [1.0, 0.5])
+    assert torch.equal(halved.total.vector, one.total.vector + other.total.vector / 2)
+    assert halved.total.weight == whole.total.weight
 
 
 def test_two_clients_run_side_by_side_on_two_workers():

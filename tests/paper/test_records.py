@@ -8,8 +8,9 @@ from paper_toys import measured, record
 
 from fedavg.paper import records
 from fedavg.paper.cells import CELLS
-from fedavg.paper.records import RecordError, Records, read, thin, to_json
+from fedavg.paper.records import ABANDONED, DIVERGED, RecordError, Records, absorb, read, thin, to_json
 from fedavg.runlog.curves import rounds_to_target
+from fedavg.runlog.rundir import RunDir
 
 CELL = next(c for c in CELLS if c.name == "table4 partition=iid,E=1,B=inf")
 
@@ -62,6 +63,21 @@ def test_a_run_that_diverged_at_once_has_a_record(tmp_path):
     _, _, gone = measured(CELL)
     Records(tmp_path).put(gone)
     assert Records(tmp_path).find(gone.plan).diverged
+
+
+def test_a_run_that_diverges_as_soon_as_it_is_taken_up_again_is_known_to(tmp_path):
+    """It was ended after round 1 since another rate seemed better; taken up, its round 2 diverges: no new row."""
+    plan, run = CELL.plan(0.215), RunDir(tmp_path / "runs/one")
+    run.create(plan)
+    run.write_identity(plan, "graph", "data")
+    run.append({"round": 1, "test": {"accuracy": 0.5}, "train_loss": 1.0, "seconds": 1.0, "eval_seconds": 1.0})
+    (tmp_path / "runs/one.json").write_text('{"command": "a search"}')
+    store = Records(tmp_path / "records")
+    for stopped in (ABANDONED, DIVERGED, ABANDONED):
+        run.write_json("stop.json", {"round": 1, "stopped": stopped, "reason": "so it was"})
+        absorb(store, tmp_path / "runs")
+    assert store.find(plan).diverged  # and what is known once stays so
+    assert Records(tmp_path / "records").find(plan).diverged
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.floats(0, 1), st.integers(1, 40))

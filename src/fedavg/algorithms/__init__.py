@@ -1,9 +1,16 @@
 """Federated algorithms. A new one is one file and one line here."""
 
+from fedavg.algorithms.adaptive import Adaptive
 from fedavg.algorithms.algorithm import Algorithm
 from fedavg.algorithms.fedavg import FedAvg
+from fedavg.algorithms.fedavgm import FedAvgM
+from fedavg.algorithms.fedbuff import FedBuff
+from fedavg.algorithms.fednova import FedNova
+from fedavg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedavg.algorithms.fedprox import FedProx
 from fedavg.algorithms.fedsgd import FedSGD
 from fedavg.algorithms.oneshot import OneShot
+from fedavg.algorithms.scaffold import Scaffold
 from fedavg.algorithms.sgd import SGD
 from fedavg.specs import parse_spec
 
@@ -12,6 +19,15 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedsgd": FedSGD,
     "oneshot": OneShot,
     "sgd": SGD,
+    "fedprox": FedProx,
+    "fedavgm": FedAvgM,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fednova": FedNova,
+    "scaffold": Scaffold,
+    "fedbuff": FedBuff,
+    "adaptive": Adaptive,
 }
 
 

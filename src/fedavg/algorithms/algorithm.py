@@ -1,11 +1,13 @@
 """`Algorithm`: both halves of a federated algorithm, in one file each. Knows nothing of processes or networks."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor
 
-from fedavg.types import State, Sum, Update, Work
+from fedavg.types import Part, State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
@@ -36,6 +38,15 @@ class Algorithm(ABC):
         """What every client of the cohort is sent, shape (vectors_down P,)."""
         return state.weights
 
+    def assign(
+        self, state: State, work: Work, cohort: Sequence[int], rng: np.random.Generator
+    ) -> tuple[State, Sequence[Part]]:
+        """Who trains from what in this round: here all of the cohort that was picked, from what is shared now.
+
+        An asynchronous algorithm keeps in the state who is still at work, and gives a part for each version in use.
+        """
+        return state, [Part(cohort, self.shared(state))]
+
     @abstractmethod
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
         """The client half: from what the server shared to this client's weighted change, shape (vectors_up P,)."""
@@ -43,6 +54,10 @@ class Algorithm(ABC):
     @abstractmethod
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         """The server half: from the cohort's weighted sum to the next state."""
+
+    def finished(self, state: State) -> bool:
+        """True if the algorithm itself ends the run here, before the plan's last round."""
+        return False
 
     @abstractmethod
     def check(self, plan: "Plan") -> None:

@@ -8,6 +8,7 @@ from fedavg.cli.bench import bench
 from fedavg.cli.data import data
 from fedavg.cli.fleet import certs, fleet_demo, join, serve, status, token
 from fedavg.cli.paper import paper
+from fedavg.cli.personalise import personalise
 from fedavg.cli.run import resume, run
 from fedavg.errors import FedAvgError
 
@@ -18,7 +19,9 @@ def cli() -> None:
     """Federated averaging (McMahan et al. 2017): simulate it, regenerate the paper, look at data, measure speed."""
 
 
-for command in (run, resume, serve, join, status, token, certs, fleet_demo, paper, data, bench):
+for command in (
+    run, resume, personalise, serve, join, status, token, certs, fleet_demo, paper, data, bench,
+):  # fmt: skip
     cli.add_command(command)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedavg.data.cifar10 import CIFAR10
 from fedavg.data.dataset import Dataset, Request
 from fedavg.data.federated import ArrayData, pooled
+from fedavg.data.holdout import HeldOut
 from fedavg.data.location import data_directory
 from fedavg.data.mnist import MNIST
 from fedavg.data.partition import KINDS, Partition, parse_partition
@@ -21,7 +22,7 @@ DATASETS: dict[str, Dataset] = {
     dataset.name: dataset for dataset in (MNIST, CIFAR10, SHAKESPEARE, POSTS, SYNTHETIC_POSTS)
 }
 
-__all__ = ["DATASETS", "ArrayData", "Dataset", "Partition", "check", "load", "parse_partition", "pooled"]
+__all__ = ["DATASETS", "ArrayData", "Dataset", "HeldOut", "Partition", "check", "load", "parse_partition", "pooled"]
 
 
 def load(

@@ -49,6 +49,11 @@ class Model:
         """The trainable parameters, in the order of the vector."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
 
+    @property
+    def trainable(self) -> Tensor:
+        """The part of the vector that SGD steps, without the buffers: a view."""
+        return self.vector[: sum(slot.shape.numel() for slot in self.slots if slot.trainable)]
+
     def load(self, weights: Tensor) -> None:
         """Start again from `weights`: also puts back what is not in the vector."""
         self.vector.copy_(weights)

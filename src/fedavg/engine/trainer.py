@@ -82,6 +82,22 @@ class Trainer:
         except Untraceable as error:  # a shape that the probe did not meet
             raise TaskError(f"'{self.task.name}' on {_form(x, y)}: {error}; use engine 'plain'") from error
 
+    def corrected_epoch(
+        self, x: Tensor, y: Tensor, batch: int, lr: float, correction: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """As `sgd_epoch`, with lr * correction(w) taken off as well in each step, w being the weights before it.
+
+        Buffers, at the end of the vector, are not stepped. With a correction of zero the weights are those of
+        `sgd_epoch`, bit for bit.
+        """
+        stepped = self.model.trainable
+        total = torch.zeros((), device=self._device)
+        for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
+            change = correction(self.weights).to(self._device)
+            total += self.sgd_epoch(xs, ys, len(ys), lr)
+            stepped.sub_(change[: len(stepped)], alpha=lr)
+        return total
+
     def gradient(self, examples: Examples) -> tuple[Tensor, float]:
         """∇F_k at the loaded weights, shape (P,) (zero for buffers), and the mean loss."""
         loss, grads = plain.gradients(self.model, self.prepare(examples.x), examples.y.to(self._device))

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from torch import Tensor
 
@@ -21,6 +22,22 @@ class CohortResult:
     bytes_down: int
     #: Numbers that secure aggregation had to cut to its clip range, over all clients.
     saturated: int = 0
+
+
+def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResult:
+    """The parts of a round as one: sums are added by their scales, in the order given; n_k still counts whole."""
+    if list(scales) == [1.0]:
+        return results[0]
+    first, *others = (scale * result.total.vector for scale, result in zip(scales, results, strict=True))
+    totals = [result.total for result in results]
+    weight = fsum(total.weight for total in totals)
+    metrics = {name: fsum(t.weight * t.metrics[name] for t in totals) / weight for name in totals[0].metrics}
+    return CohortResult(
+        total=Sum(sum(others, start=first), weight, sum(total.count for total in totals), metrics),
+        bytes_up=sum(result.bytes_up for result in results),
+        largest_up=max(result.largest_up for result in results),
+        bytes_down=sum(result.bytes_down for result in results),
+    )
 
 
 class Fleet(ABC):

@@ -117,6 +117,8 @@ class LocalFleet(Fleet):
         self._processes: list[WorkerProcess] = []
         self._threads = torch.get_num_threads()
         self._scratch = ExitStack()
+        #: Cohorts so far: each has a sum of its own, and a round may have several.
+        self._cohorts = 0
         self._states = self._client_states(states) if setup.keeps_state else None
 
     def start(self) -> Tensor:
@@ -155,11 +157,12 @@ class LocalFleet(Fleet):
 
     def train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
         self._shared.copy_(shared)
+        self._cohorts += 1
         # Largest clients first, so that no worker is left with a large one at the end.
         order = sorted(cohort, key=lambda k: (-int(self._setup.data.sizes[k]), k))
         if self._setup.secagg:
             return self._train_masked(order, work, shared, self._setup.secagg)
-        finished = self._run([TrainJob(k, work) for k in order])
+        finished = self._run([TrainJob(k, work, self._cohorts) for k in order])
         trained = [result for result in finished.results if isinstance(result, Trained)]
         total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), _weighted_means(trained))
         down = make_codec("float32").encode(shared, self._rng(work, "codec"))
@@ -172,7 +175,7 @@ class LocalFleet(Fleet):
 
         size = len(self._rings[0])
         terms = masking.terms(token_bytes(16), work.round, model_sha256(shared), len(cohort), size, self._setup.metrics)
-        results = self._run([TrainJob(k, work, terms.encoding) for k in cohort]).results
+        results = self._run([TrainJob(k, work, self._cohorts, terms.encoding) for k in cohort]).results
         rings = {k: trained.ring for k, trained in zip(cohort, results, strict=True) if isinstance(trained, Trained)}
         outcome = simulate(terms, cohort, lambda k: np.frombuffer(rings[k], terms.encoding.dtype))
         decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))

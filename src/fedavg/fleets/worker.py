@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Train one client, and add its update to the worker's sum."""
+    """Train one client, and add its update to the worker's sum; a job of another `cohort` begins a new sum."""
 
     client: int
     work: Work
+    cohort: int
     #: With secure aggregation: how the update becomes ring elements, which are given back instead of added.
     encoding: "Encoding | None" = None
 
@@ -72,15 +73,15 @@ class Worker:
         self._states = states
         self._sum = ExactSum(ring)
         self._size = len(ring)
-        self._round = 0
+        self._cohort = 0
 
     def do(self, job: Job) -> Result:
         return self._train(job) if isinstance(job, TrainJob) else self._evaluate(job)
 
     def _train(self, job: TrainJob) -> Trained:
-        if job.work.round != self._round:
+        if job.cohort != self._cohort:
             self._sum.reset()
-            self._round = job.work.round
+            self._cohort = job.cohort
         message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
         try:
             vector = self._setup.codec.decode(message.frame, self._size)

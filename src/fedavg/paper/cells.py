@@ -69,7 +69,7 @@ class Setting:
             task=self.model.task,
             data=self.model.data,
             partition=self.model.iid if self.partition == IID else self.model.non_iid,
-            algorithm="sgd" if self.algorithm == "sgd" else "fedavg",  # FedSGD is FedAvg with E=1, B=inf (§2)
+            algorithm="fedavg" if self.algorithm == "fedsgd" else self.algorithm,  # FedSGD is E=1, B=inf (§2)
             C=self.C,
             E=self.E,
             B=self.B if isinf(self.B) else int(self.B),

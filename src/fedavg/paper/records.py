@@ -226,8 +226,10 @@ def absorb_one(store: Records, order: Path) -> None:
         plan = directory.plan()
     except (RunDirError, ValueError, KeyError):
         return  # made by plans of another version: it can not be gone on with, and its record is there already
-    known = store.find(plan)
-    if known and known.rounds_run >= directory.metrics_path.read_bytes().count(b"\n") and known.stopped != INTERRUPTED:
+    known, rounds = store.find(plan), directory.metrics_path.read_bytes().count(b"\n")
+    # A run that was taken up again may have diverged in its next round: it has no more rows, and yet a new end.
+    news = _stop(directory, rounds)["stopped"] == DIVERGED and not (known and known.diverged)
+    if known and known.rounds_run >= rounds and known.stopped != INTERRUPTED and not news:
         return
     record = from_run(directory, command)
     if record and not (known and replace(record, date=known.date) == known):

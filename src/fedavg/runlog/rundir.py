@@ -140,6 +140,10 @@ class RunDir:
         write_atomically(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept).encode())
         return start
 
+    def newest(self, digest: str) -> Start | None:
+        """The newest whole checkpoint of the plan with this digest; None if there is none."""
+        return next(self._readable(digest), None)
+
     def _readable(self, digest: str) -> Iterator[Start]:
         for path in sorted(self._checkpoints.glob("round-*.safetensors"), reverse=True):
             try:

@@ -42,20 +42,28 @@ def curve(rows: Sequence[dict[str, Any]], metric: str = "accuracy", on: str = "t
     return [round for round, _ in points], [value for _, value in points]
 
 
-def status_of(plan: Plan, rows: Sequence[dict[str, Any]]) -> str:
+def status_of(plan: Plan, rows: Sequence[dict[str, Any]], ended: bool = False) -> str:
+    """`ended`: the algorithm itself needs no further round."""
     _, accuracy = curve(rows)
     if plan.target and accuracy and max(accuracy) >= plan.target:
         return "target reached"
-    return "finished" if len(rows) >= plan.rounds else "stopped"
+    return "finished" if ended or len(rows) >= plan.rounds else "stopped"
 
 
 def summarise(
-    plan: Plan, rows: Sequence[dict[str, Any]], *, parameters: int, engine: str, sha256: str, run_dir: str | None
+    plan: Plan,
+    rows: Sequence[dict[str, Any]],
+    *,
+    ended: bool,
+    parameters: int,
+    engine: str,
+    sha256: str,
+    run_dir: str | None,
 ) -> Summary:
     rounds, accuracy = curve(rows)
     _, loss = curve(rows, "loss")
     return Summary(
-        status=status_of(plan, rows),
+        status=status_of(plan, rows, ended),
         rounds=len(rows),
         target=plan.target,
         rounds_to_target=rounds_to_target(rounds, accuracy, plan.target) if plan.target else None,

@@ -31,6 +31,7 @@ from fedavg.fleets.http.store import Store
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
 from fedavg.runlog.rundir import RunDir
+from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, Watcher, finish
 from fedavg.server import Event, Round, Start, event_row, train
 from fedavg.setup import Setup, resolve
@@ -179,7 +180,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(run.metrics_path, "".join(json.dumps(row) + "\n" for row in rows).encode())
     state = start.state if start else None
     hub.committed(start.round if start else 0)
-    if not (start and _is_over(setup.plan, rows)):
+    if not (start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped"):
         for event in train(setup, fleet, start):
             state = event.state
             if isinstance(event, Round):
@@ -192,12 +193,6 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
                 watch(event)
     assert state
     return finish(setup, rows, state, fleet.engine.name, run)
-
-
-def _is_over(plan: Plan, rows: list[dict[str, Any]]) -> bool:
-    last = rows[-1] if rows else None
-    reached = plan.target and last and last["test"] and last["test"]["accuracy"] >= plan.target
-    return bool(reached) or len(rows) >= plan.rounds
 
 
 def _parked(store: Store) -> Start | None:

@@ -1,0 +1,107 @@
+"""FedBuff, asynchronous averaging with a buffer: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous
+Aggregation", Algorithms 1 and 2.
+
+    server:  clients are always at work, at most m = C K of them; each trains from the version it was given
+             when K updates are in the buffer:  w_{t+1} = w_t + lr Σ_i s(τ_i) n_i Δ_i / Σ_i n_i,   s(τ) = 1 / √(1 + τ)
+             τ_i: how many versions have passed since client i was given its own
+    client:  as FedAvg
+
+A round is one step of the server. Time is simulated: a client takes (1 - spread) + spread |z| with z ~ N(0, 1), which
+for spread = 1 is half-normal, as in the paper's experiments. All that arrives at one moment is dealt with before others
+are started then, from the newest version. So with spread = 0 and K = m it is FedAvg, bit for bit. The paper weighs
+clients alike; here by n_k, as FedAvg does.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg.algorithms.fedavg import FedAvg
+from fedavg.algorithms.settings import require
+from fedavg.types import Part, State, Sum, Work
+
+
+class Flight(NamedTuple):
+    """A client at work: when it ends, who it is, which version it was given."""
+
+    end: float
+    client: int
+    version: int
+
+
+@dataclass(frozen=True)
+class FedBuff(FedAvg):
+    name = "fedbuff"
+    buffer: int = 10
+    spread: float = 1.0
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self, "buffer", low=1)
+        require(self, "spread", low=0, high=1)
+        require(self, "lr", low=0, above=True)
+
+    def initial(self, weights: Tensor) -> State:
+        return State(weights, _slots([], 0.0, {}))
+
+    def assign(
+        self, state: State, work: Work, cohort: Sequence[int], rng: np.random.Generator
+    ) -> tuple[State, Sequence[Part]]:
+        now = work.round - 1
+        flights, clock, versions = _read(state)
+        versions[now] = state.weights
+        landed, flights, clock = self._fill(flights, clock, now, cohort, rng)
+        parts = [
+            Part([f.client for f in landed if f.version == version], versions[version], (1 + now - version) ** -0.5)
+            for version in sorted({f.version for f in landed})
+        ]
+        others = {name: slot for name, slot in state.slots.items() if not name.startswith("version.")}
+        return replace(state, slots=others | _slots(flights, clock, versions)), parts
+
+    def _fill(
+        self, flights: list[Flight], clock: float, now: int, cohort: Sequence[int], rng: np.random.Generator
+    ) -> tuple[list[Flight], list[Flight], float]:
+        """Let time pass until the buffer is full: who landed, who is still at work, and what time it is.
+
+        The cohort that was picked says who is to be started next, and its size how many are at work at the most.
+        """
+        at_work = {flight.client for flight in flights}
+        waiting = deque(k for k in cohort if k not in at_work)
+        landed: list[Flight] = []
+        while len(landed) < self.buffer and (flights or waiting):
+            while waiting and len(flights) < len(cohort):
+                flights.append(Flight(clock + self._duration(rng), waiting.popleft(), now))
+            flights.sort(
+                key=lambda flight: flight.end
+            )  # stable: of those that end together, the first started is first
+            clock = flights[0].end
+            arriving = [flight for flight in flights if flight.end == clock][: self.buffer - len(landed)]
+            landed, flights = landed + arriving, flights[len(arriving) :]
+        return landed, flights, clock
+
+    def _duration(self, rng: np.random.Generator) -> float:
+        return (1 - self.spread) + self.spread * abs(float(rng.standard_normal()))
+
+    def server_update(self, state: State, total: Sum, work: Work) -> State:
+        return replace(state, weights=(state.weights.double() + self.lr * total.mean).float())
+
+
+def _slots(flights: list[Flight], clock: float, versions: dict[int, Tensor]) -> dict[str, Tensor]:
+    """What the server keeps: who is at work, the time, and the versions that they were given."""
+    needed = sorted({flight.version for flight in flights})
+    return {
+        "flights": torch.tensor(flights, dtype=torch.float64).view(-1, 3),
+        "clock": torch.tensor([clock], dtype=torch.float64),
+        **{f"version.{version}": versions[version] for version in needed},
+    }
+
+
+def _read(state: State) -> tuple[list[Flight], float, dict[int, Tensor]]:
+    flights = [Flight(end, int(client), int(version)) for end, client, version in state.slots["flights"].tolist()]
+    given = {name.removeprefix("version."): slot for name, slot in state.slots.items() if name.startswith("version.")}
+    return flights, float(state.slots["clock"]), {int(version): weights for version, weights in given.items()}

@@ -1,0 +1,37 @@
+"""FedProx: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2 (§3.2).
+
+    client k:  w^k ≈ argmin_w h_k(w; w_t) = F_k(w) + (mu / 2) |w - w_t|²
+               here by E epochs of SGD on h_k:  w -= eta (∇l(w; b) + mu (w - w_t))
+    server:    as FedAvg
+
+The proximal term holds clients with unlike data near the shared model. With mu = 0 it is FedAvg, bit for bit. The paper
+lets stragglers do less work (its γ-inexact solutions); here every client does the E epochs of the plan.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedavg.algorithms.fedavg import FedAvg
+from fedavg.algorithms.settings import require
+from fedavg.types import Update, Work
+
+if TYPE_CHECKING:
+    from fedavg.client import Client
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    name = "fedprox"
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(self, "mu", low=0)
+
+    def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
+        E, B, eta, mu = work.epochs, work.batch, work.lr, self.mu
+        client.load(weights)
+        for _epoch in range(E):
+            loss = client.sgd_epoch(B, eta, lambda w: mu * (w - weights))
+        return Update(client.weights - weights, weight=client.n, metrics={"train_loss": loss})
