@@ -80,8 +80,12 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
 def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     began = perf_counter()
     try:
-        result = fleet.train(fleet.pick(work), work, setup.algorithm.shared(state))
-        state = _server_half(setup, state, result.total, work)
+        cohort = fleet.pick(work)
+        result = fleet.train(cohort, work, setup.algorithm.shared(state))
+        bytes_down = setup.downlink.fetched(state, cohort) if setup.downlink else result.bytes_down
+        before, state = state, _server_half(setup, state, result.total, work)
+        if setup.downlink:
+            state = setup.downlink.send(before, state, cohort, work.round)
         _check_finite(state.weights)
     except Diverged as error:
         raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
@@ -96,7 +100,7 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         examples=result.total.weight,
         train_loss=result.total.metrics["train_loss"],
         bytes_up=result.bytes_up,
-        bytes_down=result.bytes_down,
+        bytes_down=bytes_down,
         simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
         seconds=trained - began,
         eval_seconds=perf_counter() - trained,
@@ -110,7 +114,7 @@ def _initial_state(setup: Setup, weights: Tensor) -> State:
     state = setup.algorithm.initial(weights)
     for stage in setup.stages:
         state = stage.initial(state)
-    return state
+    return setup.downlink.initial(state, len(setup.data)) if setup.downlink else state
 
 
 def _instructions(setup: Setup, state: State, round: int) -> Work:

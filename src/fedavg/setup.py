@@ -11,6 +11,8 @@ from fedavg import seeds
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
 from fedavg.data import load, pooled
+from fedavg.downlink import Downlink
+from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.plan import Plan
@@ -31,6 +33,8 @@ class Setup:
     algorithm: Algorithm
     codec: Codec
     stages: tuple[Stage, ...]
+    #: How the server's change is sent; None: clients fetch all that is shared, each time.
+    downlink: Downlink | None = None
 
     @property
     def eligible(self) -> np.ndarray:
@@ -70,11 +74,28 @@ def resolve(plan: Plan) -> Setup:
     data = pooled(data) if algorithm.pools_data else data
     if plan.target and "accuracy" not in task.metrics:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
-    return Setup(plan, task, data, algorithm, make_codec(plan.codec), stages)
+    codec = _bound(plan.codec, task, algorithm.vectors_up)
+    return Setup(plan, task, data, algorithm, codec, stages, _resolve_downlink(plan, task, algorithm))
 
 
 def resolve_task(plan: Plan) -> Task:
     return _object(plan.task, TASKS, Task, "task")
+
+
+def _bound(text: str, task: Task, vectors: int) -> Codec:
+    """A codec for so many vectors of the task's model, end to end."""
+    return make_codec(text).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
+
+
+def _resolve_downlink(plan: Plan, task: Task, algorithm: Algorithm) -> Downlink | None:
+    if plan.downlink == "float32":
+        return None
+    if algorithm.vectors_down != 1:
+        raise PlanError(
+            f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}', which shares "
+            f"{algorithm.vectors_down} vectors; only weights can be compressed: expected downlink 'float32'"
+        )
+    return Downlink(_bound(plan.downlink, task, 1), plan.seed)
 
 
 def _check_device(device: str) -> None:

@@ -73,8 +73,8 @@ class Worker:
         if job.work.round != self._round:
             self._sum.reset()
             self._round = job.work.round
-        message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
         try:
+            message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
             self._sum.add(self._setup.codec.decode(message.frame, self._size), message.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
