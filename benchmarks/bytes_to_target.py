@@ -18,10 +18,12 @@ from fedavg.errors import Diverged
 from fedavg.files import write_atomically
 from fedavg.runlog.curves import monotone, rounds_to_target
 
-RESULTS = Path(__file__).parent.parent / "docs/results"
-RECORDS = RESULTS / "codecs"
-TABLE = RESULTS / "codecs.md"
-FIGURES = RESULTS / "figures"
+DOCS = Path(__file__).parent.parent / "docs"
+RECORDS = DOCS / "results/codecs"
+FIGURES = DOCS / "results/figures"
+#: The page that shows the table, and what stands around it there.
+PAGE = DOCS / "communication.md"
+BEGIN, END = "<!-- made by benchmarks/bytes_to_target.py -->", "<!-- end -->"
 TARGET = 0.97
 #: The best rate of plain FedAvg first, then those beside it.
 RATES = {"iid": (0.215, 0.1, 0.464), "shards": (0.215, 0.1)}
@@ -136,18 +138,23 @@ def best_of(runs: list[Record], partition: str, pair: tuple[str, str]) -> Record
 
 def table(runs: list[Record]) -> str:
     """Bytes up to and including the round that reached the target."""
-    lines = [f"# Bytes to {TARGET:.0%}: MNIST 2NN, C=0.1, E=1, B=10", "",
-             "Made by `python benchmarks/bytes_to_target.py` from the records in `codecs/`. Seed 0, all clients of all",
-             "rounds together; the best of the rates on record."]  # fmt: skip
+    lines: list[str] = []
     for partition in CAPS:
         base = best_of(runs, partition, PAIRS[0])
         chosen = [(pair, best_of(runs, partition, pair)) for pair in PAIRS]
         if not base or not base.reached:
             continue
-        lines += ["", f"## {partition}", "", "| up | down | MB up | fewer | MB down | fewer | rounds | eta | rates |",
+        lines += ["", f"### {partition}", "", "| up | down | MB up | fewer | MB down | fewer | rounds | eta | rates |",
                   "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
         lines += [_row(pair, run, base, _rates(runs, partition, pair)) for pair, run in chosen if run]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def show(runs: list[Record]) -> None:
+    """Put the table in its place on the page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    write_atomically(PAGE, f"{before}{BEGIN}\n{table(runs)}\n\n{END}{after}".encode())
 
 
 def _rates(runs: list[Record], partition: str, pair: tuple[str, str]) -> str:
@@ -207,7 +214,7 @@ def main() -> None:
             write_atomically(path, (json.dumps(asdict(record)) + "\n").encode())
             print(path.stem, f"best {record.best:.4f} after {len(record.accuracy)} rounds", flush=True)
     runs = records()
-    write_atomically(TABLE, table(runs).encode())
+    show(runs)
     draw(runs)
 
 
