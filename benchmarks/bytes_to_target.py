@@ -1,7 +1,7 @@
 """How many bytes each codec takes to 97 % on MNIST with the 2NN (C=0.1, E=1, B=10), IID and shards.
 
-Every run becomes a small JSON record; what has a record is not run again. The table and the figure are made from the
-records alone, whatever of them there is. Runs that are stopped are lost, finished ones are not.
+Every run becomes a small JSON record; what has a record is not run again, and what was stopped goes on. The table and
+the figure are made from the records alone, whatever of them there is.
 
     python benchmarks/bytes_to_target.py [--partitions iid,shards] [--codecs NAME,...] [--rates 0.215,...] [--draw-only]
 """
@@ -11,16 +11,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
+from itertools import accumulate
 from pathlib import Path
+from shutil import rmtree
 
-from fedavg import Plan, Round, train
+from fedavg import Plan, resume, run
 from fedavg.errors import Diverged
 from fedavg.files import write_atomically
 from fedavg.runlog.curves import monotone, rounds_to_target
+from fedavg.runlog.rundir import RunDir
 
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS = DOCS / "results/codecs"
 FIGURES = DOCS / "results/figures"
+#: Where runs lie until they are finished.
+RUNS = Path("runs/codecs")
 #: The page that shows the table, and what stands around it there.
 PAGE = DOCS / "communication.md"
 BEGIN, END = "<!-- made by benchmarks/bytes_to_target.py -->", "<!-- end -->"
@@ -28,7 +33,7 @@ TARGET = 0.97
 #: The best rate of plain FedAvg first, then those beside it.
 RATES = {"iid": (0.215, 0.1, 0.464), "shards": (0.215, 0.1)}
 #: Rounds at the most; plain FedAvg takes about 40 and 230.
-CAPS = {"iid": 300, "shards": 640}
+CAPS = {"iid": 300, "shards": 1500}
 #: Uplink and downlink codecs, the baseline first.
 PAIRS = (
     ("float32", "float32"),
@@ -87,21 +92,25 @@ def plan_of(partition: str, codec: str, downlink: str, lr: float) -> Plan:
     )  # fmt: skip
 
 
-def execute(partition: str, codec: str, downlink: str, lr: float) -> Record:
+def execute(partition: str, codec: str, downlink: str, lr: float, directory: Path) -> Record:
+    """Start a run, or go on with one that was stopped."""
     plan = plan_of(partition, codec, downlink, lr)
-    accuracy: list[float] = []
-    up, down, diverged = [0], [0], False
+    diverged = False
     try:
-        for event in train(plan):
-            if isinstance(event, Round):
-                assert event.test, "every round is evaluated"
-                accuracy.append(round(event.test["accuracy"], 6))
-                up.append(up[-1] + event.bytes_up)
-                down.append(down[-1] + event.bytes_down)
+        if (directory / "run.json").exists():
+            resume(directory)
+        else:
+            run(plan, directory)
     except Diverged:
         diverged = True
-    curves = tuple(accuracy), tuple(up[1:]), tuple(down[1:])
-    return Record(partition, codec, downlink, lr, *curves, diverged, plan.digest, f"{date.today()}")
+    rows = RunDir(directory).rows()
+    return Record(
+        partition=partition, codec=codec, downlink=downlink, lr=lr,
+        accuracy=tuple(round(row["test"]["accuracy"], 6) for row in rows),
+        bytes_up=tuple(accumulate(row["bytes_up"] for row in rows)),
+        bytes_down=tuple(accumulate(row["bytes_down"] for row in rows)),
+        diverged=diverged, plan=plan.digest, date=f"{date.today()}",
+    )  # fmt: skip
 
 
 def path_of(partition: str, codec: str, downlink: str, lr: float) -> Path:
@@ -206,12 +215,14 @@ def main() -> None:
     parser.add_argument("--rates", default="", help="learning rates [as in the list above]")
     parser.add_argument("--draw-only", action="store_true", help="only make the table and the figure anew")
     options = parser.parse_args()
-    RECORDS.mkdir(parents=True, exist_ok=True)
+    for folder in (RECORDS, RUNS):
+        folder.mkdir(parents=True, exist_ok=True)
     for setting in wanted(options) if not options.draw_only else ():
         path = path_of(*setting)
         if not path.exists():
-            record = execute(*setting)
+            record = execute(*setting, RUNS / path.stem)
             write_atomically(path, (json.dumps(asdict(record)) + "\n").encode())
+            rmtree(RUNS / path.stem)
             print(path.stem, f"best {record.best:.4f} after {len(record.accuracy)} rounds", flush=True)
     runs = records()
     show(runs)
