@@ -72,6 +72,27 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, round):
     assert got.train_loss.tolist() == expected.train_loss.tolist()
 
 
+COMPRESSED = [
+    {"codec": "stc:0.05", "downlink": "stc:0.05"},
+    {"codec": "topk:0.05", "downlink": "quantise:2"},
+    {"codec": "entropy:mask:0.2:unbiased=false", "downlink": "topk:0.1"},
+]
+
+
+@pytest.mark.parametrize("codecs", COMPRESSED, ids=lambda codecs: codecs["codec"])
+@pytest.mark.parametrize("checkpoint_s", [0, 1000])
+def test_residuals_survive_a_stop(tmp_path, codecs, checkpoint_s):
+    """Clients' residuals, the server's and who has had which frames: all go on from the round of the checkpoint."""
+    expected = fedavg.run(toy_plan(rounds=8, **codecs)).summary
+    start_and_stop(tmp_path / "run", 5, rounds=8, checkpoint_s=checkpoint_s, **codecs)
+    for newest in sorted((tmp_path / "run/checkpoints").iterdir())[1:]:
+        newest.unlink()  # back to round 4, or to the start, while clients hold residuals of round 5
+    got = go_on(tmp_path / "run").summary
+    assert got.model_sha256 == expected.model_sha256
+    assert (got.bytes_up, got.bytes_down) == (expected.bytes_up, expected.bytes_down)
+    assert got.bytes_down < expected.rounds * 4 * expected.parameters * 3
+
+
 def test_a_torn_last_line_is_recovered_from(tmp_path):
     expected = fedavg.run(toy_plan(rounds=6)).summary.model_sha256
     start_and_stop(tmp_path / "run", 4, rounds=6)

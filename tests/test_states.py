@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 
@@ -47,3 +49,32 @@ def test_a_torn_file_is_an_error(tmp_path):
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(RunDirError, match="can not be read"):
         states.load(5, before=2)
+
+
+def test_half_a_million_clients_cost_nothing_until_they_are_picked(tmp_path):
+    """A cohort of 50 among 500,000, each with the residual of a 2NN (0.8 MB): only its files are there."""
+    states = ClientStates(tmp_path)
+    cohort = range(0, 500_000, 10_000)
+    residual = torch.linspace(-1, 1, 199_210)
+    assert not any(tmp_path.iterdir())
+    began = time.process_time()
+    for round in (1, 2):
+        for k in cohort:
+            assert len(states.load(k, round)) == round - 1
+            states.save(k, round, {"residual": residual})
+    seconds = (time.process_time() - began) / (2 * len(cohort))
+    assert torch.equal(states.load(490_000, 3)["residual"], residual)
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2 * len(cohort)
+    assert seconds < 0.02  # for one client: load and save
+
+
+def test_neighbours_in_a_full_folder_cost_little(tmp_path):
+    """All 256 clients of a folder have versions: a client still finds its own at once."""
+    states = ClientStates(tmp_path)
+    for k in range(256):
+        for round in (1, 2):
+            states.save(k, round, {"c": torch.tensor([float(k)])})
+    began = time.process_time()
+    for k in range(256):
+        assert kept(states, k, before=3) == {"c": [float(k)]}
+    assert (time.process_time() - began) / 256 < 0.01

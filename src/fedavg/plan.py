@@ -210,7 +210,8 @@ class Plan:
     eval_every: int = option(1, _integer(1), "evaluate on the test set every so many rounds, and after the last")
     eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
     seed: int = option(0, _integer(0), "every random draw of the run follows from it")
-    codec: str = option("float32", _codec, "how updates are encoded: float32, float16; settings after colons")
+    codec: str = option("float32", _codec, "how updates are encoded: float32, stc:0.01, entropy:quantise:4, ...")
+    downlink: str = option("float32", _codec, "how the server's change is encoded; float32 sends the whole model")
     secagg: str = option("none", _secagg, "secure aggregation: none, complete:CLIP:CAP or sparse:CLIP:CAP")
     stages: tuple[str, ...] = option((), _texts, "steps around the sum, in order, such as clip:1.0")
     engine: str = option(

@@ -3,7 +3,7 @@
 It does not know where clients run, nor who consumes the events: a recorder, a progress line, a notebook.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -15,10 +15,9 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.errors import Diverged
 from fedavg.fleets import Fleet, LocalFleet
-from fedavg.fleets.fleet import join
 from fedavg.plan import Plan
 from fedavg.setup import Setup, resolve
-from fedavg.types import State, Sum, Work
+from fedavg.types import Part, State, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,12 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
 def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     began = perf_counter()
     try:
-        rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
-        state, parts = setup.algorithm.assign(state, work, fleet.pick(work), rng)
-        result = join([fleet.train(part.cohort, work, part.shared) for part in parts], [part.scale for part in parts])
-        state = _server_half(setup, state, result.total, work)
+        assign = _Assignment(setup, state, work)
+        result = fleet.train(work, assign)
+        bytes_down = setup.downlink.fetched(state, assign.cohort) if setup.downlink else result.bytes_down
+        before, state = assign.state, _server_half(setup, assign.state, result.total, work)
+        if setup.downlink:
+            state = setup.downlink.send(before, state, assign.cohort, work.round)
         _check_finite(state.weights)
     except Diverged as error:
         raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
@@ -103,7 +104,7 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         examples=result.total.weight,
         train_loss=result.total.metrics["train_loss"],
         bytes_up=result.bytes_up,
-        bytes_down=result.bytes_down,
+        bytes_down=bytes_down,
         simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
         seconds=trained - began,
         eval_seconds=perf_counter() - trained,
@@ -114,11 +115,26 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     )
 
 
+class _Assignment:
+    """Who trains from what, for the cohort that a fleet has picked; of several tries at a round, the last counts."""
+
+    def __init__(self, setup: Setup, state: State, work: Work) -> None:
+        self._setup, self._before, self._work = setup, state, work
+        self.cohort: Sequence[int] = ()
+        self.state = state
+
+    def __call__(self, cohort: Sequence[int]) -> Sequence[Part]:
+        rng = seeds.rng(self._setup.plan.seed, self._work.round, seeds.NONE, "assign")
+        self.cohort = cohort
+        self.state, parts = self._setup.algorithm.assign(self._before, self._work, cohort, rng)
+        return parts
+
+
 def _initial_state(setup: Setup, weights: Tensor) -> State:
     state = setup.algorithm.initial(weights)
     for stage in setup.stages:
         state = stage.initial(state)
-    return state
+    return setup.downlink.initial(state, len(setup.data)) if setup.downlink else state
 
 
 def _instructions(setup: Setup, state: State, round: int) -> Work:

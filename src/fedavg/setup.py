@@ -11,6 +11,8 @@ from fedavg import seeds
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
 from fedavg.data import HeldOut, load, pooled
+from fedavg.downlink import Downlink
+from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.plan import Plan
@@ -34,6 +36,8 @@ class Setup:
     algorithm: Algorithm
     codec: Codec
     stages: tuple[Stage, ...]
+    #: How the server's change is sent; None: clients fetch all that is shared, each time.
+    downlink: Downlink | None = None
     #: How updates are masked, so that the server sees only their sum; None: they are not.
     secagg: "Masking | None" = None
 
@@ -80,10 +84,12 @@ def resolve(plan: Plan) -> Setup:
     data = pooled(data) if algorithm.pools_data else data
     if plan.target and "accuracy" not in task.metrics:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
-    return Setup(plan, task, data, algorithm, make_codec(plan.codec), stages, _resolve_secagg(plan))
+    codec = _bound(plan.codec, task, algorithm.vectors_up)
+    downlink = _resolve_downlink(plan, task, algorithm)
+    return Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan, algorithm))
 
 
-def _resolve_secagg(plan: Plan) -> "Masking | None":
+def _resolve_secagg(plan: Plan, algorithm: Algorithm) -> "Masking | None":
     """The ring is the encoding of a masked update: another codec before it would only lose precision."""
     if plan.secagg == "none":
         return None
@@ -91,6 +97,8 @@ def _resolve_secagg(plan: Plan) -> "Masking | None":
         raise PlanError(
             f"secagg: got codec '{plan.codec}'; expected float32: what is masked and sent are the elements of a ring"
         )
+    if algorithm.asynchronous:
+        raise PlanError(f"secagg: got algorithm '{plan.algorithm}'; expected one whose cohort starts from one model")
     from fedavg.secagg.options import make_masking
 
     return make_masking(plan.secagg)
@@ -98,6 +106,24 @@ def _resolve_secagg(plan: Plan) -> "Masking | None":
 
 def resolve_task(plan: Plan) -> Task:
     return _object(plan.task, TASKS, Task, "task")
+
+
+def _bound(text: str, task: Task, vectors: int) -> Codec:
+    """A codec for so many vectors of the task's model, end to end."""
+    return make_codec(text).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
+
+
+def _resolve_downlink(plan: Plan, task: Task, algorithm: Algorithm) -> Downlink | None:
+    if plan.downlink == "float32":
+        return None
+    if algorithm.asynchronous:
+        raise PlanError(f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}'; expected 'float32'")
+    if algorithm.vectors_down != 1:
+        raise PlanError(
+            f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}', which shares "
+            f"{algorithm.vectors_down} vectors; only weights can be compressed: expected downlink 'float32'"
+        )
+    return Downlink(_bound(plan.downlink, task, 1), plan.seed)
 
 
 def _check_device(device: str) -> None:

@@ -5,7 +5,7 @@ the same.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, get_type_hints
 
 from fedavg.errors import PlanError
@@ -31,14 +31,19 @@ def usage(registry: Mapping[str, type]) -> list[str]:
 
 
 def _usage(name: str, kind: type) -> str:
-    needed = [spec.name.upper() for spec in fields(kind) if spec.default is MISSING]
-    optional = [f"[{spec.name}={spec.default}]" for spec in fields(kind) if spec.default is not MISSING]
+    needed = [spec.name.upper() for spec in _fields(kind) if spec.default is MISSING]
+    optional = [f"[{spec.name}={spec.default}]" for spec in _fields(kind) if spec.default is not MISSING]
     return ":".join([name, *needed, *optional])
+
+
+def _fields(kind: type) -> list[Field]:
+    """The settings; a field that is none says so in its metadata."""
+    return [spec for spec in fields(kind) if spec.metadata.get("setting", True)]
 
 
 def _settings(kind: type, parts: list[str]) -> dict[str, object]:
     """Values by name; those without a name belong to the fields in order."""
-    names = [spec.name for spec in fields(kind)]
+    names = [spec.name for spec in _fields(kind)]
     hints = get_type_hints(kind)
     values: dict[str, object] = {}
     for place, part in enumerate(parts):

@@ -18,6 +18,8 @@ class Algorithm(ABC):
     name: str
     #: A baseline that is not federated asks for all data in the hands of one client.
     pools_data: bool = False
+    #: True if the clients of a round may start from different versions of the model (`assign`).
+    asynchronous: bool = False
     #: True if the client half keeps something between rounds in `client.state`.
     keeps_state: bool = False
     #: What a client measures and sends along, by name; means over the cohort, weighted by n_k, reach the server half.

@@ -37,6 +37,7 @@ class Flight(NamedTuple):
 @dataclass(frozen=True)
 class FedBuff(FedAvg):
     name = "fedbuff"
+    asynchronous = True
     buffer: int = 10
     spread: float = 1.0
     lr: float = 1.0

@@ -1,28 +1,88 @@
-"""`Codec`: a vector to bytes and back. The bytes are real: they are what the accounting counts."""
+"""`Codec`: a vector to bytes and back. The bytes are real: they are what the accounting counts.
+
+A frame comes from a stranger. A decoder checks all of it before use, allocates no more than the vector and the frame
+need, and refuses whatever no encoder makes with a `DataError`.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Final, NoReturn
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from fedavg.errors import DataError, Diverged
+
+#: Gives the shapes of the layers that lie end to end in a vector; whoever does not ask need not wait for the model.
+Shapes = Callable[[], Sequence[tuple[int, ...]]]
+
+#: Training that has come to such numbers has failed, and below it no codec's own arithmetic can overflow.
+LIMIT: Final = 2.0**96
 
 
 class Codec(ABC):
-    """Both ends of a wire for float32 vectors of a length that both know."""
+    """Both ends of a wire for float32 vectors of a length that both know. Subclasses give `pack` and `unpack`."""
 
     name: str
     #: True if the sum of decoded frames can be had by adding the frames themselves (secure aggregation needs that).
     additive: bool = False
-    #: True if what a frame leaves out is kept by the client and added to its next update (error feedback).
-    keeps_residual: bool = False
+    #: Bytes that stand for one number, where a frame is nothing else: entropy coding looks at each of them apart.
+    width: int = 1
 
-    @abstractmethod
+    @property
+    def keeps_residual(self) -> bool:
+        """True if what a frame leaves out is kept by the sender and added to its next vector (error feedback)."""
+        return False
+
+    def bind(self, shapes: Shapes) -> "Codec":
+        """The codec for vectors of these layers; the same for codecs that do not look at layers."""
+        return self
+
     def encode(self, vector: Tensor, rng: np.random.Generator) -> bytes:
-        """The frame for a vector, shape (P,) float32; a random codec draws from `rng` alone."""
+        """The frame for a vector, shape (P,) float32; a random codec draws from `rng` alone.
 
-    @abstractmethod
+        Values that are not finite, or absurdly large, raise `Diverged`: no codec may hide that training has failed.
+        """
+        values = vector.numpy()
+        if not largest(values) <= LIMIT:  # so that NaN is caught as well
+            raise Diverged("an update holds values that are not finite (NaN or infinity) or are beyond 2^96")
+        return self.pack(values, rng)
+
     def decode(self, frame: bytes | memoryview, size: int) -> Tensor:
         """The vector of `size` numbers in a frame; a frame that is not one of this codec is refused by a DataError."""
+        if len(frame) > self.max_bytes(size):
+            self.refuse(f"{len(frame)} bytes", f"at most {self.max_bytes(size)} for {size} numbers")
+        with np.errstate(over="ignore", invalid="ignore"):  # a stranger's numbers: what comes of them is looked at
+            values = self.unpack(bytes(frame), size)
+        if not isfinite(largest(values)):
+            self.refuse("values that are not finite", "finite numbers")
+        return torch.from_numpy(values)
+
+    @abstractmethod
+    def pack(self, values: np.ndarray, rng: np.random.Generator) -> bytes:
+        """The frame for finite float32 values, shape (P,), which are not to be changed."""
+
+    @abstractmethod
+    def unpack(self, frame: bytes, size: int) -> np.ndarray:
+        """A new float32 array, shape (size,), from a frame of at most `max_bytes(size)`."""
 
     @abstractmethod
     def max_bytes(self, size: int) -> int:
         """No frame for `size` numbers is longer than this."""
+
+    def refuse(self, got: str, expected: str) -> NoReturn:
+        raise DataError(f"a {self.name} frame has {got}; expected {expected}")
+
+    def check_length(self, frame: bytes, expected: int, size: int) -> None:
+        if len(frame) != expected:
+            self.refuse(f"{len(frame)} bytes", f"{expected} for {size} numbers")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def largest(values: np.ndarray) -> float:
+    """max |v|, 0 for no values; NaN or infinity if there is one among them."""
+    return max(abs(float(values.min())), abs(float(values.max()))) if len(values) else 0.0

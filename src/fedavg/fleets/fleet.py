@@ -1,14 +1,14 @@
 """`Fleet`: where clients run. The server loop asks it for the sum over a cohort and for an evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import fsum
 
 from torch import Tensor
 
 from fedavg.engine.trainer import Engine
-from fedavg.types import Split, Sum, Work
+from fedavg.types import Part, Split, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
     )
 
 
+#: From the cohort that was picked to who trains from what.
+Assign = Callable[[Sequence[int]], Sequence[Part]]
+
+
 class Fleet(ABC):
     """Holds its clients between rounds; used as a context manager by the server loop."""
 
@@ -51,12 +55,8 @@ class Fleet(ABC):
         """Get ready; returns the initial weights, shape (P,)."""
 
     @abstractmethod
-    def pick(self, work: Work) -> Sequence[int]:
-        """The cohort of a round, from the clients that there are."""
-
-    @abstractmethod
-    def train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
-        """Have every client of the cohort do the round's work from what the algorithm shares."""
+    def train(self, work: Work, assign: Assign) -> CohortResult:
+        """Pick a cohort from the clients that there are, and have it do the round's work as `assign` says."""
 
     @abstractmethod
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:

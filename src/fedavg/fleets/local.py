@@ -31,7 +31,7 @@ from fedavg.codecs import make_codec
 from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.errors import FedAvgError, FleetError, TaskError
-from fedavg.fleets.fleet import CohortResult, Fleet
+from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
 from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, eval_jobs
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.setup import Setup
@@ -152,10 +152,11 @@ class LocalFleet(Fleet):
     def _client_states(self, directory: Path | None) -> ClientStates:
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
 
-    def pick(self, work: Work) -> list[int]:
-        return sample_cohort(self._setup, work.round)
+    def train(self, work: Work, assign: Assign) -> CohortResult:
+        parts = assign(sample_cohort(self._setup, work.round))
+        return join([self._train(p.cohort, work, p.shared) for p in parts], [p.scale for p in parts])
 
-    def train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
+    def _train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
         self._shared.copy_(shared)
         self._cohorts += 1
         # Largest clients first, so that no worker is left with a large one at the end.

@@ -82,8 +82,8 @@ class Worker:
         if job.cohort != self._cohort:
             self._sum.reset()
             self._cohort = job.cohort
-        message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
         try:
+            message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
             vector = self._setup.codec.decode(message.frame, self._size)
             if job.encoding:
                 ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring

@@ -20,15 +20,15 @@ from fedavg import seeds
 from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import FedAvgError
-from fedavg.fleets.fleet import CohortResult, Fleet
-from fedavg.fleets.http.hub import Hub, Received
+from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
+from fedavg.fleets.http.hub import Group, Hub, Received
 from fedavg.fleets.http.messages import WorkOffer
 from fedavg.fleets.http.rounds import Phase, Round, Rules
 from fedavg.fleets.http.store import Store, StoreError
 from fedavg.fleets.http.wire import Expected
 from fedavg.fleets.worker import Evaluated, Worker, combine, eval_jobs
 from fedavg.setup import Setup
-from fedavg.types import Split, Sum, Work
+from fedavg.types import Part, Split, Sum, Work
 
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
@@ -43,11 +43,11 @@ RETRY_S: Final = (0.5, 15.0)
 
 @dataclass(frozen=True)
 class Invitation:
-    """A round as it is offered, what is expected back, and the bytes that its clients will fetch."""
+    """A round as it is offered: who starts from what, what each group's sum counts for, the bytes to fetch."""
 
     round: Round
-    offer: WorkOffer
-    expected: Expected
+    groups: Sequence[Group]
+    scales: Sequence[float]
     bytes_down: int
 
 
@@ -74,7 +74,7 @@ class HttpFleet(Fleet):
     def close(self) -> None:
         """Nothing of its own: the listener, and the clients that wait there, outlive the last round."""
 
-    def pick(self, work: Work) -> Sequence[int]:
+    def _pick(self, work: Work) -> Sequence[int]:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
         parked = self.retried(self._store.open_round)
         if parked and parked.round == work.round:
@@ -99,19 +99,24 @@ class HttpFleet(Fleet):
             self._check_stop()
             log.info("waiting for clients", extra={"there": there, "needed": needed})
 
-    def train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
-        digest = self._hub.publish(shared)
+    def train(self, work: Work, assign: Assign) -> CohortResult:
+        cohort = self._pick(work)
         while True:
-            attempt = self._attempt
-            self.retried(lambda c=cohort, a=attempt: self._store.begin_round(work.round, a, c, digest))  # type: ignore[misc]
-            log.info("collecting", extra={"round": work.round, "attempt": attempt, "invited": len(cohort)})
+            invitation = self._invitation(assign(cohort), work)
+            self._begin(work.round, cohort, invitation)
             collect = self._collect_masked if self._setup.secagg else self._collect
-            result = collect(self._invitation(cohort, work, digest, len(shared)))
+            result = collect(invitation)
             if isinstance(result, CohortResult):
                 return result
             self._check_stop()
             self._abandon(work.round, result)
             cohort = self._draw(work.round)
+
+    def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
+        attempt = self._attempt
+        self.retried(lambda: self._store.begin_round(round, attempt, cohort, invitation.round.model))
+        invited = len(invitation.round.invited)
+        log.info("collecting", extra={"round": round, "attempt": attempt, "invited": invited})
 
     def _abandon(self, round: int, reason: str) -> None:
         """Give the attempt up; the next one is with other clients."""
@@ -122,9 +127,9 @@ class HttpFleet(Fleet):
 
     def _collect(self, invitation: "Invitation") -> CohortResult | str:
         """The sum over the updates that came, or why the round is abandoned."""
-        self._hub.open(invitation.round, invitation.offer, invitation.expected)
+        self._hub.open(invitation.round, invitation.groups)
         if self._hub.collect() is Phase.COMMITTING:
-            return self._result(invitation.bytes_down)
+            return self._result(invitation)
         return self._hub.abandoned_because()
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | str:
@@ -132,14 +137,15 @@ class HttpFleet(Fleet):
         from fedavg.fleets.http.secure import SecureRound
         from fedavg.secagg import SecAggError, ServerSession
 
-        round, expected = invitation.round, invitation.expected
+        round, (group,) = invitation.round, invitation.groups
+        expected = group.expected
         try:
             assert self._setup.secagg
             terms = self._setup.secagg.terms(
                 token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
             )
             secure = SecureRound(ServerSession(terms, round.invited), self._rules.deadline_s / SECURE_PHASES)
-            self._hub.open(round, replace(invitation.offer, session=secure.name), expected, secure)
+            self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
             aggregate = self._hub.aggregate()
         except SecAggError as error:
             return f"secure aggregation: {error}"
@@ -150,22 +156,25 @@ class HttpFleet(Fleet):
         up, down = self._hub.session_bytes()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
 
-    def _invitation(self, cohort: Sequence[int], work: Work, digest: str, numbers: int) -> "Invitation":
-        goal = self._rules.goal(len(cohort))
-        round = Round(
-            work.round,
-            self._attempt,
-            digest,
-            frozenset(cohort),
-            goal,
-            self._rules.minimum(goal),
-            monotonic() + self._rules.deadline_s,
-        )
-        offer = WorkOffer(
+    def _invitation(self, parts: Sequence[Part], work: Work) -> "Invitation":
+        models = self._hub.publish(part.shared for part in parts)
+        invited = frozenset(k for part in parts for k in part.cohort)
+        goal = self._rules.goal(len(invited))
+        deadline = monotonic() + self._rules.deadline_s
+        round = Round(work.round, self._attempt, models[0], invited, goal, self._rules.minimum(goal), deadline)
+        groups = [
+            Group(frozenset(part.cohort), self._offer(work, model, part, len(invited)), self._expected(work, model))
+            for part, model in zip(parts, models, strict=True)
+        ]
+        bytes_down = sum(4 * len(part.shared) * len(part.cohort) for part in parts)
+        return Invitation(round, groups, [part.scale for part in parts], bytes_down)
+
+    def _offer(self, work: Work, model: str, part: Part, invited: int) -> WorkOffer:
+        return WorkOffer(
             round=work.round,
             attempt=self._attempt,
-            model=digest,
-            numbers=numbers,
+            model=model,
+            numbers=len(part.shared),
             deadline_s=self._rules.deadline_s,
             epochs=work.epochs,
             batch=work.batch if isfinite(work.batch) else None,
@@ -173,26 +182,28 @@ class HttpFleet(Fleet):
             settings=dict(work.settings),
             upload_token=None,
             session=None,
-            invited=len(cohort),
+            invited=invited,
         )
-        expected = Expected(
+
+    def _expected(self, work: Work, model: str) -> Expected:
+        return Expected(
             plan=self._setup.plan.digest,
             round=work.round,
             attempt=self._attempt,
-            model=digest,
+            model=model,
             codec=self._setup.codec,
             numbers=self._size * self._setup.algorithm.vectors_up,
             max_weight=self._hub.guards.max_weight,
             max_norm=self._hub.guards.max_norm,
             metrics=self._setup.metrics,
         )
-        return Invitation(round, offer, expected, len(cohort) * 4 * numbers)
 
-    def _result(self, bytes_down: int) -> CohortResult:
-        vector, received = self._hub.total()
-        total = Sum(vector, fsum(r.weight for r in received), len(received), _weighted_means(received))
-        sent = [r.bytes_up for r in received]
-        return CohortResult(total, sum(sent), max(sent), bytes_down)
+    def _result(self, invitation: "Invitation") -> CohortResult:
+        """The groups' sums as one; a group of which nobody answered does not count."""
+        answered = [(_summed(*total), scale) for total, scale in zip(self._hub.totals(), invitation.scales, strict=True)
+                    if total[1]]  # fmt: skip
+        result = join([total for total, _ in answered], [scale for _, scale in answered])
+        return replace(result, bytes_down=invitation.bytes_down)
 
     @property
     def attempt(self) -> int:
@@ -221,6 +232,12 @@ class HttpFleet(Fleet):
     def _check_stop(self) -> None:
         if self._hub.stopping:
             raise Stopped("stopped by the operator; start the server again with the same database to go on")
+
+
+def _summed(vector: Tensor, received: list[Received]) -> CohortResult:
+    sent = [r.bytes_up for r in received]
+    total = Sum(vector, fsum(r.weight for r in received), len(received), _weighted_means(received))
+    return CohortResult(total, sum(sent), max(sent), 0)
 
 
 def _weighted_means(received: list[Received]) -> dict[str, float]:

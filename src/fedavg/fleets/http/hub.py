@@ -23,9 +23,9 @@ from fedavg.errors import Diverged
 from fedavg.fleets.http.messages import DoneAnswer, Holding, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
 from fedavg.fleets.http.rounds import Phase, Round, Verdict
 from fedavg.fleets.http.store import ClientRow
-from fedavg.fleets.http.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
+from fedavg.fleets.http.wire import Decoded, Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
 from fedavg.sums import ExactSum, to_float
-from fedavg.types import Examples, FederatedData, Update
+from fedavg.types import Examples, FederatedData
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.secure import SecureRound
@@ -46,6 +46,25 @@ class Guards:
     max_weight: float = 1e6
     max_norm: float | None = None
     anonymous: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients of a round that start from the same model: what they are offered, and what is expected of them."""
+
+    clients: frozenset[int]
+    offer: WorkOffer
+    expected: Expected
+
+
+class Collected:
+    """The sum over a group so far."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.ring = torch.zeros(group.expected.numbers, dtype=torch.int64)
+        self.sum = ExactSum(self.ring)
+        self.received: list[Received] = []
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,7 @@ class Hub:
         self._round: Round | None = None
         self._secure: SecureRound | None = None
         self._models: dict[str, bytes] = {}
+        self._latest: list[str] = []
         self._committed = 0
         self._done: DoneAnswer | None = None
         self._told: set[int] = set()
@@ -149,26 +169,26 @@ class Hub:
 
     # The round
 
-    def publish(self, weights: Tensor) -> str:
-        """Offer a vector for download; returns its SHA-256. The one before stays for those who still fetch it."""
-        data = weights.numpy().astype("<f4", copy=False).tobytes()
-        digest = sha256(data).hexdigest()
+    def publish(self, vectors: Iterable[Tensor]) -> list[str]:
+        """Offer vectors for download; returns their SHA-256. Those before stay for who still fetches them."""
+        data = [vector.numpy().astype("<f4", copy=False).tobytes() for vector in vectors]
+        new = {sha256(content).hexdigest(): content for content in data}
+        digests = [sha256(content).hexdigest() for content in data]
         with self._changed:
-            kept = list(self._models.items())[-1:]
-            self._models = dict([*kept, (digest, data)])
-        return digest
+            self._models = {digest: self._models[digest] for digest in self._latest} | new
+            self._latest = list(new)
+        return digests
 
     def model(self, digest: str) -> bytes | None:
         return self._models.get(digest)
 
-    def open(self, round: Round, offer: WorkOffer, expected: Expected, secure: "SecureRound | None" = None) -> None:
+    def open(self, round: Round, groups: Iterable[Group], secure: "SecureRound | None" = None) -> None:
         """Begin to collect: updates, or with `secure` the messages of a session of secure aggregation."""
         with self._changed:
-            self._offer, self._expected, self._secure = offer, expected, secure
-            self._ring = torch.zeros(expected.numbers, dtype=torch.int64)
-            self._sum = ExactSum(self._ring)
-            self._received: list[Received] = []
-            self._tokens: set[bytes] = set()
+            self._secure = secure
+            self._collected = [Collected(group) for group in groups]
+            self._of_client = {k: collected for collected in self._collected for k in collected.group.clients}
+            self._of_token: dict[bytes, Collected] = {}
             self._given: set[int] = set()
             self._round = round
         self.wake(round.invited)
@@ -223,12 +243,12 @@ class Hub:
             while not self._stopping and (left := until - monotonic()) > 0:
                 self._changed.wait(left)
 
-    def total(self) -> tuple[Tensor, list[Received]]:
-        """The sum of a round that is closed, float64, and what was received."""
+    def totals(self) -> list[tuple[Tensor, list[Received]]]:
+        """For each group of a round that is closed: the sum, float64, and what was received."""
         with self._changed:
             assert self._round
             assert self._round.phase is Phase.COMMITTING
-            return to_float(self._ring), list(self._received)
+            return [(to_float(collected.ring), list(collected.received)) for collected in self._collected]
 
     def counted(self) -> list[int]:
         """The clients whose updates are in the sum, where they are known."""
@@ -283,7 +303,8 @@ class Hub:
                     step=self._secure.step,
                 )
             left = max(0.0, self._round.deadline - monotonic())
-            offer = replace_offer(self._offer, deadline_s=left)
+            collected = self._of_client[k]
+            offer = replace(collected.group.offer, deadline_s=left)
             if not self.guards.anonymous:
                 return offer
             # A token is given once: the server does not note to whom, only that this client has had its one.
@@ -291,8 +312,8 @@ class Hub:
                 return None
             self._given.add(k)
             token = secrets.token_urlsafe(32)
-            self._tokens.add(sha256(token.encode()).digest())
-            return replace_offer(offer, upload_token=token)
+            self._of_token[sha256(token.encode()).digest()] = collected
+            return replace(offer, upload_token=token)
 
     def wait_answer(self, held: bool) -> WaitAnswer:
         """When to come back, spread out so that clients do not come all at once."""
@@ -307,13 +328,14 @@ class Hub:
                 return 0
             if self._secure:
                 return self._secure.longest_message
-            return max_frame_bytes(self._expected.numbers, self._expected.codec)
+            expected = self._collected[0].group.expected
+            return max_frame_bytes(expected.numbers, expected.codec)
 
     def token_source(self, token: str) -> bytes | None:
         """The name under which an anonymous update counts, if the token was given in this round."""
         hashed = sha256(token.encode()).digest()
         with self._changed:
-            return hashed if self._round and hashed in self._tokens else None
+            return hashed if self._round and hashed in self._of_token else None
 
     def judge(self, source: Hashable, round: int, attempt: int) -> Verdict:
         with self._changed:
@@ -341,19 +363,21 @@ class Hub:
                     self._changed.notify_all()
             return verdict
 
-    def add(self, source: Hashable, round: int, attempt: int, frame: bytes | memoryview) -> Verdict:
+    def add(self, source: int | bytes, round: int, attempt: int, frame: bytes | memoryview) -> Verdict:
         """Check an update and add it to the sum, once; UpdateRefused if it is not what was asked for."""
         with self._changed:
-            expected = self._expected
-        decoded = decode_update(frame, self._bounded(expected, source))  # the long part, outside of the lock
+            collected = self._of_client.get(source) if isinstance(source, int) else self._of_token.get(source)
+        if collected is None:
+            return Verdict.NOT_INVITED
+        decoded = decode_update(frame, self._bounded(collected.group.expected, source))  # long: outside of the lock
         with self._changed:
             verdict = self.judge(source, round, attempt)
             if verdict is Verdict.ACCEPTED:
                 assert self._round
-                if self._expected is not expected or self._secure:
+                if collected not in self._collected or self._secure:
                     return Verdict.WRONG_ROUND
-                self._add_to_sum(Update(decoded.vector, decoded.weight))
-                self._received.append(Received(decoded.weight, decoded.metrics, len(frame)))
+                _add(collected.sum, decoded)
+                collected.received.append(Received(decoded.weight, decoded.metrics, len(frame)))
                 self._round.accept(source)
                 self.accepted += 1
                 if self._round.phase is not Phase.COLLECTING:
@@ -365,12 +389,6 @@ class Hub:
         if not isinstance(source, int):
             return expected
         return replace(expected, max_weight=min(expected.max_weight, self._clients[source].examples))
-
-    def _add_to_sum(self, update: Update) -> None:
-        try:
-            self._sum.add(update.vector, update.weight)
-        except Diverged as error:
-            raise UpdateRefused(Reason.NOT_FINITE, str(error)) from None
 
     def fail(self, k: int, round: int, attempt: int) -> bool:
         """A client will not send its update; false if it was not asked for one."""
@@ -409,8 +427,11 @@ class Hub:
             }  # fmt: skip
 
 
-def replace_offer(offer: WorkOffer, **changes: object) -> WorkOffer:
-    return replace(offer, **changes)  # type: ignore[arg-type]
+def _add(total: ExactSum, update: Decoded) -> None:
+    try:
+        total.add(update.vector, update.weight)
+    except Diverged as error:
+        raise UpdateRefused(Reason.NOT_FINITE, str(error)) from None
 
 
 class RemoteData(FederatedData):

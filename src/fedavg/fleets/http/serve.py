@@ -111,6 +111,8 @@ def serve(
 def _check_plan(plan: Plan) -> None:
     if not isinstance(plan.task, str) or not isinstance(plan.data, str):
         raise PlanError("a served plan names its task and data; got Python objects, which clients can not have")
+    if plan.downlink != "float32":
+        raise PlanError(f"downlink: got '{plan.downlink}'; devices fetch whole models: expected 'float32'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 

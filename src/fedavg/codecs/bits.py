@@ -1,0 +1,40 @@
+"""Bits, and what a seed stands for: the same at both ends of a wire, whatever the machine or the version of numpy."""
+
+from typing import Final
+
+import numpy as np
+
+SEED_BYTES: Final = 8
+
+
+def draw_seed(rng: np.random.Generator) -> bytes:
+    """Eight bytes that travel in a frame in place of all that is drawn from them."""
+    return rng.bytes(SEED_BYTES)
+
+
+def words(seed: bytes, count: int) -> np.ndarray:
+    """`count` random uint32 that belong to a seed. A bit generator's raw stream is fixed; numpy's samplers are not."""
+    raw = np.random.SFC64(int.from_bytes(seed, "little")).random_raw(-(-count // 2))
+    return raw.astype("<u8", copy=False).view("<u4")[:count]
+
+
+def coins(seed: bytes, count: int) -> np.ndarray:
+    """`count` random 0s and 1s, uint8, that belong to a seed."""
+    return np.unpackbits(words(seed, -(-count // 32)).view(np.uint8), count=count, bitorder="little")
+
+
+def pack_numbers(numbers: np.ndarray, width: int) -> bytes:
+    """Numbers from 0 to 2^width - 1, shape (n,), at `width` bits each; the last byte is filled with zeros."""
+    shifts = np.arange(width, dtype=numbers.dtype)
+    bits = (numbers[:, None] >> shifts) & numbers.dtype.type(1)
+    return np.packbits(bits.astype(np.uint8, copy=False), axis=None, bitorder="little").tobytes()
+
+
+def unpack_numbers(data: bytes, width: int, count: int) -> np.ndarray:
+    """What `pack_numbers` packed, int64. `data` has at least `packed_bytes(width, count)` bytes."""
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width, bitorder="little")
+    return bits.reshape(count, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64))
+
+
+def packed_bytes(width: int, count: int) -> int:
+    return -(-width * count // 8)

@@ -1,0 +1,101 @@
+"""Lossless entropy coding on top of another codec: `entropy:quantise:4`. Huffman coding by zlib, or nothing at all.
+
+Numbers of an update have no repeats that a dictionary could find, only bytes that are more frequent than others: so no
+search for matches, which also makes it fast. Of a number of several bytes only those with the exponent are far from
+uniform, so each byte of the numbers is coded apart, and left alone where nothing is to be had.
+"""
+
+import zlib
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import numpy as np
+
+from fedavg.codecs.codec import Codec, Shapes
+from fedavg.codecs.dense import Float32
+from fedavg.errors import PlanError
+
+#: Before each plane: 1 if it is coded, 0 if stored; how many bytes it takes.
+HEADER: Final = Struct("<?I")
+#: Bits of information in a byte from which on coding is not worth its time.
+DENSE: Final = 7.9
+
+
+@dataclass(frozen=True)
+class Entropy(Codec):
+    """The planes of the inner codec's frame: the first byte of all its numbers, then the second, ..."""
+
+    name = "entropy"
+    inner: Codec = Float32()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, Entropy):
+            raise PlanError("entropy: got a codec that is entropy-coded already; expected another, as in 'entropy:stc'")
+
+    @property
+    def keeps_residual(self) -> bool:
+        return self.inner.keeps_residual
+
+    def bind(self, shapes: Shapes) -> "Entropy":
+        return Entropy(self.inner.bind(shapes))
+
+    def pack(self, values: np.ndarray, rng: np.random.Generator) -> bytes:
+        planes = np.frombuffer(self.inner.pack(values, rng), np.uint8).reshape(-1, self.inner.width)
+        return b"".join(_coded(np.ascontiguousarray(plane)) for plane in planes.T)
+
+    def unpack(self, frame: bytes, size: int) -> np.ndarray:
+        limit = self.inner.max_bytes(size) // self.inner.width
+        planes = []
+        for _ in range(self.inner.width):
+            plane, frame = self._next_plane(frame, limit)
+            planes.append(plane)
+        if frame or len({len(plane) for plane in planes}) != 1:
+            lengths = ", ".join(str(len(plane)) for plane in planes)
+            self.refuse(f"planes of {lengths} bytes and {len(frame)} bytes left", "planes of one length, nothing left")
+        return self.inner.unpack(np.stack(planes, axis=1).tobytes(), size)
+
+    def max_bytes(self, size: int) -> int:
+        return HEADER.size * self.inner.width + self.inner.max_bytes(size)
+
+    def _next_plane(self, frame: bytes, limit: int) -> tuple[np.ndarray, bytes]:
+        """The first plane and the rest; never more than the limit, however much a hostile frame would unfold to."""
+        if len(frame) < HEADER.size:
+            self.refuse(f"{len(frame)} bytes left", f"the {HEADER.size} bytes before a plane")
+        coded, length = HEADER.unpack_from(frame)
+        body, rest = frame[HEADER.size : HEADER.size + length], frame[HEADER.size + length :]
+        if len(body) != length:
+            self.refuse(f"a plane of {len(body)} bytes", f"{length}")
+        plane = self._decoded(body, limit) if coded else body
+        if len(plane) > limit:
+            self.refuse(f"a plane of more than {limit} bytes", "at most that")
+        return np.frombuffer(plane, np.uint8), rest
+
+    def _decoded(self, body: bytes, limit: int) -> bytes:
+        decoder = zlib.decompressobj(wbits=-15)
+        try:
+            plane = decoder.decompress(body, limit + 1)
+        except zlib.error as error:
+            self.refuse(f"a plane that zlib refuses ({error})", "a whole deflate stream")
+        if len(plane) <= limit and (not decoder.eof or decoder.unused_data):
+            self.refuse("a plane that ends too early or too late", "exactly one deflate stream")
+        return plane
+
+
+def _coded(plane: np.ndarray) -> bytes:
+    """A plane with its header: coded if that makes it shorter."""
+    stored = plane.tobytes()
+    if _information(plane) < DENSE:
+        coder = zlib.compressobj(wbits=-15, memLevel=9, strategy=zlib.Z_HUFFMAN_ONLY)
+        coded = coder.compress(stored) + coder.flush()
+        if len(coded) < len(stored):
+            return HEADER.pack(True, len(coded)) + coded
+    return HEADER.pack(False, len(stored)) + stored
+
+
+def _information(plane: np.ndarray) -> float:
+    """Bits of information in a byte, if bytes come independently: -Σ p log2 p."""
+    if not len(plane):
+        return 0.0
+    share = np.bincount(plane, minlength=256) / len(plane)
+    return float(-(share * np.log2(share, where=share > 0, out=np.zeros(256))).sum())
