@@ -177,7 +177,7 @@ def _row(pair: tuple[str, str], run: Record, base: Record, rates: str) -> str:
     else:
         up, down = run.bytes_up[-1], run.bytes_down[-1]
         outcome = (
-            f"{up / 1e6:.3g} | {base.bytes_up[-1] / up:.1f} × | {down / 1e6:.3g} | "
+            f"{up / 1e6:,.1f} | {base.bytes_up[-1] / up:.1f} × | {down / 1e6:,.1f} | "
             f"{base.bytes_down[-1] / down:.1f} × | {run.rounds:.0f}"
         )
     return f"| {pair[0]} | {pair[1]} | {outcome} | {run.lr:g} | {rates} |"
