@@ -52,6 +52,8 @@ PAIRS = (
     ("float16", "float32"),
     ("bfloat16", "float32"),
     ("mask:0.25", "float32"),
+    ("mask:0.05", "float32"),
+    ("lowrank:64", "float32"),
     ("entropy:float32", "float32"),
 )
 
