@@ -54,6 +54,7 @@ PAIRS = (
     ("mask:0.25", "float32"),
     ("mask:0.05", "float32"),
     ("lowrank:64", "float32"),
+    ("lowrank:16", "float32"),
     ("entropy:float32", "float32"),
 )
 
