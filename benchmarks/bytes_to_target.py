@@ -52,6 +52,9 @@ PAIRS = (
     ("float16", "float32"),
     ("bfloat16", "float32"),
     ("mask:0.25", "float32"),
+    ("mask:0.05", "float32"),
+    ("lowrank:64", "float32"),
+    ("lowrank:16", "float32"),
     ("entropy:float32", "float32"),
 )
 
@@ -177,7 +180,7 @@ def _row(pair: tuple[str, str], run: Record, base: Record, rates: str) -> str:
     else:
         up, down = run.bytes_up[-1], run.bytes_down[-1]
         outcome = (
-            f"{up / 1e6:.3g} | {base.bytes_up[-1] / up:.1f} × | {down / 1e6:.3g} | "
+            f"{up / 1e6:,.1f} | {base.bytes_up[-1] / up:.1f} × | {down / 1e6:,.1f} | "
             f"{base.bytes_down[-1] / down:.1f} × | {run.rounds:.0f}"
         )
     return f"| {pair[0]} | {pair[1]} | {outcome} | {run.lr:g} | {rates} |"
@@ -188,6 +191,7 @@ def draw(runs: list[Record]) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.6, 4.6), layout="constrained")
+    lines = {}
     for place, partition in enumerate(CAPS):
         axes = figure.add_subplot(1, len(CAPS), place + 1)
         for index, pair in enumerate(PAIRS):
@@ -196,12 +200,12 @@ def draw(runs: list[Record]) -> None:
                 label = pair[0] if pair[1] == "float32" else f"{pair[0]}, down {pair[1]}"
                 x = [value / 1e6 for value in run.bytes_up]
                 style = ("-", "--", ":")[index // 10]
-                axes.plot(x, monotone(run.accuracy), style, color=f"C{index % 10}", linewidth=1.3, label=label)
+                (lines[label],) = axes.plot(x, monotone(run.accuracy), style, color=f"C{index % 10}", linewidth=1.3)
         axes.axhline(TARGET, color="#888888", linewidth=0.8, linestyle=":")
         axes.set(xscale="log", ylim=(0.8, 0.98), title=f"MNIST 2NN, {partition}", xlabel="MB sent by clients, in all")
         axes.set_ylabel("test accuracy, best so far")
         axes.grid(alpha=0.25)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.legend(lines.values(), lines, fontsize=7, loc="outside right center")
     FIGURES.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURES / "accuracy_by_bytes.png", dpi=130)
     with rc_context({"svg.hashsalt": "accuracy_by_bytes"}):  # the same records give the same file

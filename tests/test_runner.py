@@ -173,9 +173,10 @@ def test_only_one_process_writes_to_a_run(tmp_path):
         go_on(tmp_path / "run")
 
 
-def test_a_diverged_run_keeps_the_last_good_model(tmp_path):
-    with pytest.raises(Diverged):
-        fedavg.run(toy_plan(lr="1e3", B=1, E=5, rounds=60, lr_decay=1.0), tmp_path / "run")
+@pytest.mark.parametrize("codec", ["float32", "stc:0.1", "quantise:1"])
+def test_a_diverged_run_keeps_the_last_good_model(tmp_path, codec):
+    with pytest.raises(Diverged, match="round .* diverged .*: client"):
+        fedavg.run(toy_plan(lr="1e3", B=1, E=5, rounds=60, lr_decay=1.0, codec=codec), tmp_path / "run")
     rows = RunDir(tmp_path / "run").rows()
     newest = max((tmp_path / "run/checkpoints").iterdir())
     assert newest.name == f"round-{len(rows):07d}.safetensors"

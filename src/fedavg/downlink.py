@@ -1,4 +1,4 @@
-"""Compression from the server to the clients (Sattler et al. 2020, §III and Algorithm 2).
+"""Compression from the server to the clients (Sattler et al. 2020, Algorithm 2).
 
 The server sends its change of the weights as a frame, and takes the step that the frame says, so that it and every
 client hold the same weights: w_{t+1} = w_t + decode(encode(w'_{t+1} - w_t + residual)). A client that was away fetches

@@ -27,7 +27,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize("p", [0.5, 0.2, 0.04, 0.01, 0.0025, 0.001])
 def test_the_parameter_is_the_best(p):
-    """Bits for a place at density p: b + 1 / (1 - (1 - p)^(2^b)) (Sattler et al. 2020, eq. 13)."""
+    """Bits for a place at density p: b + 1 / (1 - (1 - p)^(2^b))."""
     cost = {b: b + 1 / (1 - (1 - p) ** 2**b) for b in range(20)}
     assert cost[remainder_bits(p)] == min(cost.values())
 

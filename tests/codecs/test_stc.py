@@ -15,7 +15,7 @@ def test_by_hand():
 
 
 def test_bits_for_each_number_kept():
-    """At p = 1 %: a sign, and about 8.1 bits for the place (Sattler et al. 2020, eq. 13)."""
+    """At p = 1 %: a sign, and about 8.1 bits for the place."""
     vector = torch.from_numpy(np.random.default_rng(0).standard_normal(200_000).astype(np.float32))
     frame = make_codec("stc:0.01").encode(vector, np.random.default_rng())
     assert 8 * (len(frame) - 4) / 2000 < 9.2

@@ -1,4 +1,4 @@
-"""Golomb coding of the places of a sparse vector (Sattler et al. 2020, §IV-B and Algorithms 3 and 4).
+"""Golomb coding of the places of a sparse vector (Sattler et al. 2020, Algorithms 3 and 4).
 
 The gap before each place is 2^b q + r. Algorithm 3 writes q in unary and r in b bits, gap after gap; here all r come
 first and then all q, which is the same number of bits but can be read and written without a loop over gaps.
@@ -16,7 +16,7 @@ _LOG_GOLDEN = log((5**0.5 - 1) / 2)
 
 
 def remainder_bits(density: float) -> int:
-    """b* = 1 + floor(log2(log(φ - 1) / log(1 - p))), the best for gaps between places of density p (eq. 12).
+    """b* = 1 + floor(log2(log(φ - 1) / log(1 - p))), the best for gaps between places of density p (Algorithm 3).
 
     >>> remainder_bits(0.01)
     6
