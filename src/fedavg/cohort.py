@@ -5,6 +5,9 @@ from fedavg.setup import Setup
 
 
 def sample_cohort(setup: Setup, round: int) -> list[int]:
-    """m clients that have data, drawn without replacement (Algorithm 1)."""
+    """m clients that have data, drawn without replacement (Algorithm 1); with Poisson sampling, m on average."""
     rng = seeds.rng(setup.plan.seed, round, seeds.NONE, "cohort")
+    if setup.plan.sampling == "poisson":
+        chosen = rng.random(len(setup.eligible)) < setup.cohort_size / len(setup.eligible)
+        return [int(k) for k in setup.eligible[chosen]]
     return [int(k) for k in rng.choice(setup.eligible, setup.cohort_size, replace=False)]

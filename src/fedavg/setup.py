@@ -1,6 +1,6 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,10 @@ from fedavg.data import load, pooled
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.plan import Plan
+from fedavg.privacy.ledger import Budget, budget_of
+from fedavg.privacy.pairs import check_pairs
 from fedavg.stages import Stage, parse_stage
+from fedavg.stages.noise import Noise
 from fedavg.tasks import TASKS, Task
 from fedavg.types import Examples, FederatedData
 
@@ -31,6 +34,8 @@ class Setup:
     algorithm: Algorithm
     codec: Codec
     stages: tuple[Stage, ...]
+    #: What the rounds cost in privacy; None for a run that is not differentially private.
+    budget: Budget | None = None
 
     @property
     def eligible(self) -> np.ndarray:
@@ -46,6 +51,21 @@ class Setup:
     def keeps_state(self) -> bool:
         """True if clients keep anything between rounds."""
         return self.algorithm.keeps_state or self.codec.keeps_residual
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
+        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noise)), 0.0)
+
+    def update_size(self, parameters: int) -> int:
+        """How many numbers an update has: the algorithm's vectors, and what stages append."""
+        return parameters * self.algorithm.vectors_up + sum(stage.appends for stage in self.stages)
+
+    def stage_rng(self, round: int, client: int, index: int) -> np.random.Generator:
+        """What the index-th stage draws from: the seed's numbers, or such as nobody can know."""
+        if self.plan.noise_source == "os":
+            return seeds.fresh_rng()
+        return seeds.rng(self.plan.seed, round, client, f"stage {index}")
 
     def new_trainer(self) -> Trainer:
         """A trainer with initial weights, its engine chosen and proved on the first client that has data."""
@@ -70,7 +90,10 @@ def resolve(plan: Plan) -> Setup:
     data = pooled(data) if algorithm.pools_data else data
     if plan.target and "accuracy" not in task.metrics:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
-    return Setup(plan, task, data, algorithm, make_codec(plan.codec), stages)
+    setup = Setup(plan, task, data, algorithm, make_codec(plan.codec), stages)
+    check_pairs(setup)
+    setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
+    return replace(setup, budget=budget_of(setup))
 
 
 def resolve_task(plan: Plan) -> Task:

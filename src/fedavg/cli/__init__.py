@@ -7,6 +7,7 @@ import click
 from fedavg.cli.bench import bench
 from fedavg.cli.data import data
 from fedavg.cli.paper import paper
+from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
 from fedavg.errors import FedAvgError
 
@@ -17,7 +18,7 @@ def cli() -> None:
     """Federated averaging (McMahan et al. 2017): simulate it, regenerate the paper, look at data, measure speed."""
 
 
-for command in (run, resume, paper, data, bench):
+for command in (run, resume, paper, data, bench, privacy):
     cli.add_command(command)
 
 

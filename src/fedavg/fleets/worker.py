@@ -5,13 +5,13 @@ from math import fsum
 
 from torch import Tensor
 
-from fedavg.client import run_client
+from fedavg.client import Message, run_client
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.sums import ExactSum
-from fedavg.types import Examples, Split, Work
+from fedavg.types import Examples, Split, Update, Work
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,17 @@ class Worker:
             self._round = job.work.round
         message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
         try:
-            self._sum.add(self._setup.codec.decode(message.frame, self._size), message.weight)
+            update = self._arrived(message, job.work)
+            self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        return Trained(message.weight, message.metrics, len(message.frame), self._sum.bound)
+        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound)
+
+    def _arrived(self, message: Message, work: Work) -> Update:
+        update = Update(self._setup.codec.decode(message.frame, self._size), message.weight)
+        for stage in self._setup.stages:
+            update = stage.on_arrival(update, work)
+        return update
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self._shared[: len(self._trainer.weights)])

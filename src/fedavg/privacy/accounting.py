@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from math import ceil, inf, isfinite
 from types import ModuleType
 from typing import ClassVar, Final, Literal
@@ -72,9 +73,8 @@ class Spending:
         """The privacy loss of `rounds` rounds together."""
         if not rounds:
             return 0.0
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
-
-        return float(compute_epsilon(self._orders, rounds * self._rdp, self._delta)[0])
+        rdp = import_module("dp_accounting.rdp.rdp_privacy_accountant")
+        return float(rdp.compute_epsilon(self._orders, rounds * self._rdp, self._delta)[0])
 
 
 def epsilon(
@@ -105,26 +105,36 @@ def noise_for(target: float, sampling: Sampling, rounds: int, delta: float, acco
     # PLD takes long where there is little noise, and never needs more than RDP: its search begins there.
     begin, factor = (noise_for(target, sampling, rounds, delta), 1.2) if accountant == "pld" else (1.0, 2.0)
     low, high = _bracket(excess, begin, factor)
-    from scipy.optimize import brentq
-
     step = 10.0**-NOISE_DECIMALS
-    noise = ceil(float(brentq(excess, low, high, xtol=step / 4)) / step) * step
+    noise = ceil(float(import_module("scipy.optimize").brentq(excess, low, high, xtol=step / 4)) / step) * step
     return round(noise if excess(noise) <= 0 else noise + step, NOISE_DECIMALS)
 
 
-def rounds_for(target: float, sampling: Sampling, noise_multiplier: float, delta: float) -> int:
-    """How many rounds can be had before they cost more than epsilon = `target`, by Rényi DP; 0 if not even one."""
+def rounds_for(
+    target: float, sampling: Sampling, noise_multiplier: float, delta: float, accountant: Accountant = "rdp"
+) -> int:
+    """How many rounds can be had before they cost more than epsilon = `target`; 0 if not even one."""
     _check_target(target)
-    spending = Spending(sampling, noise_multiplier, delta)
-    low, high = 0, 1
-    while spending.epsilon(high) <= target:
+    if accountant == "rdp":
+        cost: Callable[[int], float] = Spending(sampling, noise_multiplier, delta).epsilon
+        begin = 1
+    else:
+        cost = lambda rounds: epsilon(sampling, noise_multiplier, rounds, delta, accountant)  # noqa: E731
+        begin = max(rounds_for(target, sampling, noise_multiplier, delta), 1)
+    low, high = 0, begin
+    while cost(high) <= target:
         low, high = high, 2 * high
         if high > MOST_ROUNDS:
             return MOST_ROUNDS
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if spending.epsilon(middle) <= target else (low, middle)
+        low, high = (middle, high) if cost(middle) <= target else (low, middle)
     return low
+
+
+def gaussian_sigma(target: float, delta: float) -> float:
+    """The least noise that makes one release (epsilon, delta)-private, in units of its sensitivity; exact."""
+    return float(_library().get_sigma_gaussian(target, delta))
 
 
 def _bracket(excess: Callable[[float], float], begin: float, factor: float) -> tuple[float, float]:
@@ -155,15 +165,12 @@ def _event(library: ModuleType, sampling: Sampling, noise_multiplier: float) -> 
 
 def _library() -> ModuleType:
     try:
-        import dp_accounting
-        import dp_accounting.pld
-        import dp_accounting.rdp
+        return import_module("dp_accounting")
     except ImportError:
         raise PlanError(
             "privacy accounting needs the package dp-accounting, which is not installed; "
             "use: pip install 'fedavg[privacy]'"
         ) from None
-    return dp_accounting  # type: ignore[no-any-return]
 
 
 @contextmanager
