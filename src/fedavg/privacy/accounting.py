@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from math import ceil, inf, isfinite
 from types import ModuleType
@@ -77,12 +78,18 @@ class Spending:
         return float(rdp.compute_epsilon(self._orders, rounds * self._rdp, self._delta)[0])
 
 
+@lru_cache
+def spending(sampling: Sampling, noise_multiplier: float, delta: float) -> Spending:
+    """The same, computed only once in a process."""
+    return Spending(sampling, noise_multiplier, delta)
+
+
 def epsilon(
     sampling: Sampling, noise_multiplier: float, rounds: int, delta: float, accountant: Accountant = "rdp"
 ) -> float:
     """What `rounds` rounds cost at this delta; infinite without noise."""
     if accountant == "rdp":
-        return Spending(sampling, noise_multiplier, delta).epsilon(rounds)
+        return spending(sampling, noise_multiplier, delta).epsilon(rounds)
     _check(noise_multiplier, delta)
     if isinstance(sampling, FixedSize):
         raise PlanError(
@@ -116,7 +123,7 @@ def rounds_for(
     """How many rounds can be had before they cost more than epsilon = `target`; 0 if not even one."""
     _check_target(target)
     if accountant == "rdp":
-        cost: Callable[[int], float] = Spending(sampling, noise_multiplier, delta).epsilon
+        cost: Callable[[int], float] = spending(sampling, noise_multiplier, delta).epsilon
         begin = 1
     else:
         cost = lambda rounds: epsilon(sampling, noise_multiplier, rounds, delta, accountant)  # noqa: E731

@@ -6,11 +6,10 @@ round and, together with the noised state, in the round's checkpoint.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedavg.errors import PlanError
-from fedavg.privacy.accounting import EveryRound, FixedSize, Poisson, Sampling, Spending
+from fedavg.privacy.accounting import EveryRound, FixedSize, Poisson, Sampling, spending
 from fedavg.stages.localdp import LocalDP
 from fedavg.stages.noise import Noise
 
@@ -32,10 +31,11 @@ class Budget:
 
     def entry(self, round: int) -> dict[str, Any]:
         """The ledger's line for a round: what all rounds up to it cost together, and with one more."""
+        cost = spending(self.sampling, self.noise_multiplier, self.delta)
         return {
             "round": round,
-            "epsilon": self._spending.epsilon(round),
-            "epsilon_next": self._spending.epsilon(round + 1),
+            "epsilon": cost.epsilon(round),
+            "epsilon_next": cost.epsilon(round + 1),
             "delta": self.delta,
             "mechanism": self.mechanism,
             "noise_multiplier": self.noise_multiplier,
@@ -46,10 +46,6 @@ class Budget:
             "accountant": "rdp",
             "noise": self.noise,
         }
-
-    @cached_property
-    def _spending(self) -> Spending:
-        return Spending(self.sampling, self.noise_multiplier, self.delta)
 
 
 def budget_spent(limit: float | None, entry: Mapping[str, Any] | None) -> bool:
