@@ -149,7 +149,8 @@ if (run / "run.json").exists():
     fedavg.resume(run, publish, task=TOY, data=toy_data())
 else:
     stages = ("clip:0.5", "weigh:equal", "noise:2.0")
-    plan = toy_plan(stages=stages, dp_delta=1e-3, rounds=60, noise_source="os", workers=1, eval_every=10, sampling="poisson")
+    options = {"sampling": "poisson", "noise_source": "os", "workers": 1, "eval_every": 10}
+    plan = toy_plan(stages=stages, dp_delta=1e-3, rounds=60, **options)
     fedavg.run(plan, run, publish)
 """
 
