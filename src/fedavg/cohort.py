@@ -6,7 +6,8 @@ from fedavg.setup import Setup
 
 def sample_cohort(setup: Setup, round: int) -> list[int]:
     """m clients that have data, drawn without replacement (Algorithm 1); with Poisson sampling, m on average."""
-    rng = seeds.rng(setup.plan.seed, round, seeds.NONE, "cohort")
+    seeded = setup.plan.noise_source == "seeded"  # else who takes part must be as unknown as the noise
+    rng = seeds.rng(setup.plan.seed, round, seeds.NONE, "cohort") if seeded else seeds.fresh_rng()
     if setup.plan.sampling == "poisson":
         chosen = rng.random(len(setup.eligible)) < setup.cohort_size / len(setup.eligible)
         return [int(k) for k in setup.eligible[chosen]]

@@ -46,7 +46,7 @@ def _derive(setup: Setup) -> dict[str, Any]:
     mean_size = float(sizes.mean())
     batch = min(work.batch, mean_size)
     steps = 1.0 if setup.algorithm.pools_data else work.epochs * ceil(mean_size / batch)
-    frame = setup.codec.encode(torch.zeros(size), seeds.rng(plan.seed, 0, 0, "codec"))
+    frame = setup.codec.encode(torch.zeros(setup.update_size(size)), seeds.rng(plan.seed, 0, 0, "codec"))
     round_s = _seconds_per_step(setup, trainer, int(batch)) * steps * ceil(setup.cohort_size / plan.workers)
     eval_s = _seconds_per_evaluation(setup, trainer) / plan.workers
     return {

@@ -205,7 +205,7 @@ class Plan:
     noise_source: str = option(
         "seeded",
         _choice("seeded", "os"),
-        "noise from the seed (repeatable: for simulation) or from the system's entropy",
+        "noise and cohorts from the seed (repeatable: for simulation) or from the system's entropy",
     )
     engine: str = option(
         "auto", _choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if it can)"
