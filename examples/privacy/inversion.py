@@ -100,7 +100,7 @@ def draw(scores: dict[str, float], images: dict[str, Tensor], path: Path) -> Non
 
     figure = Figure(figsize=(2.3 * len(images), 3.4), layout="constrained")
     for axes, (name, image) in zip(figure.subplots(1, len(images)), images.items(), strict=True):
-        axes.imshow(image.reshape(28, 28), cmap="gray")
+        axes.imshow(image.reshape(28, 28).numpy(), cmap="gray")
         axes.set_axis_off()
         title = name.replace(", ", ",\n").replace(" (", "\n(")
         axes.set_title(title + (f"\ncorrelation {scores[name]:.2f}" if name in scores else ""), fontsize=8)

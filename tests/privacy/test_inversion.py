@@ -10,8 +10,6 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples/privacy/inversion.py"
 
 
-# What other packages warn of when they are imported is not ours to mend.
-@pytest.mark.filterwarnings("default::DeprecationWarning")
 def test_the_leak_and_its_end(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     picture, record = tmp_path / "inversion.png", tmp_path / "inversion.json"
