@@ -109,7 +109,7 @@ def run_client(
         client = Client(k, examples, trainer, setup.plan.seed, work.round, state)
         update = setup.algorithm.client_update(client, shared, work)
     for index, stage in enumerate(setup.stages):
-        update = stage.on_client(update, work, seeds.rng(setup.plan.seed, work.round, k, f"stage {index}"))
+        update = stage.on_client(update, work, setup.stage_rng(work.round, k, index))
     frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
     if states:
         states.save(k, work.round, state)

@@ -46,7 +46,7 @@ def _derive(setup: Setup) -> dict[str, Any]:
     mean_size = float(sizes.mean())
     batch = min(work.batch, mean_size)
     steps = 1.0 if setup.algorithm.pools_data else work.epochs * ceil(mean_size / batch)
-    numbers = size * setup.algorithm.vectors_up
+    numbers = setup.update_size(size)
     like_an_update = torch.from_numpy(seeds.rng(plan.seed, 0, 0, "estimate").standard_normal(numbers, "float32"))
     frame = setup.codec.encode(like_an_update, seeds.rng(plan.seed, 0, 0, "codec"))
     round_s = _seconds_per_step(setup, trainer, int(batch)) * steps * ceil(setup.cohort_size / plan.workers)

@@ -213,7 +213,21 @@ class Plan:
     codec: str = option("float32", _codec, "how updates are encoded: float32, stc:0.01, entropy:quantise:4, ...")
     downlink: str = option("float32", _codec, "how the server's change is encoded; float32 sends the whole model")
     secagg: str = option("none", _secagg, "secure aggregation: none, complete:CLIP:CAP or sparse:CLIP:CAP")
-    stages: tuple[str, ...] = option((), _texts, "steps around the sum, in order, such as clip:1.0")
+    stages: tuple[str, ...] = option((), _texts, "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1")
+    sampling: str = option(
+        "fixed", _choice("fixed", "poisson"), "cohorts of a fixed size, or poisson: every client by its own coin"
+    )
+    dp_epsilon: float | None = option(
+        None, _optional(_number(0, inf, above=True)), "stop before the round that would cost more privacy than this"
+    )
+    dp_delta: float | None = option(
+        None, _optional(_number(0, 0.5, above=True)), "delta of the privacy that is reported [clients^-1.1]"
+    )
+    noise_source: str = option(
+        "seeded",
+        _choice("seeded", "os"),
+        "noise and cohorts from the seed (repeatable: for simulation) or from the system's entropy",
+    )
     engine: str = option(
         "auto", _choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if it can)"
     )

@@ -53,6 +53,7 @@ def run(plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = N
 def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) -> Result:
     """Go on with a run that was stopped; the result is the one that it would have had, bit for bit.
 
+    (With noise from the system's entropy no two runs are alike; there, no round that was recorded is done again.)
     A run that was started from Python with its own task or data needs them again: `resume(dir, task=..., data=...)`.
     Runtime options (workers, data_dir, checkpoint_s) may be changed.
     """
@@ -65,7 +66,8 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
             f"got {setup.data.fingerprint}); point --data-dir to the original data"
         )
     with directory.locked():
-        start = directory.rewind(setup.plan.digest)
+        unrepeatable = setup.budget is not None and setup.plan.noise_source == "os"
+        start = directory.rewind(setup.plan.digest, once=unrepeatable)
         rows = directory.rows()
         if start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped":
             return finish(setup, rows, start.state, identity["engine"], directory)
@@ -104,13 +106,17 @@ def _recording(setup: Setup, directory: RunDir | None, resumed: bool) -> Iterato
 
     def checkpoint(event: Event) -> None:
         nonlocal saved_at
-        directory.checkpoint(event.round, event.state, setup.plan.digest)
+        row = event_row(event) if isinstance(event, Round) else None
+        directory.checkpoint(event.round, event.state, setup.plan.digest, row)
         saved_at = monotonic()
 
     def record(event: Event) -> None:
         nonlocal last
+        private = setup.budget is not None
         if isinstance(event, Round):
-            directory.append(event_row(event))
+            if private:  # state and ledger entry in one file, before anyone learns of the round
+                checkpoint(event)
+            directory.append(event_row(event), durable=private)
         elif resumed:
             directory.check_engine(event.engine)
         else:
@@ -118,7 +124,7 @@ def _recording(setup: Setup, directory: RunDir | None, resumed: bool) -> Iterato
             locks.enter_context(directory.locked())
             directory.write_identity(setup.plan, event.engine, setup.data.fingerprint)
         last = event
-        if isinstance(event, Start) or monotonic() - saved_at >= setup.plan.checkpoint_s:
+        if isinstance(event, Start) or (not private and monotonic() - saved_at >= setup.plan.checkpoint_s):
             checkpoint(event)
 
     with ExitStack() as locks:
@@ -159,6 +165,6 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, 
         rounds=np.array(rounds),
         accuracy=np.array(accuracy),
         loss=np.array(curve(rows, "loss")[1]),
-        train_loss=np.array([row["train_loss"] for row in rows]),
+        train_loss=np.array([row["train_loss"] for row in rows], float),
         model=model.module.eval(),
     )

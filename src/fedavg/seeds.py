@@ -4,6 +4,7 @@ A draw is named by (seed, round, client, purpose), so its value depends neither 
 nor on which process runs them. Philox is counter-based: the name is hashed into its key.
 """
 
+import secrets
 from hashlib import blake2b
 from typing import Final
 
@@ -21,6 +22,11 @@ def rng(seed: int, round: int, client: int, purpose: str) -> np.random.Generator
     """An independent generator for one purpose of one client in one round."""
     key = np.frombuffer(_digest(seed, round, client, purpose, 16), np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
+
+
+def fresh_rng() -> np.random.Generator:
+    """A generator that nobody can repeat: its key is the operating system's entropy, and is kept nowhere."""
+    return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
 
 
 def torch_seed(seed: int, round: int, client: int, purpose: str) -> int:

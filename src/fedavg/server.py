@@ -16,6 +16,7 @@ from fedavg import seeds
 from fedavg.errors import Diverged
 from fedavg.fleets import Fleet, LocalFleet
 from fedavg.plan import Plan
+from fedavg.privacy.ledger import budget_spent
 from fedavg.setup import Setup, resolve
 from fedavg.types import Part, State, Sum, Work
 
@@ -38,7 +39,8 @@ class Round:
     lr: float
     clients: int
     examples: float
-    train_loss: float
+    #: None if no client took part, or if differential privacy keeps the clients' own numbers from the server.
+    train_loss: float | None
     bytes_up: int
     bytes_down: int
     simulated_s: float
@@ -49,14 +51,18 @@ class Round:
     test: dict[str, float] | None
     train: dict[str, float] | None
     state: State
+    #: For a private run: epsilon of all rounds up to this one, and the entry in the ledger that it follows from.
+    epsilon: float | None = None
+    ledger: dict[str, Any] | None = None
 
 
 Event = Start | Round
 
 
 def event_row(event: Round) -> dict[str, Any]:
-    """A round as plain values, without its state."""
-    return {name: getattr(event, name) for name in Round.__dataclass_fields__ if name != "state"}
+    """A round as plain values, without its state; privacy is there only if it is spent."""
+    absent = {"state"} if event.ledger else {"state", "epsilon", "ledger"}
+    return {name: getattr(event, name) for name in Round.__dataclass_fields__ if name not in absent}
 
 
 def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = None) -> Iterator[Event]:
@@ -79,6 +85,8 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
             yield event
             if plan.target and event.test and event.test["accuracy"] >= plan.target:
                 return
+            if budget_spent(plan.dp_epsilon, event.ledger):
+                return
 
 
 def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
@@ -97,12 +105,13 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
     test = fleet.evaluate(state.weights, "test") if due else None
     on_train = fleet.evaluate(state.weights, "train") if due and setup.plan.eval_train else None
+    entry = setup.budget.entry(work.round) if setup.budget else None
     return Round(
         round=work.round,
         lr=work.lr,
         clients=result.total.count,
         examples=result.total.weight,
-        train_loss=result.total.metrics["train_loss"],
+        train_loss=result.total.metrics.get("train_loss"),
         bytes_up=result.bytes_up,
         bytes_down=bytes_down,
         simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
@@ -112,6 +121,8 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         test=test,
         train=on_train,
         state=state,
+        epsilon=entry["epsilon"] if entry else None,
+        ledger=entry,
     )
 
 
@@ -147,7 +158,9 @@ def _instructions(setup: Setup, state: State, round: int) -> Work:
 def _server_half(setup: Setup, state: State, total: Sum, work: Work) -> State:
     """From the cohort's sum, through the stages in reverse, to the next state."""
     for index, stage in reversed(list(enumerate(setup.stages))):
-        total = stage.on_sum(total, work, seeds.rng(setup.plan.seed, work.round, seeds.NONE, f"stage {index}"))
+        total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
+    if not total.weight:  # nobody took part: there is nothing to average
+        return state
     state = setup.algorithm.server_update(state, total, work)
     for stage in setup.stages:
         state = stage.after(state, total, work)

@@ -1,11 +1,12 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from fedavg import seeds
 from fedavg.algorithms import Algorithm, make_algorithm
@@ -16,9 +17,12 @@ from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.plan import Plan
+from fedavg.privacy.ledger import Budget, budget_of
+from fedavg.privacy.pairs import check_pairs
 from fedavg.stages import Stage, parse_stage
+from fedavg.stages.noise import Noise
 from fedavg.tasks import TASKS, Task
-from fedavg.types import Examples, FederatedData
+from fedavg.types import Examples, FederatedData, Update, Work
 
 if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
     from fedavg.secagg.options import Masking
@@ -40,6 +44,8 @@ class Setup:
     downlink: Downlink | None = None
     #: How updates are masked, so that the server sees only their sum; None: they are not.
     secagg: "Masking | None" = None
+    #: What the rounds cost in privacy; None for a run that is not differentially private.
+    budget: Budget | None = None
 
     @property
     def eligible(self) -> np.ndarray:
@@ -54,12 +60,35 @@ class Setup:
     @property
     def metrics(self) -> frozenset[str]:
         """The names of the metrics that come with every update."""
-        return frozenset(self.algorithm.metrics).union(*(stage.metrics for stage in self.stages))
+        hidden = any(stage.hides_metrics for stage in self.stages)
+        return frozenset() if hidden else frozenset(self.algorithm.metrics)
 
     @property
     def keeps_state(self) -> bool:
         """True if clients keep anything between rounds."""
         return self.algorithm.keeps_state or self.codec.keeps_residual
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
+        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noise)), 0.0)
+
+    def update_size(self, parameters: int) -> int:
+        """How many numbers an update has: the algorithm's vectors, and what stages append."""
+        return parameters * self.algorithm.vectors_up + sum(stage.appends for stage in self.stages)
+
+    def stage_rng(self, round: int, client: int, index: int) -> np.random.Generator:
+        """What the index-th stage draws from: the seed's numbers, or such as nobody can know."""
+        if self.plan.noise_source == "os":
+            return seeds.fresh_rng()
+        return seeds.rng(self.plan.seed, round, client, f"stage {index}")
+
+    def arrived(self, vector: Tensor, weight: float, work: Work) -> Update:
+        """An update as the server counts it: stages keep their bounds on what arrives, for a client may lie."""
+        update = Update(vector, weight)
+        for stage in self.stages:
+            update = stage.on_arrival(update, work)
+        return update
 
     def new_trainer(self) -> Trainer:
         """A trainer with initial weights, its engine chosen and proved on the first client that has data."""
@@ -86,7 +115,10 @@ def resolve(plan: Plan) -> Setup:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     downlink = _resolve_downlink(plan, task, algorithm)
-    return Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan, algorithm))
+    setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan, algorithm))
+    check_pairs(setup)
+    setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
+    return replace(setup, budget=budget_of(setup))
 
 
 def _resolve_secagg(plan: Plan, algorithm: Algorithm) -> "Masking | None":

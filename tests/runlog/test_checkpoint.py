@@ -13,8 +13,9 @@ STATE = State(torch.linspace(-1, 1, 1000), {"momentum": torch.ones(1000)})
 
 def test_a_state_comes_back_whole(tmp_path):
     path = tmp_path / "c.safetensors"
-    save_state(path, 7, STATE, "digest")
-    round, state = load_state(path, "digest")
+    save_state(path, 7, STATE, "digest", {"round": 7})
+    round, state, row = load_state(path, "digest")
+    assert row == {"round": 7}
     assert round == 7
     assert torch.equal(state.weights, STATE.weights)
     assert torch.equal(state.slots["momentum"], STATE.slots["momentum"])

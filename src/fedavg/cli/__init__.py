@@ -9,6 +9,7 @@ from fedavg.cli.data import data
 from fedavg.cli.fleet import certs, fleet_demo, join, serve, status, token
 from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
+from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
 from fedavg.errors import FedAvgError
 
@@ -20,7 +21,7 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, personalise, serve, join, status, token, certs, fleet_demo, paper, data, bench,
+    run, resume, personalise, serve, join, status, token, certs, fleet_demo, privacy, paper, data, bench,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -76,8 +76,10 @@ class Progress:
     def _line(self, event: Round) -> str:
         pace = (self._ends[-1] - self._ends[0]) / max(len(self._ends) - 1, 1)
         score = f"accuracy {self._accuracy:.4f}  best {self._best:.4f}" if self._accuracy is not None else "accuracy -"
+        loss = f"loss {event.train_loss:.4f}  " if event.train_loss is not None else ""
+        privacy = f"epsilon {event.epsilon:.3f}  " if event.epsilon is not None else ""
         return (
-            f"round {event.round}/{self._plan.rounds}  {score}  loss {event.train_loss:.4f}  {pace:.3f} s/round  "
+            f"round {event.round}/{self._plan.rounds}  {score}  {loss}{privacy}{pace:.3f} s/round  "
             f"up {self._up / 1e6:.1f} MB  down {self._down / 1e6:.1f} MB  "
             f"left {clock((self._plan.rounds - event.round) * pace)}"
         )

@@ -1,6 +1,7 @@
 """The summary of a run, for people."""
 
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -17,6 +18,11 @@ def print_summary(summary: Summary, picture: Path | None) -> None:
     Console(width=max(100, Console().width)).print(table)
 
 
+def _privacy(entry: dict[str, Any]) -> str:
+    seeded = "; seeded noise protects nobody" if entry["noise"] == "seeded" else ""
+    return f"epsilon {entry['epsilon']:.3f} at delta {entry['delta']:.1e} ({entry['relation']}){seeded}"
+
+
 def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]]:
     rows = []
     if summary.target is not None:
@@ -27,6 +33,8 @@ def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]
         rows.append(("test accuracy", f"{summary.final_accuracy:.4f} at the end, best {summary.best_accuracy:.4f}"))
     if summary.final_loss is not None:
         rows.append(("test loss", f"{summary.final_loss:.4f}"))
+    if summary.privacy:
+        rows.append(("privacy", _privacy(summary.privacy)))
     pace = f"{summary.seconds_per_round:.3f} s a round (median), " if summary.seconds_per_round is not None else ""
     rows += [
         ("sent", f"{summary.bytes_up / 1e6:,.1f} MB up, {summary.bytes_down / 1e6:,.1f} MB down"),

@@ -7,7 +7,7 @@ residual.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from fedavg.codecs.bits import SEED_BYTES, draw_seed, words
 from fedavg.codecs.codec import Codec, Shapes
 from fedavg.errors import PlanError
+from fedavg.specs import bound
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class LowRank(Codec):
     name = "lowrank"
     rank: int = 4
     unbiased: bool = True
-    shapes: tuple[tuple[int, ...], ...] = field(default=(), metadata={"setting": False})
+    shapes: tuple[tuple[int, ...], ...] = bound(())
 
     def __post_init__(self) -> None:
         if self.rank < 1:

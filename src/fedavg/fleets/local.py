@@ -131,7 +131,7 @@ class LocalFleet(Fleet):
         initial = trainer.weights.clone()
         size, algorithm = len(initial), self._setup.algorithm
         self._shared = shared_tensor(size * algorithm.vectors_down, torch.float32)
-        self._rings = [shared_tensor(size * algorithm.vectors_up, torch.int64) for _ in range(self._count)]
+        self._rings = [shared_tensor(self._setup.update_size(size), torch.int64) for _ in range(self._count)]
         self._workers = [Worker(self._setup, trainer, self._shared, ring, self._states) for ring in self._rings]
         if not self._inline:
             for worker in self._workers:
@@ -168,7 +168,7 @@ class LocalFleet(Fleet):
         total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), _weighted_means(trained))
         down = make_codec("float32").encode(shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
-        return CohortResult(total, sum(sent), max(sent), len(down) * len(cohort))
+        return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(cohort))
 
     def _train_masked(self, cohort: list[int], work: Work, shared: Tensor, masking: "Masking") -> CohortResult:
         """Clients train side by side; then the whole session runs here, through the bytes that would travel."""
@@ -198,6 +198,8 @@ class LocalFleet(Fleet):
         for slot in used:
             results = [finished.results[job] for job in finished.by_slot[slot]]
             bound = checked_bound(bound, max(result.bound for result in results if isinstance(result, Trained)))
+        if not used:  # nobody was picked
+            return torch.zeros(len(self._rings[0]), dtype=torch.float64)
         first, *others = (self._rings[slot] for slot in used)
         return to_float(sum(others, start=first))
 
@@ -268,4 +270,5 @@ def _least_busy(sent: dict[int, deque[int]]) -> int:
 
 def _weighted_means(trained: list[Trained]) -> dict[str, float]:
     weight = fsum(t.weight for t in trained)
-    return {name: fsum(t.weight * t.metrics[name] for t in trained) / weight for name in trained[0].metrics}
+    names = trained[0].metrics if trained else {}
+    return {name: fsum(t.weight * t.metrics[name] for t in trained) / weight for name in names}

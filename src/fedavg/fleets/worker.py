@@ -85,13 +85,14 @@ class Worker:
         try:
             message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
             vector = self._setup.codec.decode(message.frame, self._size)
-            if job.encoding:
+            if job.encoding:  # bounds can not be kept on what is masked
                 ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring
                 return Trained(message.weight, message.metrics, len(message.frame), 0, ring.tobytes())
-            self._sum.add(vector, message.weight)
+            update = self._setup.arrived(vector, message.weight, job.work)
+            self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        return Trained(message.weight, message.metrics, len(message.frame), self._sum.bound)
+        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound)
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self._shared[: len(self._trainer.weights)])

@@ -1,7 +1,9 @@
 """The server's state on disk: a safetensors file per checkpoint. A crash leaves the old one or the new one whole."""
 
 from hashlib import sha256
+from json import dumps, loads
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,28 +29,29 @@ def from_tensors(tensors: dict[str, torch.Tensor]) -> State:
     return State(tensors["weights"], slots)
 
 
-def save_state(path: Path, round: int, state: State, digest: str) -> None:
+def save_state(path: Path, round: int, state: State, digest: str, row: dict[str, Any] | None = None) -> None:
+    """The state after a round, with the round's row: both are there, or neither."""
     tensors = to_tensors(state)
-    metadata = {"round": str(round), "plan": digest, "sha256": _content_digest(tensors)}
+    metadata = {"round": str(round), "plan": digest, "sha256": _content_digest(tensors), "row": dumps(row)}
     write_atomically(path, save(tensors, metadata))
 
 
-def load_state(path: Path, digest: str) -> tuple[int, State]:
-    """The round and state of a checkpoint of the plan with this digest; a torn or altered file is refused."""
+def load_state(path: Path, digest: str) -> tuple[int, State, dict[str, Any] | None]:
+    """The round, state and row of a checkpoint of the plan with this digest; a torn or altered file is refused."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         intact = metadata.get("sha256") == _content_digest(tensors)
         state = from_tensors(tensors)
-        round = int(metadata["round"])
+        round, row = int(metadata["round"]), loads(metadata.get("row", "null"))
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise RunDirError(f"{path} is not a whole checkpoint: {error}") from None
     if not intact:
         raise RunDirError(f"{path} has been altered: its content does not match its SHA-256")
     if metadata.get("plan") != digest:
         raise RunDirError(f"{path} belongs to plan {metadata.get('plan')}; expected {digest}")
-    return round, state
+    return round, state, row
 
 
 def _content_digest(tensors: dict[str, torch.Tensor]) -> str:

@@ -8,6 +8,7 @@ summary.json  curve.png  model.safetensors      at the end
 """
 
 import json
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,10 +105,13 @@ class RunDir:
             )
         return plan
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: dict[str, Any], *, durable: bool = False) -> None:
         try:
             with self.metrics_path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
         except OSError as error:
             raise DiskError(f"can not write {self.metrics_path}: {error.strerror}; free space, then resume") from error
 
@@ -123,8 +127,8 @@ class RunDir:
             rows.append(row)
         return rows
 
-    def checkpoint(self, round: int, state: State, digest: str) -> None:
-        save_state(self._checkpoints / f"round-{round:07d}.safetensors", round, state, digest)
+    def checkpoint(self, round: int, state: State, digest: str, row: dict[str, Any] | None = None) -> None:
+        save_state(self._checkpoints / f"round-{round:07d}.safetensors", round, state, digest, row)
         checkpoints = sorted(self._checkpoints.glob("round-*.safetensors"))
         for old in checkpoints[:-KEPT]:
             old.unlink()
@@ -132,24 +136,42 @@ class RunDir:
             oldest = checkpoints[-KEPT:][0]
             ClientStates(self.states).settle(int(oldest.stem.removeprefix("round-")))
 
-    def rewind(self, digest: str) -> Start | None:
-        """The newest whole checkpoint that the metrics reach up to; metrics after it are dropped. None: start anew."""
+    def rewind(self, digest: str, *, once: bool = False) -> Start | None:
+        """The newest whole checkpoint that the metrics reach up to; metrics after it are dropped. None: start anew.
+
+        A checkpoint brings the row of its own round, which may have been lost with the process. With `once`, what is on
+        record may not be done again: a run that would have to is refused.
+        """
         rows = self.rows()
-        start = next((s for s in self._readable(digest) if s.round <= len(rows)), None)
-        kept = rows[: start.round] if start else []
+        start, kept = self._last_good(digest, rows)
+        if once and len(rows) > len(kept):
+            raise RunDirError(
+                f"{self.path} has rounds up to {len(rows)} on record, but no whole checkpoint of that round. Its noise "
+                "came from the system's entropy: done again, the round would be published twice. Start a new run"
+            )
         write_atomically(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept).encode())
         return start
 
     def newest(self, digest: str) -> Start | None:
         """The newest whole checkpoint of the plan with this digest; None if there is none."""
-        return next(self._readable(digest), None)
+        return next((start for start, _ in self._readable(digest)), None)
 
-    def _readable(self, digest: str) -> Iterator[Start]:
+    def _last_good(self, digest: str, rows: list[dict[str, Any]]) -> tuple[Start | None, list[dict[str, Any]]]:
+        for start, row in self._readable(digest):
+            kept = rows[: start.round]
+            if row and len(kept) == start.round - 1:
+                kept = [*kept, row]
+            if len(kept) == start.round:
+                return start, kept
+        return None, []
+
+    def _readable(self, digest: str) -> Iterator[tuple[Start, dict[str, Any] | None]]:
         for path in sorted(self._checkpoints.glob("round-*.safetensors"), reverse=True):
             try:
-                yield Start(*load_state(path, digest))
+                round, state, row = load_state(path, digest)
             except RunDirError:
                 continue
+            yield Start(round, state), row
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())

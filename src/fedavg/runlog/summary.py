@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from fedavg.plan import Plan
+from fedavg.privacy.ledger import budget_spent
 from fedavg.runlog.curves import rounds_to_target
 
 
@@ -31,9 +32,11 @@ class Summary:
     plan: str
     model_sha256: str
     run_dir: str | None
+    #: The last entry of the ledger of a private run: epsilon, delta, and what they are a statement about.
+    privacy: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "privacy" or value}
 
 
 def curve(rows: Sequence[dict[str, Any]], metric: str = "accuracy", on: str = "test") -> tuple[list[int], list[float]]:
@@ -47,6 +50,8 @@ def status_of(plan: Plan, rows: Sequence[dict[str, Any]], ended: bool = False) -
     _, accuracy = curve(rows)
     if plan.target and accuracy and max(accuracy) >= plan.target:
         return "target reached"
+    if rows and budget_spent(plan.dp_epsilon, rows[-1].get("ledger")):
+        return "budget spent"
     return "finished" if ended or len(rows) >= plan.rounds else "stopped"
 
 
@@ -81,4 +86,5 @@ def summarise(
         plan=plan.digest,
         model_sha256=sha256,
         run_dir=run_dir,
+        privacy=rows[-1].get("ledger") if rows else None,
     )

@@ -2,10 +2,16 @@
 
 from fedavg.specs import parse_spec
 from fedavg.stages.clip import Clip
+from fedavg.stages.localdp import LocalDP
+from fedavg.stages.noise import Noise
 from fedavg.stages.stage import Stage
+from fedavg.stages.weigh import Weigh
 
 STAGES: dict[str, type[Stage]] = {
     "clip": Clip,
+    "weigh": Weigh,
+    "noise": Noise,
+    "localdp": LocalDP,
 }
 
 

@@ -1,10 +1,14 @@
 """`Stage`: a step around the sum. On the client it changes the update before it is sent, on the server the sum."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedavg.types import State, Sum, Update, Work
+
+if TYPE_CHECKING:
+    from fedavg.setup import Setup
 
 
 class Stage:
@@ -13,11 +17,23 @@ class Stage:
     A stage that adapts keeps its numbers in the server's state, and tells clients the round's through `settings`.
     """
 
-    #: What this stage adds to the metrics of an update.
-    metrics: tuple[str, ...] = ()
+    #: How many numbers the stage appends to every update. It takes them off the sum again.
+    appends: int = 0
+    #: True if what leaves the client may exceed the bounds that earlier stages gave it.
+    exceeds_bounds: bool = False
+    #: True if the metrics of a client do not leave it: they are not noised.
+    hides_metrics: bool = False
+
+    def bind(self, setup: "Setup") -> "Stage":
+        """This stage with what it needs to know of the rest: the model's layout, the cohort, other stages."""
+        return self
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         """What leaves the client."""
+        return update
+
+    def on_arrival(self, update: Update, work: Work) -> Update:
+        """What is added to the sum: a bound is kept here too, for a codec may lengthen and a client may lie."""
         return update
 
     def on_sum(self, total: Sum, work: Work, rng: np.random.Generator) -> Sum:

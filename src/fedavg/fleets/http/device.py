@@ -59,20 +59,20 @@ HELD_S: Final = 25.0
 
 
 class DeviceData(FederatedData):
-    """The examples of this device, under its number; nobody else's."""
+    """The examples of this device. Of the others it knows only how many there are, if the plan says so."""
 
-    def __init__(self, k: int, examples: Examples) -> None:
+    def __init__(self, k: int, examples: Examples, population: int | None) -> None:
         self.name = "this device"
         self._k, self._examples = k, examples
+        self._population = max(population or 0, k + 1)
 
     @property
     def sizes(self) -> np.ndarray:
-        sizes = np.zeros(self._k + 1, np.int64)
+        sizes = np.ones(self._population, np.int64)
         sizes[self._k] = len(self._examples)
         return sizes
 
     def client(self, k: int) -> Examples:
-        assert k == self._k
         return self._examples
 
     @property
@@ -198,7 +198,9 @@ class Device:
                 f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
             )
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
-        return resolve(make_plan({**values, **own, "data": DeviceData(self._k, self._examples), "device": "cpu"}))
+        return resolve(
+            make_plan({**values, **own, "data": DeviceData(self._k, self._examples, sent.clients), "device": "cpu"})
+        )
 
     # Rounds
 
@@ -256,7 +258,7 @@ class Device:
             attempt=offer.attempt,
             model=offer.model,
             codec=self._setup.codec.name,
-            numbers=len(self._trainer.weights) * self._setup.algorithm.vectors_up,
+            numbers=self._setup.update_size(len(self._trainer.weights)),
             weight=message.weight,
             metrics=message.metrics,
         )

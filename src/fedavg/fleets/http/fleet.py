@@ -163,7 +163,12 @@ class HttpFleet(Fleet):
         deadline = monotonic() + self._rules.deadline_s
         round = Round(work.round, self._attempt, models[0], invited, goal, self._rules.minimum(goal), deadline)
         groups = [
-            Group(frozenset(part.cohort), self._offer(work, model, part, len(invited)), self._expected(work, model))
+            Group(
+                frozenset(part.cohort),
+                self._offer(work, model, part, len(invited)),
+                self._expected(work, model),
+                lambda vector, weight: self._setup.arrived(vector, weight, work),
+            )
             for part, model in zip(parts, models, strict=True)
         ]
         bytes_down = sum(4 * len(part.shared) * len(part.cohort) for part in parts)
@@ -192,7 +197,7 @@ class HttpFleet(Fleet):
             attempt=self._attempt,
             model=model,
             codec=self._setup.codec,
-            numbers=self._size * self._setup.algorithm.vectors_up,
+            numbers=self._setup.update_size(self._size),
             max_weight=self._hub.guards.max_weight,
             max_norm=self._hub.guards.max_norm,
             metrics=self._setup.metrics,

@@ -23,9 +23,9 @@ from fedavg.errors import Diverged
 from fedavg.fleets.http.messages import DoneAnswer, Holding, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
 from fedavg.fleets.http.rounds import Phase, Round, Verdict
 from fedavg.fleets.http.store import ClientRow
-from fedavg.fleets.http.wire import Decoded, Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
+from fedavg.fleets.http.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
 from fedavg.sums import ExactSum, to_float
-from fedavg.types import Examples, FederatedData
+from fedavg.types import Examples, FederatedData, Update
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.secure import SecureRound
@@ -55,6 +55,8 @@ class Group:
     clients: frozenset[int]
     offer: WorkOffer
     expected: Expected
+    #: From a checked vector and its weight to the update that counts.
+    arrived: Callable[[Tensor, float], Update]
 
 
 class Collected:
@@ -370,14 +372,15 @@ class Hub:
         if collected is None:
             return Verdict.NOT_INVITED
         decoded = decode_update(frame, self._bounded(collected.group.expected, source))  # long: outside of the lock
+        update = collected.group.arrived(decoded.vector, decoded.weight)
         with self._changed:
             verdict = self.judge(source, round, attempt)
             if verdict is Verdict.ACCEPTED:
                 assert self._round
                 if collected not in self._collected or self._secure:
                     return Verdict.WRONG_ROUND
-                _add(collected.sum, decoded)
-                collected.received.append(Received(decoded.weight, decoded.metrics, len(frame)))
+                _add(collected.sum, update)
+                collected.received.append(Received(update.weight, decoded.metrics, len(frame)))
                 self._round.accept(source)
                 self.accepted += 1
                 if self._round.phase is not Phase.COLLECTING:
@@ -427,7 +430,7 @@ class Hub:
             }  # fmt: skip
 
 
-def _add(total: ExactSum, update: Decoded) -> None:
+def _add(total: ExactSum, update: Update) -> None:
     try:
         total.add(update.vector, update.weight)
     except Diverged as error:

@@ -92,8 +92,7 @@ class MaskedRounds:
 
     def _terms(self, offer: WorkOffer) -> "Terms":
         assert self._setup.secagg
-        algorithm = self._setup.algorithm
-        numbers = offer.numbers // algorithm.vectors_down * algorithm.vectors_up
+        numbers = self._setup.update_size(offer.numbers // self._setup.algorithm.vectors_down)
         session = bytes.fromhex(offer.session or "")
         return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, self._setup.metrics)
 

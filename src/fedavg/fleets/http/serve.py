@@ -86,6 +86,8 @@ def serve(
             "trying out). Without it only loopback addresses are served"
         )
     local = resolve(plan)
+    if local.budget and plan.clients is None:
+        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
     if local.secagg:
         local.secagg.check(options.rules.invited(local.cohort_size))
     options.directory.mkdir(parents=True, exist_ok=True)
@@ -111,6 +113,8 @@ def serve(
 def _check_plan(plan: Plan) -> None:
     if not isinstance(plan.task, str) or not isinstance(plan.data, str):
         raise PlanError("a served plan names its task and data; got Python objects, which clients can not have")
+    if plan.sampling == "poisson":
+        raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
     if plan.downlink != "float32":
         raise PlanError(f"downlink: got '{plan.downlink}'; devices fetch whole models: expected 'float32'")
     if plan.eval_train:
@@ -215,7 +219,7 @@ def _commit(event: Round, fleet: HttpFleet, hub: Hub, store: Store) -> None:
 
     def write() -> None:
         if store.last_round() < event.round:  # a connection may be lost after the commit and before its answer
-            store.commit_round(event.round, fleet.attempt, blob, digest, event_row(event), counted)
+            store.commit_round(event.round, fleet.attempt, blob, digest, event_row(event), counted, event.ledger)
 
     fleet.retried(write)
     hub.committed(event.round)

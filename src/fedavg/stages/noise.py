@@ -1,0 +1,103 @@
+"""Gaussian noise on the sum, z times what one client can change it by: with `clip` and `weigh` this is DP-FedAvg.
+
+    noise:1.1                       the server adds it to the sum that it has seen
+    noise:1.1:where=clients         each client adds its share, so that nobody sees a sum without noise
+    noise:1.1:where=clients:dropout=0.2   the shares are large enough if a fifth of the clients is lost
+    noise:1.1:bits=16               all in multiples of 2^-16: discrete Gaussian noise, exact in a ring of integers
+
+Where more clients are lost than the shares were made for, the server adds what is missing: the published model has the
+full noise always, but against the server itself the sum had less. With `bits`, clients round to the grid, which can
+lengthen an update of P numbers by half a step times √P: the noise covers that too. A sum of discrete Gaussians is
+not quite one, but closer than can be told at a standard deviation of a few steps (Kairouz et al. 2021).
+"""
+
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg.errors import Diverged, PlanError
+from fedavg.privacy.discrete import discrete_gaussian
+from fedavg.specs import bound
+from fedavg.stages.clip import Clip
+from fedavg.stages.stage import Stage
+from fedavg.types import Sum, Update, Work
+
+if TYPE_CHECKING:
+    from fedavg.setup import Setup
+
+#: The largest whole number up to which float32 has every one.
+_WHOLE: Final = 2**24
+
+
+@dataclass(frozen=True)
+class Noise(Stage):
+    hides_metrics = True
+    multiplier: float
+    where: str = "server"
+    dropout: float = 0.0
+    bits: int = 0
+    clip: Clip | None = bound(None)
+    cohort: int = bound(0)
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.multiplier) and self.multiplier > 0):
+            raise PlanError(f"noise: the multiplier is {self.multiplier}; expected a number above 0, as in 'noise:1.1'")
+        if self.where not in ("server", "clients"):
+            raise PlanError(f"noise: where is '{self.where}'; expected 'server' or 'clients'")
+        if not 0 <= self.dropout < 1 or not 0 <= self.bits <= 22:
+            raise PlanError("noise: expected dropout from 0 to below 1, and bits from 0 (continuous noise) to 22")
+
+    @property
+    def exceeds_bounds(self) -> bool:  # type: ignore[override]
+        return self.where == "clients" or self.bits > 0
+
+    def bind(self, setup: "Setup") -> "Noise":
+        """Finds the bound on what a client can change; there is one, or the plan is refused."""
+        clips = [stage.bind(setup) for stage in setup.stages if isinstance(stage, Clip)]
+        return replace(self, clip=clips[-1], cohort=setup.cohort_size) if clips else self
+
+    def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
+        """Metrics of a client are not noised, so under differential privacy they do not leave it."""
+        vector = self._on_grid(update.vector)
+        if self.where == "clients":
+            share = self._std(work, len(vector)) / self._shares**0.5
+            # The sum adds weight times vector: the noise must come out of that at its full size.
+            vector = vector + (self._draw(share, len(vector), rng) / update.weight).float()
+        return replace(update, vector=vector, metrics={})
+
+    def on_sum(self, total: Sum, work: Work, rng: np.random.Generator) -> Sum:
+        present = min(total.count / self._shares, 1.0) if self.where == "clients" else 0.0
+        if present == 1.0:
+            return total
+        std = self._std(work, len(total.vector)) * (1 - present) ** 0.5
+        return replace(total, vector=total.vector + self._draw(std, len(total.vector), rng))
+
+    @property
+    def _shares(self) -> float:
+        """How many clients' shares make up the whole noise."""
+        return max(self.cohort * (1 - self.dropout), 1.0)
+
+    def _std(self, work: Work, size: int) -> float:
+        """The standard deviation on the sum."""
+        assert self.clip, "a plan with noise and no clip is refused"
+        rounding = 2.0**-self.bits * size**0.5 / 2 if self.bits else 0.0
+        return self.multiplier * (self.clip.sensitivity(work) + rounding)
+
+    def _draw(self, std: float, size: int, rng: np.random.Generator) -> Tensor:
+        if not self.bits:
+            return torch.from_numpy(rng.standard_normal(size)).mul_(std)
+        step = 2.0**-self.bits
+        return torch.from_numpy(discrete_gaussian(std / step, size, rng)).double().mul_(step)
+
+    def _on_grid(self, vector: Tensor) -> Tensor:
+        """Multiples of 2^-bits, all of which float32 and the sum hold exactly."""
+        if not self.bits:
+            return vector
+        units = torch.round(vector.double() * 2.0**self.bits)
+        if float(units.abs().max()) >= _WHOLE / 2:
+            raise Diverged(f"noise: a number of an update has more than 24 bits at bits={self.bits}; use fewer bits")
+        return (units * 2.0**-self.bits).float()

@@ -1,0 +1,55 @@
+"""How much a client counts, so that no client can count for more than 1, over a denominator that is fixed.
+
+    weigh:equal        every client 1
+    weigh:cap=100      min(n_k / 100, 1)
+
+The sum is divided by what the cohort's weights are on average, q W with W the weights of all clients together, and not
+by what they happen to be: then one client changes the mean by at most S/(q W) (McMahan et al. 2018, the first of their
+two estimators). W is taken as public.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedavg.errors import PlanError
+from fedavg.specs import bound
+from fedavg.stages.stage import Stage
+from fedavg.types import Sum, Update, Work
+
+if TYPE_CHECKING:
+    from fedavg.setup import Setup
+
+
+@dataclass(frozen=True)
+class Weigh(Stage):
+    cap: str = "equal"
+    #: W, where the server does not know the sizes of its clients [computed from them].
+    total: float = 0.0
+    denominator: float = bound(0.0)
+
+    def __post_init__(self) -> None:
+        try:
+            good = self.cap == "equal" or 0 < float(self.cap) < float("inf")
+        except ValueError:
+            good = False
+        if not good or not 0 <= self.total < float("inf"):
+            raise PlanError(f"weigh: got '{self.cap}'; expected 'weigh:equal', or 'weigh:cap=100' for min(n_k/100, 1)")
+
+    def bind(self, setup: "Setup") -> "Weigh":
+        clients = len(setup.eligible)
+        everyone = self.total or sum(self._weight(float(n)) for n in setup.data.sizes[setup.eligible])
+        return replace(self, denominator=everyone * setup.cohort_size / clients)
+
+    def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
+        return replace(update, weight=self._weight(update.weight))
+
+    def on_arrival(self, update: Update, work: Work) -> Update:
+        return update if 0 <= update.weight <= 1 else replace(update, weight=min(max(update.weight, 0.0), 1.0))
+
+    def on_sum(self, total: Sum, work: Work, rng: np.random.Generator) -> Sum:
+        return replace(total, weight=self.denominator)
+
+    def _weight(self, n: float) -> float:
+        return 1.0 if self.cap == "equal" else min(n / float(self.cap), 1.0)

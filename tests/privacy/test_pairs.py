@@ -1,0 +1,74 @@
+"""The table of what works together: plans are refused by it, and the docs show it."""
+
+from pathlib import Path
+
+import pytest
+
+from fedavg import train
+from fedavg.errors import PlanError
+from fedavg.privacy.pairs import PAIRS, table
+from fedavg.setup import resolve
+from toys import toy_plan
+
+PRIVATE = ("clip:0.5", "weigh:equal", "noise:1.0")
+
+#: A plan for each pair that is refused.
+REFUSED = {
+    ("noise", "no clip before it"): {"stages": ("weigh:equal", "noise:1.0")},
+    ("noise or localdp", "weights n_k"): {"stages": ("clip:0.5", "noise:1.0")},
+    ("noise or localdp", "another stage after it"): {"stages": ("clip:1", "weigh:equal", "noise:1", "weigh:equal")},
+    ("noise", "localdp"): {"stages": ("clip:1", "weigh:equal", "noise:1", "localdp:1:1")},
+    ("clip with a quantile", "localdp"): {"stages": ("clip:1:quantile=0.5", "weigh:equal", "localdp:1:1")},
+    ("clip", "another clip"): {"stages": ("clip:1", "clip:2")},
+    ("noise where=clients, or with bits", "a codec that is not additive"): {
+        "stages": ("clip:1", "weigh:equal", "noise:1:where=clients"),
+        "codec": "float16",
+    },
+    ("noise with bits", "weigh:cap"): {"stages": ("clip:1", "weigh:cap=9", "noise:1:bits=9")},
+    ("noise or localdp", "algorithm sgd"): {"stages": PRIVATE, "algorithm": "sgd", "E": 1},
+    ("noise or localdp", "eval_train"): {"stages": PRIVATE, "eval_train": True},
+}
+#: No codec in the registry has error feedback yet.
+NO_CODEC_FOR = ("noise or localdp", "a codec with error feedback")
+
+
+def test_every_refusal_has_a_plan_here():
+    assert {(p.first, p.second) for p in PAIRS if p.refused} == {*REFUSED, NO_CODEC_FOR}
+
+
+@pytest.mark.parametrize("pair", [p for p in PAIRS if p.refused], ids=lambda p: f"{p.first}/{p.second}")
+def test_it_is_refused_at_load_time_with_the_reason(pair):
+    plan = REFUSED.get((pair.first, pair.second))
+    if plan is None:
+        assert (pair.first, pair.second) == NO_CODEC_FOR
+        setup = resolve(toy_plan(stages=PRIVATE))
+        object.__setattr__(setup, "codec", type("Feedback", (type(setup.codec),), {"keeps_residual": True})())
+        assert pair.refused(setup)
+        return
+    with pytest.raises(PlanError) as caught:
+        resolve(toy_plan(**plan))
+    assert f"{pair.first} with {pair.second}: {pair.why}" in str(caught.value)
+
+
+WORKING = [
+    {"stages": ("clip:0.5", "weigh:equal", "noise:1.0")},
+    {"stages": ("clip:0.5:per=layer", "weigh:cap=10", "noise:1.0")},
+    {"stages": ("clip:0.5:quantile=0.5", "weigh:equal", "noise:1.0"), "codec": "float16"},
+    {"stages": ("clip:0.5", "weigh:equal", "noise:1.0:where=clients"), "sampling": "poisson"},
+    {"stages": ("clip:0.5", "weigh:equal", "noise:1.0:bits=12:where=clients")},
+    {"stages": ("weigh:equal", "localdp:9:1")},
+    {"stages": PRIVATE, "algorithm": "fedsgd", "E": 1, "B": "inf"},
+    {"stages": PRIVATE, "algorithm": "oneshot", "rounds": 1},
+]
+
+
+@pytest.mark.parametrize("plan", WORKING, ids=lambda plan: ",".join(map(str, plan["stages"])))
+def test_it_works(plan):
+    *_, last = train(toy_plan(**{"rounds": 2, **plan}))
+    assert last.epsilon > 0
+    assert last.train_loss is None
+
+
+def test_the_docs_show_the_table():
+    text = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
+    assert table() in text, "put the output of fedavg.privacy.pairs.table() into docs/privacy.md"
