@@ -12,6 +12,7 @@ from fedavg import LocalFleet, Round, Task, train
 from fedavg.errors import FleetError, TaskError
 from fedavg.fleets.fleet import join
 from fedavg.setup import resolve
+from fedavg.types import Part
 from toys import TOY, toy_data, toy_plan
 
 
@@ -88,7 +89,10 @@ def test_a_round_may_have_several_cohorts(workers):
     work = setup.plan.work(1)
     with closing(LocalFleet(setup, workers)) as fleet:
         weights = fleet.start()
-        one, other, whole = (fleet.train(cohort, work, weights) for cohort in ([0, 1], [3, 4, 5], [0, 1, 3, 4, 5]))
+        one, other, whole = (
+            fleet.train(work, lambda _, chosen=chosen: [Part(chosen, weights)])
+            for chosen in ([0, 1], [3, 4, 5], [0, 1, 3, 4, 5])
+        )
     both = join([one, other], [1.0, 1.0])
     assert torch.equal(both.total.vector, whole.total.vector)
     assert (both.total.weight, both.total.count) == (whole.total.weight, whole.total.count)
