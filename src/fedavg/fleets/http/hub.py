@@ -1,7 +1,8 @@
 """What the request handlers and the server loop share: who is there, the round under way, the sum so far.
 
-One lock guards it all. Handlers run in the event loop and in its threads; the server loop runs in the main thread. An
-update is decoded, added to the sum and forgotten: only the sum, the weight and the metrics are kept, and nothing of it
+One lock guards it all, and is never held for long: the event loop waits for it. A second one is for whoever adds to the
+sum or closes the round, so that a closed round's sum is whole. Handlers run in the event loop and in its threads; the
+server loop runs in the main thread. An update is decoded, added to the sum and forgotten: only the sum, the weight and the metrics are kept, and nothing of it
 reaches the disk. After a crash the sum is gone, and the clients, who keep their updates until the round is committed,
 are asked again.
 """
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from threading import Condition
+from threading import Condition, Lock
 from time import monotonic
 from typing import Final
 
@@ -59,6 +60,8 @@ class Hub:
     def __init__(self, guards: Guards) -> None:
         self.guards = guards
         self._changed = Condition()
+        #: Taken before `_changed` by whoever may end the collecting, and kept while an update is added.
+        self._adding = Lock()
         self._clients: dict[int, ClientRow] = {}
         self._by_key: dict[bytes, int] = {}
         self._seen: dict[int, float] = {}
@@ -170,12 +173,14 @@ class Hub:
 
     def collect(self) -> Phase:
         """Wait until the round under way is full, over or abandoned, or the server is to stop."""
-        with self._changed:
-            assert self._round
-            while self._round.phase is Phase.COLLECTING and not self._stopping:
-                self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
+        assert self._round
+        while True:
+            with self._adding, self._changed:
                 self._round.tick(monotonic())
-            return self._round.phase
+            with self._changed:
+                if self._round.phase is not Phase.COLLECTING or self._stopping:
+                    return self._round.phase
+                self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
 
     def abandoned_because(self) -> str:
         with self._changed:
@@ -277,20 +282,25 @@ class Hub:
         """Check an update and add it to the sum, once; UpdateRefused if it is not what was asked for."""
         with self._changed:
             expected = self._expected
-        decoded = decode_update(frame, expected)  # the long part, outside of the lock
-        with self._changed:
+        decoded = decode_update(frame, expected)
+        with self._adding:
             verdict = self.judge(source, round, attempt)
-            if verdict is Verdict.ACCEPTED:
-                assert self._round
-                if self._expected is not expected:
-                    return Verdict.WRONG_ROUND
-                self._add_to_sum(Update(decoded.vector, decoded.weight))
-                self._received.append(Received(decoded.weight, decoded.metrics, len(frame)))
-                self._round.accept(source)
-                self.accepted += 1
-                if self._round.phase is not Phase.COLLECTING:
-                    self._changed.notify_all()
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
+            if self._expected is not expected:
+                return Verdict.WRONG_ROUND
+            self._add_to_sum(Update(decoded.vector, decoded.weight))
+            with self._changed:
+                self._accept(source, Received(decoded.weight, decoded.metrics, len(frame)))
             return verdict
+
+    def _accept(self, source: Hashable, received: Received) -> None:
+        assert self._round
+        self._received.append(received)
+        self._round.accept(source)
+        self.accepted += 1
+        if self._round.phase is not Phase.COLLECTING:
+            self._changed.notify_all()
 
     def _add_to_sum(self, update: Update) -> None:
         try:
@@ -300,7 +310,7 @@ class Hub:
 
     def fail(self, k: int, round: int, attempt: int) -> bool:
         """A client will not send its update; false if it was not asked for one."""
-        with self._changed:
+        with self._adding, self._changed:
             current = self._round
             if not current or (current.round, current.attempt) != (round, attempt) or k not in current.invited:
                 return False
@@ -343,8 +353,8 @@ class RemoteData(FederatedData):
     """The clients that are there now. Their examples are theirs: only n_k is known, and the server's own test set."""
 
     def __init__(self, hub: Hub, test: FederatedData, clients: int | None) -> None:
-        self.name = test.name
-        self._hub, self._test, self._clients = hub, test, clients
+        self.name, self._fingerprint, self._test = test.name, test.fingerprint, test.test
+        self._hub, self._clients = hub, clients
 
     @property
     def sizes(self) -> np.ndarray:
@@ -356,8 +366,8 @@ class RemoteData(FederatedData):
 
     @property
     def test(self) -> Examples:
-        return self._test.test
+        return self._test
 
     @property
     def fingerprint(self) -> str:
-        return self._test.fingerprint
+        return self._fingerprint

@@ -84,7 +84,6 @@ def serve(
             f"plain HTTP on {options.listen.host}: expected TLS (--cert and --key; 'fedavg certs' makes them for "
             "trying out). Without it only loopback addresses are served"
         )
-    local = resolve(plan)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
@@ -92,7 +91,7 @@ def serve(
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub = Hub(options.guards)
         hub.know(store.clients())
-        setup = replace(local, data=RemoteData(hub, local.data, plan.clients))
+        setup = _without_training_data(resolve(plan), hub)
         fleet = HttpFleet(setup, hub, store, options.rules, _minimum(setup, options))
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
@@ -103,6 +102,11 @@ def serve(
         result = _follow(setup, fleet, hub, store, options.directory, watch)
         _say_goodbye(hub, result, options.linger_s)
         return result
+
+
+def _without_training_data(local: Setup, hub: Hub) -> Setup:
+    """The plan's own training data, if any, is let go of: clients hold theirs."""
+    return replace(local, data=RemoteData(hub, local.data, local.plan.clients))
 
 
 def _check_plan(plan: Plan) -> None:
