@@ -2,9 +2,9 @@
 
 One lock guards it all, and is never held for long: the event loop waits for it. A second one is for whoever adds to the
 sum or closes the round, so that a closed round's sum is whole. Handlers run in the event loop and in its threads; the
-server loop runs in the main thread. An update is decoded, added to the sum and forgotten: only the sum, the weight and the metrics are kept, and nothing of it
-reaches the disk. After a crash the sum is gone, and the clients, who keep their updates until the round is committed,
-are asked again.
+server loop runs in the main thread. An update is decoded, added to the sum and forgotten: only the sum, the weight and
+the metrics are kept, and nothing of it reaches the disk. After a crash the sum is gone, and the clients, who keep their
+updates until the round is committed, are asked again.
 """
 
 import secrets

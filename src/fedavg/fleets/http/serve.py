@@ -4,6 +4,7 @@ Everything that must last is in the database when a round is committed; a server
 from there with the round that was under way.
 """
 
+import gc
 import json
 import logging
 import signal
@@ -97,6 +98,8 @@ def serve(
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
         port = stack.enter_context(_listening(app, hub, store, options))
+        gc.collect()
+        gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
         if ready:
             ready(port)
         result = _follow(setup, fleet, hub, store, options.directory, watch)
