@@ -1,13 +1,12 @@
 """What one `fedavg serve` carries: updates a second, held polls, slow connections; on loopback, with light clients.
 
 usage: python benchmarks/fleet_load.py updates [--clients 2000] [--cohort 500] [--rounds 6] [--tls]
-       python benchmarks/fleet_load.py held [--clients 10000]
+       python benchmarks/fleet_load.py held [--polls 10000] [--clients 1000]
        python benchmarks/fleet_load.py loris [--connections 1000]
-       python benchmarks/fleet_load.py all [--repeats 3] [--out docs]
 
 The server is a process of its own, and so is the one that measures how long an honest client waits; the light clients
-share a third. `all` runs every scenario `--repeats` times and writes docs/results/fleet_load.json and
-docs/fleet-load.md. One machine carries both sides: the clients take from the server what they use of the cores.
+share a third. Each run is added to docs/results/fleet_load.json, from which the tables of docs/fleet-load.md are made,
+or, with --json, only printed. One machine carries both sides: the clients take from the server what they use of the cores.
 """
 
 import argparse
@@ -23,6 +22,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -39,6 +39,8 @@ P = 199_210
 #: Clients that come from one address: the server lets an address enrol no more at once.
 PER_ADDRESS = 400
 HELD_S = 25.0
+#: What follows in the page is not made from the record, and stays.
+BY_HAND = "## What bounds it\n"
 SAMPLE_S = 0.25
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -367,7 +369,8 @@ async def held(polls: int, clients: int, seconds: float = 15.0, tls: bool = Fals
         enrolled_rss = server.process.rss_mb()
         probing = await asyncio.to_thread(Probe, server, tls)
         lot += [client.on_another_connection() for client in lot for _ in range(polls // clients - 1)]
-        waiting = [asyncio.create_task(client.poll(poll_body(60.0))) for client in lot]
+        turns = asyncio.Semaphore(64)
+        waiting = [asyncio.create_task(_poll_when_connected(client, turns)) for client in lot]
         await until_held(lot[0], polls)
         began = perf_counter()
         async with Watch(server.process) as watch:
@@ -388,6 +391,15 @@ async def held(polls: int, clients: int, seconds: float = 15.0, tls: bool = Fals
         "ping": between(took["ping"], began, ended),
         "cores": cores(load),
     }
+
+
+async def _poll_when_connected(client: LightClient, turns: asyncio.Semaphore) -> object:
+    """Connect a few at a time: a connection that says nothing for seconds is cut."""
+    async with turns:
+        await client.connect()
+        poll = asyncio.create_task(client.poll(poll_body(60.0)))
+        await asyncio.sleep(0.01)
+    return await poll
 
 
 async def held_polls(client: LightClient) -> int:
@@ -473,6 +485,114 @@ def run(scenario: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     return {**loop_run(scenario), "load_average": [round(before, 1), round(os.getloadavg()[0], 1)]}
 
 
+def report(record: dict[str, Any]) -> str:
+    """The record as a page; the figures are medians over its runs."""
+    runs = record["runs"]
+    lines = [
+        "# What one server carries",
+        "",
+        "Made by `python benchmarks/fleet_load.py` from [fleet_load.json](results/fleet_load.json) on "
+        f"{record['date']}: {record['machine']}. Server, light clients and the honest client that is timed are three "
+        "processes on this one machine, over loopback, and other work ran beside them: the load average (processes "
+        "that want a core) is in the last column. Figures are medians over the runs, times are of whole requests.",
+        "",
+    ]
+    if runs.get("updates"):
+        lines += [
+            "## Updates of the 2NN (0.8 MB each) into a round",
+            "",
+            "| clients | cohort | TLS | runs | updates/s while collecting | server, ms of processor an update "
+            "| cores: server, clients | poll p50, p99, ms | memory, MB: start, most | load |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+            *(_updates_row(same) for same in _alike(runs["updates"], "clients", "cohort", "tls")),
+            "",
+        ]
+    if runs.get("held"):
+        lines += [
+            "## Polls that are held open",
+            "",
+            "| held | runs | memory, MB: start, most | kB a poll | ping p50, p99, ms | poll p50, p99, ms | held after | load |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_held_row(same) for same in _alike(runs["held"], "polls", "tls")),
+            "",
+        ]
+    if runs.get("loris"):
+        lines += [
+            "## Slow connections",
+            "",
+            "| connections | runs | slow heads cut after, s | slow bodies cut after, s | honest poll p99, ms: before, "
+            "slow heads, slow bodies | load |",
+            "|---|---|---|---|---|---|",
+            *(_loris_row(same) for same in _alike(runs["loris"], "connections", "tls")),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _alike(runs: list[dict[str, Any]], *names: str) -> list[list[dict[str, Any]]]:
+    """Runs of the same settings together."""
+    groups: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for one in runs:
+        groups.setdefault(tuple(one[name] for name in names), []).append(one)
+    return list(groups.values())
+
+
+def _middle(runs: list[dict[str, Any]], *path: str) -> str:
+    """The median of a figure over runs."""
+    values = []
+    for one in runs:
+        value: Any = one
+        for name in path:
+            value = value[name]
+        values.append(float(value))
+    return f"{median(values):.3g}" if median(values) < 1000 else f"{median(values):,.0f}"
+
+
+def _load(runs: list[dict[str, Any]]) -> str:
+    return " to ".join(f"{edge(one['load_average'][1] for one in runs):.0f}" for edge in (min, max))
+
+
+def _updates_row(runs: list[dict[str, Any]]) -> str:
+    one = runs[0]
+    return (
+        f"| {one['clients']:,} | {one['cohort']:,} | {'yes' if one['tls'] else 'no'} | {len(runs)} "
+        f"| {_middle(runs, 'updates_per_s')} | {_middle(runs, 'server_ms_per_update')} "
+        f"| {_middle(runs, 'cores', 'server')}, {_middle(runs, 'cores', 'clients')} "
+        f"| {_middle(runs, 'poll', 'p50_ms')}, {_middle(runs, 'poll', 'p99_ms')} "
+        f"| {_middle(runs, 'rss_mb', 'start')}, {_middle(runs, 'rss_mb', 'max')} | {_load(runs)} |"
+    )
+
+
+def _held_row(runs: list[dict[str, Any]]) -> str:
+    each = median(1024 * (one["rss_mb"]["max"] - one["rss_mb"]["start"]) / one["held"] for one in runs)
+    return (
+        f"| {_middle(runs, 'held')} | {len(runs)} | {_middle(runs, 'rss_mb', 'start')}, "
+        f"{_middle(runs, 'rss_mb', 'max')} | {each:.0f} | {_middle(runs, 'ping', 'p50_ms')}, "
+        f"{_middle(runs, 'ping', 'p99_ms')} | {_middle(runs, 'poll', 'p50_ms')}, {_middle(runs, 'poll', 'p99_ms')} "
+        f"| {_middle(runs, 'held_after')} | {_load(runs)} |"
+    )
+
+
+def _loris_row(runs: list[dict[str, Any]]) -> str:
+    p99 = ", ".join(_middle(runs, "poll", when, "p99_ms") for when in ("before", "slow_heads", "slow_bodies"))
+    return (
+        f"| {runs[0]['connections']:,} of each kind | {len(runs)} | {_middle(runs, 'cut_after_s', 'slow_heads')} "
+        f"| {_middle(runs, 'cut_after_s', 'slow_bodies')} | {p99} | {_load(runs)} |"
+    )
+
+
+def keep(scenario: str, result: dict[str, Any], out: Path) -> None:
+    """Add a run to the record, and make the page from it."""
+    path = out / "results" / "fleet_load.json"
+    record = json.loads(path.read_text()) if path.exists() else {"runs": {}}
+    record |= {"date": f"{date.today()}", "machine": machine()}
+    record["runs"].setdefault(scenario, []).append(result)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    page = out / "fleet-load.md"
+    said = page.read_text().partition(BY_HAND)[2] if page.exists() else ""
+    page.write_text(report(record) + BY_HAND + said)
+
+
 def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -480,20 +600,25 @@ def main() -> None:
         loop_run(probe(int(sys.argv[2]), sys.argv[3], sys.argv[4] if len(sys.argv) > 4 else None))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario", choices=["updates", "held", "loris"])
-    parser.add_argument("--clients", type=int)
+    parser.add_argument("--clients", type=int, help="enrolled clients")
     parser.add_argument("--cohort", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--polls", type=int, default=10_000)
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--json", action="store_true", help="only print the result; nothing is written")
+    parser.add_argument("--out", type=Path, default=Path("docs"))
     o = parser.parse_args()
-    if o.scenario == "updates":
-        result = run(updates(o.clients or 2000, o.cohort, o.rounds, o.tls))
-    elif o.scenario == "held":
-        result = run(held(o.polls, o.clients or 1000, tls=o.tls))
-    else:
-        result = run(loris(o.connections, o.tls))
+    result = run(
+        {
+            "updates": lambda: updates(o.clients or 2000, o.cohort, o.rounds, o.tls),
+            "held": lambda: held(o.polls, o.clients or 1000, tls=o.tls),
+            "loris": lambda: loris(o.connections, o.tls),
+        }[o.scenario]()
+    )
     print(json.dumps(result, indent=1))
+    if not o.json:
+        keep(o.scenario, result, o.out)
 
 
 if __name__ == "__main__":

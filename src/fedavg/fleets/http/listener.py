@@ -25,6 +25,7 @@ log = logging.getLogger("fedavg.fleet")
 
 #: Seconds for a handshake, and for the whole head of a request.
 HEAD_S: Final = 5.0
+LAST_LOOK_S: Final = 0.25
 #: Bytes of the request line and all headers.
 HEAD_BYTES: Final = 16 * 1024
 #: Seconds that an idle connection is kept for the next request: longer than devices pause between polls.
@@ -85,7 +86,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._head_is_there()
-        self._timer = self.loop.call_later(HEAD_S, self.transport.abort)
+        self._timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        """A loop that was too busy to read runs its timers first: one more look at what has come, then the end."""
+        self._timer = self.loop.call_later(LAST_LOOK_S, self.transport.abort)
 
     def _head_is_there(self) -> None:
         self._head_bytes = 0
