@@ -57,7 +57,7 @@ TURN_S: Final = 10.0
 WAITING: Final = 512
 #: Held polls that are answered at a time when a round begins, and the seconds between: a whole cohort at once would
 #: keep everyone else waiting, and come back with its updates at once.
-WAKE: Final = 20
+WAKE: Final = 100
 WAKE_S: Final = 0.02
 #: The first pause of a client that has just enrolled.
 POLL_S: Final = 1.0
