@@ -426,6 +426,8 @@ async def loris(connections: int, tls: bool = False) -> dict[str, Any]:
         strangers = [LightClient(server.at) for _ in lot]
         heads = await slowly([b"POST /v1/poll HTTP/1.1\r\nHost: "] * connections, strangers)
         marks.append(perf_counter())
+        for client in lot:
+            client.close()  # it may have been idle for too long
         offers = await asyncio.gather(*(client.poll(poll_body(HELD_S)) for client in lot))
         uploads = [
             client.head("PUT", f"/v1/rounds/{offer['round']}/{offer['attempt']}/update", Body(bytes(4 * P), "0" * 64))

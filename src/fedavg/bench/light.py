@@ -125,6 +125,7 @@ class LightClient:
     def close(self) -> None:
         if self._wire and self._wire.transport:
             self._wire.transport.close()
+        self._wire = None
 
     async def enrol(self) -> dict[str, Any]:
         request = EnrolRequest(
