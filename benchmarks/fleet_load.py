@@ -428,7 +428,8 @@ async def loris(connections: int, tls: bool = False) -> dict[str, Any]:
         marks.append(perf_counter())
         for client in lot:
             client.close()  # it may have been idle for too long
-        offers = await asyncio.gather(*(client.poll(poll_body(HELD_S)) for client in lot))
+        turns = asyncio.Semaphore(64)
+        offers = await asyncio.gather(*(_offered(client, turns) for client in lot))
         uploads = [
             client.head("PUT", f"/v1/rounds/{offer['round']}/{offer['attempt']}/update", Body(bytes(4 * P), "0" * 64))
             for client, offer in zip(lot, offers, strict=True)
@@ -445,6 +446,16 @@ async def loris(connections: int, tls: bool = False) -> dict[str, Any]:
         "poll": {name: between(took["poll"], *ends) for name, ends in stretches.items()},
         "ping": {name: between(took["ping"], *ends) for name, ends in stretches.items()},
     }
+
+
+async def _offered(client: LightClient, turns: asyncio.Semaphore) -> dict[str, Any]:
+    """The offer of work; polls for it, a few clients at a time."""
+    while True:
+        async with turns:
+            answer = await client.poll(poll_body(0))
+        if answer["type"] == "work":
+            return answer
+        await asyncio.sleep(2)
 
 
 async def slowly(heads: list[bytes], clients: list[LightClient]) -> list[float]:
