@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fedavg.fleets.http import keys
-from fedavg.fleets.http.app import BODY_S, MESSAGE_BYTES, FleetApp, Refusal, parse_body, read_body
+from fedavg.fleets.http.app import MESSAGE_BYTES, FleetApp, Refusal, parse_body, read_body
 from fedavg.fleets.http.hub import Hub
 from fedavg.fleets.http.messages import NewToken
 from fedavg.fleets.http.store import Store
@@ -58,7 +58,7 @@ class Admin:
         return JSONResponse({"client": k, "revoked": True})
 
     async def _new_token(self, request: Request) -> Response:
-        message = parse_body(NewToken, await read_body(request, MESSAGE_BYTES, BODY_S))
+        message = parse_body(NewToken, await read_body(request, MESSAGE_BYTES))
         token = keys.new_token()
         await self._app.blocking(
             self._store.add_token, keys.token_hash(token), message.uses, message.label, message.client

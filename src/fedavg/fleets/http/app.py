@@ -7,9 +7,10 @@ answers with a message, or raises a `Refusal` that becomes a 4xx with a machine-
 import asyncio
 import logging
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import Any, Final, TypeVar
 
@@ -46,13 +47,19 @@ log = logging.getLogger("fedavg.fleet")
 
 #: Bytes of a JSON request: none needs more.
 MESSAGE_BYTES: Final = 8 * 1024
-#: Seconds for the body of a JSON request, and the bytes a second that an upload must keep up beyond that.
-BODY_S: Final = 10.0
+#: Seconds of grace for a body, and the bytes a second that it must keep up beyond that.
+BODY_S: Final = 8.0
 SLOWEST_UPLOAD: Final = 64 * 1024
 #: Bytes of uploads that may be in memory at a time.
 UPLOAD_BYTES: Final = 256 * 2**20
-#: Seconds that an upload waits for its turn before it is told to come back.
+#: Seconds that an upload waits for its turn before it is told to come back, and how many may wait: of each, what came
+#: with its head, up to some 300 KB, is in memory already.
 TURN_S: Final = 10.0
+WAITING: Final = 512
+#: Held polls that are answered at a time when a round begins, and the seconds between: a whole cohort at once would
+#: keep everyone else waiting, and come back with its updates at once.
+WAKE: Final = 100
+WAKE_S: Final = 0.02
 #: The status of an update frame that is refused; its reason is a `wire.Reason`.
 UPDATE_REFUSED: Final = 422
 #: The first pause of a client that has just enrolled.
@@ -81,11 +88,12 @@ class FleetApp:
         self._plan, self._hub, self._store = plan, hub, store
         self._plan_toml = plan.to_toml()
         self._guard = keys.ReplayGuard()
-        self._waiting: dict[int, asyncio.Event] = {}
+        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
         self._client_rate = Buckets(rate=20, burst=60)
         self._address_rate = Buckets(rate=50, burst=500)
         self._uploading: set[object] = set()
         self._turns: asyncio.Semaphore | None = None
+        self._waiting_for_turn = 0
         #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="update")
         self.requests: metrics.Requests = metrics.Requests()
@@ -115,17 +123,21 @@ class FleetApp:
 
         def wake(clients: Iterable[int]) -> None:
             with suppress(RuntimeError):  # the loop has ended: nobody waits any more
-                loop.call_soon_threadsafe(self._wake, list(clients))
+                loop.call_soon_threadsafe(self._wake, loop, deque(clients))
 
         self._hub.wake = wake
 
     def close(self) -> None:
         self._workers.shutdown()
 
-    def _wake(self, clients: Iterable[int]) -> None:
-        for k in clients:
-            if k in self._waiting:
-                self._waiting[k].set()
+    def _wake(self, loop: asyncio.AbstractEventLoop, clients: deque[int]) -> None:
+        woken = 0
+        while clients and woken < WAKE:
+            for poll in self._waiting.get(clients.popleft(), ()):
+                _settle(poll)
+                woken += 1
+        if clients:
+            loop.call_later(WAKE_S, self._wake, loop, clients)
 
     def _route(self, method: str, path: str, handler: Handler) -> Route:
         return Route(path, self.guarded(handler), methods=[method])
@@ -151,7 +163,7 @@ class FleetApp:
     async def _enrol(self, request: Request) -> Response:
         address = request.client.host if request.client else ""
         _pace(self._address_rate.wait(address))
-        body = await read_body(request, MESSAGE_BYTES, BODY_S)
+        body = await read_body(request, MESSAGE_BYTES)
         message = parse_body(EnrolRequest, body)
         if message.protocol != PROTOCOL:
             raise Refusal("wrong-protocol", f"got version {message.protocol}; this server speaks {PROTOCOL}")
@@ -189,13 +201,19 @@ class FleetApp:
         return _json(answer or self._hub.wait_answer(held))
 
     async def _woken(self, k: int, seconds: float) -> None:
-        event = self._waiting.setdefault(k, asyncio.Event())
+        """Until there is something for the client, or the time is over. It may have several polls, some from
+        connections that it has lost: each waits for itself. A bare future is what the least memory holds."""
+        loop = asyncio.get_running_loop()
+        poll: asyncio.Future[None] = loop.create_future()
+        waiting = self._waiting.setdefault(k, set())
+        waiting.add(poll)
+        timer = loop.call_later(seconds, _settle, poll)
         try:
-            await asyncio.wait_for(event.wait(), seconds)
-        except TimeoutError:
-            pass
+            await poll
         finally:
-            if self._waiting.get(k) is event:
+            timer.cancel()
+            waiting.discard(poll)
+            if not waiting:
                 del self._waiting[k]
 
     async def _model(self, request: Request) -> Response:
@@ -250,8 +268,8 @@ class FleetApp:
             raise Refusal("upload-under-way", "another upload of this update is under way")
         self._uploading.add(source)
         try:
-            async with _Turn(self._all_turns(limit)):
-                frame = await read_body(request, limit, BODY_S + limit / SLOWEST_UPLOAD)
+            async with self._turn(limit):
+                frame = await read_body(request, limit)
                 return await asyncio.get_running_loop().run_in_executor(
                     self._workers, self._check_and_add, source, round, attempt, frame, fields
                 )
@@ -262,16 +280,31 @@ class FleetApp:
             self._uploading.discard(source)
 
     def _check_and_add(
-        self, source: int | bytes, round: int, attempt: int, frame: bytearray, fields: keys.SignedFields | None
+        self, source: int | bytes, round: int, attempt: int, frame: bytes, fields: keys.SignedFields | None
     ) -> Verdict:
         if fields is not None:
             _check_body(fields, frame)
         return self._hub.add(source, round, attempt, memoryview(frame))
 
-    def _all_turns(self, limit: int) -> asyncio.Semaphore:
+    @asynccontextmanager
+    async def _turn(self, limit: int) -> AsyncIterator[None]:
+        """A turn to be in memory; where too many wait for one, or it does not come in time, it is a 503."""
         if self._turns is None:
             self._turns = asyncio.Semaphore(max(2, UPLOAD_BYTES // max(limit, 1)))
-        return self._turns
+        busy = Refusal("busy", "too many uploads at a time; come back", _later(2))
+        if self._waiting_for_turn >= WAITING:
+            raise busy
+        self._waiting_for_turn += 1
+        try:
+            await asyncio.wait_for(self._turns.acquire(), TURN_S)
+        except TimeoutError:
+            raise busy from None
+        finally:
+            self._waiting_for_turn -= 1
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     async def _session_message(self, request: Request) -> Response:
         """The message of a session of secure aggregation that waits for this client."""
@@ -285,8 +318,8 @@ class FleetApp:
         fields, client = self._authenticated(request)
         _pace(self._client_rate.wait(client.k))
         round, attempt = _round_and_attempt(request)
-        async with _Turn(self._all_turns(limit := self._hub.frame_limit())):
-            body = await read_body(request, limit, BODY_S + limit / SLOWEST_UPLOAD)
+        async with self._turn(limit := self._hub.frame_limit()):
+            body = await read_body(request, limit)
             verdict = await asyncio.get_running_loop().run_in_executor(
                 self._workers, self._check_and_carry, client.k, round, attempt, body, fields
             )
@@ -294,7 +327,7 @@ class FleetApp:
             raise Refusal(verdict, "this message is not wanted now; poll for work")
         return _json(UpdateAnswer(accepted=True, duplicate=False))
 
-    def _check_and_carry(self, k: int, round: int, attempt: int, body: bytearray, fields: keys.SignedFields) -> Verdict:
+    def _check_and_carry(self, k: int, round: int, attempt: int, body: bytes, fields: keys.SignedFields) -> Verdict:
         from fedavg.secagg import SecAggError
 
         _check_body(fields, body)
@@ -329,11 +362,11 @@ class FleetApp:
 
     # Who it is
 
-    async def _signed(self, request: Request) -> tuple[ClientRow, bytearray]:
+    async def _signed(self, request: Request) -> tuple[ClientRow, bytes]:
         """The client and the body of a small signed request."""
         fields, client = self._authenticated(request)
         _pace(self._client_rate.wait(client.k))
-        body = await read_body(request, MESSAGE_BYTES, BODY_S)
+        body = await read_body(request, MESSAGE_BYTES)
         _check_body(fields, body)
         return client, body
 
@@ -348,7 +381,7 @@ class FleetApp:
         self._verify(fields, signature, client.key, client.k)
         return fields, client
 
-    def _check_signature(self, request: Request, key: bytes, counted_as: int | None, body: bytearray) -> None:
+    def _check_signature(self, request: Request, key: bytes, counted_as: int | None, body: bytes) -> None:
         fields, signature = self._signed_fields(request)
         self._verify(fields, signature, key, counted_as)
         _check_body(fields, body)
@@ -378,36 +411,29 @@ class FleetApp:
             raise Refusal("storage", "the server can not write at the moment; come back", _later(5)) from None
 
 
-class _Turn:
-    """A turn to be in memory; one that does not come in time is a 503."""
-
-    def __init__(self, turns: asyncio.Semaphore) -> None:
-        self._turns = turns
-
-    async def __aenter__(self) -> None:
-        try:
-            await asyncio.wait_for(self._turns.acquire(), TURN_S)
-        except TimeoutError:
-            raise Refusal("busy", "too many uploads at a time; come back", _later(2)) from None
-
-    async def __aexit__(self, *_: object) -> None:
-        self._turns.release()
+def _settle(poll: "asyncio.Future[None]") -> None:
+    if not poll.done():
+        poll.set_result(None)
 
 
-async def read_body(request: Request, limit: int, seconds: float) -> bytearray:
-    """The body, of at most `limit` bytes as counted, within so many seconds. Encodings are refused: no bombs."""
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, of at most `limit` bytes as counted, if it comes fast enough. Encodings are refused: no bombs."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Refusal("content-encoding", "content encodings are not taken; send the bytes as they are")
-    body = bytearray()
+    chunks: list[bytes] = []
+    length, began = 0, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(BODY_S) as patience:
             async for chunk in request.stream():
-                if len(body) + len(chunk) > limit:
+                length += len(chunk)
+                if length > limit:
                     raise Refusal("too-large", f"the body has more than {limit} bytes")
-                body += chunk
+                chunks.append(chunk)
+                patience.reschedule(began + BODY_S + length / SLOWEST_UPLOAD)
     except TimeoutError:
-        raise Refusal("too-slow", f"the body was not there within {seconds:.0f} s") from None
-    return body
+        detail = f"{length} bytes came in {BODY_S + length / SLOWEST_UPLOAD:.0f} s; expected more, or the end"
+        raise Refusal("too-slow", detail) from None
+    return b"".join(chunks)
 
 
 def problem(refusal: Refusal, epoch: str | None = None) -> Response:
@@ -426,14 +452,14 @@ def _json(message: object) -> Response:
     return Response(dump(message), media_type="application/json")
 
 
-def parse_body(kind: type[T], body: bytearray) -> T:
+def parse_body(kind: type[T], body: bytes) -> T:
     try:
-        return parse(kind, bytes(body), MAX_MESSAGE)
+        return parse(kind, body, MAX_MESSAGE)
     except MessageRefused as error:
         raise Refusal(error.reason, str(error)) from None
 
 
-def _check_body(fields: keys.SignedFields, body: bytearray) -> None:
+def _check_body(fields: keys.SignedFields, body: bytes) -> None:
     try:
         keys.check_body(fields, sha256(body).hexdigest())
     except keys.SignatureRefused as error:

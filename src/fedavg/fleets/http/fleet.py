@@ -64,6 +64,8 @@ class HttpFleet(Fleet):
         self._attempt = 0
 
     def start(self) -> Tensor:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums and checks are too short to share: threads that wait for each other cost more
         trainer = Trainer(self._setup.task, self._setup.plan.seed)
         initial = trainer.weights.clone()
         self._size = len(initial)
@@ -72,7 +74,8 @@ class HttpFleet(Fleet):
         return initial.clone()
 
     def close(self) -> None:
-        """Nothing of its own: the listener, and the clients that wait there, outlive the last round."""
+        """The listener, and the clients that wait there, outlive the last round."""
+        torch.set_num_threads(self._threads)
 
     def _pick(self, work: Work) -> Sequence[int]:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""

@@ -1,9 +1,10 @@
 """What the request handlers and the server loop share: who is there, the round under way, the sum so far.
 
-One lock guards it all. Handlers run in the event loop and in its threads; the server loop runs in the main thread. An
-update is decoded, added to the sum and forgotten: only the sum, the weight and the metrics are kept, and nothing of it
-reaches the disk. After a crash the sum is gone, and the clients, who keep their updates until the round is committed,
-are asked again.
+One lock guards it all, and is never held for long: the event loop waits for it. A second one is for whoever adds to the
+sum or closes the round, so that a closed round's sum is whole. Handlers run in the event loop and in its threads; the
+server loop runs in the main thread. An update is decoded, added to the sum and forgotten: only the sum, the weight and
+the metrics are kept, and nothing of it reaches the disk. After a crash the sum is gone, and the clients, who keep their
+updates until the round is committed, are asked again.
 """
 
 import secrets
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from threading import Condition
+from threading import Condition, Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -84,6 +85,8 @@ class Hub:
     def __init__(self, guards: Guards) -> None:
         self.guards = guards
         self._changed = Condition()
+        #: Taken before `_changed` by whoever may end the collecting, and kept while an update is added.
+        self._adding = Lock()
         self._clients: dict[int, ClientRow] = {}
         self._by_key: dict[bytes, int] = {}
         self._seen: dict[int, float] = {}
@@ -197,12 +200,14 @@ class Hub:
 
     def collect(self) -> Phase:
         """Wait until the round under way is full, over or abandoned, or the server is to stop."""
-        with self._changed:
-            assert self._round
-            while self._round.phase is Phase.COLLECTING and not self._stopping:
-                self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
+        assert self._round
+        while True:
+            with self._adding, self._changed:
                 self._round.tick(monotonic())
-            return self._round.phase
+            with self._changed:
+                if self._round.phase is not Phase.COLLECTING or self._stopping:
+                    return self._round.phase
+                self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
 
     def aggregate(self) -> "Aggregate | None":
         """Carry the session under way to its end; None if the server is to stop or too many clients have failed."""
@@ -371,21 +376,26 @@ class Hub:
             collected = self._of_client.get(source) if isinstance(source, int) else self._of_token.get(source)
         if collected is None:
             return Verdict.NOT_INVITED
-        decoded = decode_update(frame, self._bounded(collected.group.expected, source))  # long: outside of the lock
+        decoded = decode_update(frame, self._bounded(collected.group.expected, source))
         update = collected.group.arrived(decoded.vector, decoded.weight)
-        with self._changed:
+        with self._adding:
             verdict = self.judge(source, round, attempt)
-            if verdict is Verdict.ACCEPTED:
-                assert self._round
-                if collected not in self._collected or self._secure:
-                    return Verdict.WRONG_ROUND
-                _add(collected.sum, update)
+            if verdict is not Verdict.ACCEPTED:
+                return verdict
+            if collected not in self._collected or self._secure:
+                return Verdict.WRONG_ROUND
+            _add(collected.sum, update)
+            with self._changed:
                 collected.received.append(Received(update.weight, decoded.metrics, len(frame)))
-                self._round.accept(source)
-                self.accepted += 1
-                if self._round.phase is not Phase.COLLECTING:
-                    self._changed.notify_all()
+                self._accept(source)
             return verdict
+
+    def _accept(self, source: Hashable) -> None:
+        assert self._round
+        self._round.accept(source)
+        self.accepted += 1
+        if self._round.phase is not Phase.COLLECTING:
+            self._changed.notify_all()
 
     def _bounded(self, expected: Expected, source: Hashable) -> Expected:
         """No client counts for more than the examples that it enrolled with."""
@@ -395,7 +405,7 @@ class Hub:
 
     def fail(self, k: int, round: int, attempt: int) -> bool:
         """A client will not send its update; false if it was not asked for one."""
-        with self._changed:
+        with self._adding, self._changed:
             current = self._round
             if not current or (current.round, current.attempt) != (round, attempt) or k not in current.invited:
                 return False
@@ -441,8 +451,8 @@ class RemoteData(FederatedData):
     """The clients that are there now. Their examples are theirs: only n_k is known, and the server's own test set."""
 
     def __init__(self, hub: Hub, test: FederatedData, clients: int | None) -> None:
-        self.name = test.name
-        self._hub, self._test, self._clients = hub, test, clients
+        self.name, self._fingerprint, self._test = test.name, test.fingerprint, test.test
+        self._hub, self._clients = hub, clients
 
     @property
     def sizes(self) -> np.ndarray:
@@ -454,8 +464,8 @@ class RemoteData(FederatedData):
 
     @property
     def test(self) -> Examples:
-        return self._test.test
+        return self._test
 
     @property
     def fingerprint(self) -> str:
-        return self._test.fingerprint
+        return self._fingerprint

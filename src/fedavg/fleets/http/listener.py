@@ -5,6 +5,8 @@ so that a connection which says nothing is cut within seconds and costs next to 
 """
 
 import asyncio
+import logging
+import resource
 import socket
 import ssl
 from asyncio import TimerHandle, Transport
@@ -19,14 +21,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedavg.errors import FleetError
 
+log = logging.getLogger("fedavg.fleet")
+
 #: Seconds for a handshake, and for the whole head of a request.
 HEAD_S: Final = 5.0
+LAST_LOOK_S: Final = 0.25
 #: Bytes of the request line and all headers.
 HEAD_BYTES: Final = 16 * 1024
 #: Seconds that an idle connection is kept for the next request: longer than devices pause between polls.
 IDLE_S: Final = 75
 #: Connections beyond this are answered 503.
 CONNECTIONS: Final = 20_000
+#: Connections that the system keeps until they are accepted.
+BACKLOG: Final = 4096
+#: Files besides the connections: the database, libraries, logs.
+OTHER_FILES: Final = 256
 #: Seconds that requests under way are given when the server stops.
 STOP_S: Final = 5
 
@@ -36,6 +45,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     _timer: TimerHandle | None = None
     _head_bytes = 0
+    _header_bytes = 0
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,20 +66,31 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._header_bytes = 0
         self._expect_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > HEAD_BYTES:
             self.transport.abort()
 
     def on_headers_complete(self) -> None:
         self._head_is_there()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if not self.cycle.body:
+            self.cycle.body = b""  # type: ignore[assignment]  # adding to this one copies nothing
+        super().on_body(body)
+
     def _expect_head(self) -> None:
         self._head_is_there()
-        self._timer = self.loop.call_later(HEAD_S, self.transport.abort)
+        self._timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        """A loop that was too busy to read runs its timers first: one more look at what has come, then the end."""
+        self._timer = self.loop.call_later(LAST_LOOK_S, self.transport.abort)
 
     def _head_is_there(self) -> None:
         self._head_bytes = 0
@@ -111,6 +132,7 @@ class Listener:
     def __init__(self, app: Callable[..., Any], host: str, port: int, tls: ssl.SSLContext | None) -> None:
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
+        _raise_file_limit()
         config = uvicorn.Config(
             app,
             http=GuardedProtocol,
@@ -123,7 +145,7 @@ class Listener:
             timeout_keep_alive=IDLE_S,
             limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=STOP_S,
-            backlog=4096,
+            backlog=BACKLOG,
         )
         self._server = _Server(config, [self._socket], tls)
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
@@ -156,12 +178,27 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+def _raise_file_limit() -> None:
+    """Every connection is an open file: ask for as many as the system allows, and say if that is too few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if soft < CONNECTIONS + OTHER_FILES:
+        log.warning(
+            "few open files are allowed; raise the limit (ulimit -Hn) to serve more clients",
+            extra={"limit": soft, "expected": CONNECTIONS + OTHER_FILES},
+        )
+
+
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)  # at once: whoever is told the port may connect, even before the thread has started
     except OSError as error:
         listener.close()
         raise FleetError(

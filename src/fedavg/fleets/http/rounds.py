@@ -80,7 +80,8 @@ class Round:
 
     def wants(self, client: int) -> bool:
         """Should this client be offered the work?"""
-        return self.phase is Phase.COLLECTING and client in self.invited and client not in self.accepted | self.failed
+        answered = client in self.accepted or client in self.failed
+        return self.phase is Phase.COLLECTING and client in self.invited and not answered
 
     def judge(self, source: Hashable, round: int, attempt: int) -> Verdict:
         """What to do with an update; changes nothing, so that it can be asked before the update is read."""

@@ -4,6 +4,7 @@ Everything that must last is in the database when a round is committed; a server
 from there with the round that was under way.
 """
 
+import gc
 import json
 import logging
 import signal
@@ -85,29 +86,36 @@ def serve(
             f"plain HTTP on {options.listen.host}: expected TLS (--cert and --key; 'fedavg certs' makes them for "
             "trying out). Without it only loopback addresses are served"
         )
-    local = resolve(plan)
-    if local.budget and plan.clients is None:
-        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
-    if local.secagg:
-        local.secagg.check(options.rules.invited(local.cohort_size))
+    hub = Hub(options.guards)
+    setup = _resolve(plan, options.rules, hub)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
-        hub = Hub(options.guards)
         hub.know(store.clients())
-        setup = replace(local, data=RemoteData(hub, local.data, plan.clients))
         fleet = HttpFleet(setup, hub, store, options.rules, _minimum(setup, options))
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
         port = stack.enter_context(_listening(app, hub, store, options))
+        gc.collect()
+        gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
         if ready:
             ready(port)
         result = _follow(setup, fleet, hub, store, options.directory, watch)
         _say_goodbye(hub, result, options.linger_s)
         return result
+
+
+def _resolve(plan: Plan, rules: Rules, hub: Hub) -> Setup:
+    """The plan on the clients that will come. Its own training data, if any, is let go of: clients hold theirs."""
+    local = resolve(plan)
+    if local.budget and plan.clients is None:
+        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
+    if local.secagg:
+        local.secagg.check(rules.invited(local.cohort_size))
+    return replace(local, data=RemoteData(hub, local.data, local.plan.clients))
 
 
 def _check_plan(plan: Plan) -> None:
