@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from time import monotonic, sleep
 
 import numpy as np
@@ -20,8 +21,10 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from fedavg.cli import cli
+from fedavg.codecs import make_codec
+from fedavg.engine.trainer import Trainer
 from fedavg.errors import FedAvgError, FleetError, PlanError
-from fedavg.fleets.http import listener, wire
+from fedavg.fleets.http import app, listener, wire
 from fedavg.fleets.http.certs import client_context, make_certificates, server_context
 from fedavg.fleets.http.device import Device
 from fedavg.fleets.http.hub import Guards, Hub
@@ -285,7 +288,7 @@ def test_encodings_are_refused_so_bombs_stay_packed(served):
 
 def test_an_endless_body_is_cut_while_it_comes_whatever_length_it_claims(collecting):
     (peer, _), (offer, _) = collecting.cohort(5, 10)
-    most = wire.max_frame_bytes(NUMBERS, make_float32())
+    most = wire.max_frame_bytes(NUMBERS, make_codec("float32"))
     for claim in ("Transfer-Encoding: chunked", f"Content-Length: {2**40}"):
         path = f"/v1/rounds/{offer['round']}/{offer['attempt']}/update"
         headers = peer.signer.headers("PUT", path, b"")
@@ -299,12 +302,6 @@ def test_an_endless_body_is_cut_while_it_comes_whatever_length_it_claims(collect
             assert (answer.status, answer.error) == (413, "too-large")
     assert collecting.ask("POST", "/v1/enrol", bytes(9000)).error == "too-large"
     assert collecting.status()["round"]["phase"] == "collecting"
-
-
-def make_float32():
-    from fedavg.codecs import make_codec
-
-    return make_codec("float32")
 
 
 def test_slow_requests_are_cut(served):
@@ -412,10 +409,8 @@ def test_a_reader_that_does_not_read_is_cut_and_costs_a_piece_not_the_model(tmp_
     hub, model = Hub(Guards()), torch.zeros(5_000_000)
     digest = hub.publish(model)
     with Store.open(tmp_path / "fleet.db") as store:
-        from fedavg.fleets.http.app import FleetApp
-
-        app = FleetApp(fleet_plan(), hub, store)
-        server = listener.Listener(app.asgi, HOST, 0, None)
+        fleet = app.FleetApp(fleet_plan(), hub, store)
+        server = listener.Listener(fleet.asgi, HOST, 0, None)
         server.start()
         try:
             lazy = socket.socket()
@@ -429,7 +424,7 @@ def test_a_reader_that_does_not_read_is_cut_and_costs_a_piece_not_the_model(tmp_
             lazy.close()
         finally:
             server.stop()
-            app.close()
+            fleet.close()
 
 
 # Models
@@ -517,9 +512,6 @@ def test_the_round_commits_with_those_who_are_honest(tmp_path):
 
 
 def initial_weights(plan):
-    from fedavg.engine.trainer import Trainer
-    from fedavg.setup import resolve
-
     return Trainer(resolve(plan).task, plan.seed).weights.clone()
 
 
@@ -609,8 +601,6 @@ def test_nothing_that_the_server_keeps_ties_a_token_to_a_client():
     """Whoever gets the tokens in whatever order, what is left in memory is the same but for the tokens' own values."""
     hub = Hub(Guards(anonymous=True))
     hub.know([ClientRow(k, bytes([k]) * 32, 10, "", False) for k in range(20)])
-    from fedavg.codecs import make_codec
-
     expected = wire.Expected("0" * 16, 1, 0, "0" * 64, make_codec("float32"), 2, 10.0, None, frozenset())
     offer = WorkOffer(1, 0, "0" * 64, 2, 9.0, 1, 4.0, 0.1, {}, None)
     hub.open(Round(1, 0, "0" * 64, frozenset(range(20)), 20, 10, monotonic() + 99), offer, expected)
@@ -763,8 +753,6 @@ def test_a_servers_plan_imports_nothing(malicious, tmp_path, monkeypatch, change
     monkeypatch.syspath_prepend(str(tmp_path))
     lines = {"task": "toys:TOY", "data": "mnist"} | change
     text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
-    from fedavg.plan import Plan
-
     digest = "0" * 16
     if "data" in change:  # a plan that is good but for what it would import, which this device does not look at
         digest = Plan(**lines).digest
@@ -882,6 +870,32 @@ def test_a_large_upload_that_comes_too_late_is_told_so(served):
         link.upload("/v1/rounds/1/0/update", bytes(20_000_000))
     assert refused.value.error == "wrong-round"
     link.close()
+
+
+# The document
+
+
+def test_the_document_names_tests_that_are_there_and_the_bounds_of_the_code():
+    folder = Path(__file__).parent
+    text = (folder.parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^def (test_\w+)", "".join(path.read_text() for path in folder.glob("test_*.py")), re.M))
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert named
+    assert named <= known
+    assert all((folder / name).exists() for name in re.findall(r"`(test_\w+\.py)`", text))
+    bounds = {row[3].strip(" `"): row[2] for row in (line.split("|") for line in text.splitlines()) if len(row) == 5}
+    numbers = {
+        "listener.HEAD_S": listener.HEAD_S,
+        "listener.HEAD_BYTES": listener.HEAD_BYTES / 1024,
+        "listener.PIPELINED": listener.PIPELINED,
+        "listener.IDLE_S": listener.IDLE_S,
+        "listener.CONNECTIONS": listener.CONNECTIONS,
+        "app.PIECE_BYTES": app.PIECE_BYTES / 1024,
+        "app.MESSAGE_BYTES`, `app.BODY_S": app.MESSAGE_BYTES / 1024,
+        "app.UPLOAD_BYTES`, `app.TURN_S": app.UPLOAD_BYTES / 2**20,
+    }
+    for name, number in numbers.items():
+        assert re.search(rf"\b{number:,.0f}\b", bounds[name]), name
 
 
 # Helpers
