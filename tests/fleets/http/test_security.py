@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import socket
 import ssl
 import sys
@@ -34,6 +35,8 @@ from fedavg.fleets.http.messages import Eligibility, Problem, WorkOffer, dump
 from fedavg.fleets.http.rounds import Round, Rules
 from fedavg.fleets.http.serve import Address
 from fedavg.fleets.http.store import ClientRow, Store
+from fedavg.plan import Plan
+from fedavg.setup import resolve
 from fleet_peers import DATA, HOST, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving, serving_process
 from toys import small_net
 
