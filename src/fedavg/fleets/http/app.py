@@ -8,7 +8,7 @@ import asyncio
 import logging
 from base64 import b64decode
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedavg.fleets.http import keys, metrics
@@ -52,6 +52,8 @@ BODY_S: Final = 8.0
 SLOWEST_UPLOAD: Final = 64 * 1024
 #: Bytes of uploads that may be in memory at a time.
 UPLOAD_BYTES: Final = 256 * 2**20
+#: Bytes of a model that are on the way to one client at a time.
+PIECE_BYTES: Final = 256 * 1024
 #: Seconds that an upload waits for its turn before it is told to come back, and how many may wait: of each, what came
 #: with its head, up to some 300 KB, is in memory already.
 TURN_S: Final = 10.0
@@ -72,13 +74,12 @@ T = TypeVar("T")
 class Refusal(Exception):
     """The request is refused: a reason for programs, which has its HTTP status, and one for people."""
 
-    def __init__(self, error: str, detail: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, error: str, detail: str, headers: dict[str, str] | None = None, status: int | None = None
+    ) -> None:
         super().__init__(detail)
         self.error, self.detail, self.headers = error, detail, headers or {}
-
-    @property
-    def status(self) -> int:
-        return PROBLEMS.get(self.error, UPDATE_REFUSED)
+        self.status = PROBLEMS[error] if status is None else status
 
 
 class FleetApp:
@@ -111,8 +112,9 @@ class FleetApp:
                 self._route("GET", "/metrics", self._metrics),
                 self._route("GET", "/v1/status", self._status),
             ],
-            exception_handlers={HTTPException: _http_problem},  # type: ignore[dict-item]
+            exception_handlers=HTTP_PROBLEMS,
         )
+        self.asgi.router.redirect_slashes = False  # a path is right or it is not
 
     @property
     def epoch(self) -> str:
@@ -197,13 +199,16 @@ class FleetApp:
                 await self._woken(client.k, message.wait_s)
             finally:
                 self._hub.release(client.k)
+            self._check_revoked(client.k)
             answer = self._hub.answer(client.k, message.holding)
         return _json(answer or self._hub.wait_answer(held))
 
     async def _woken(self, k: int, seconds: float) -> None:
-        """Until there is something for the client, or the time is over. It may have several polls, some from
-        connections that it has lost: each waits for itself. A bare future is what the least memory holds."""
+        """Until there is something for the client, or the time is over. One poll of a client is held, the newest: an older
+        one is of a connection that it has given up. A bare future is what the least memory holds."""
         loop = asyncio.get_running_loop()
+        for older in self._waiting.get(k, ()):
+            _settle(older)
         poll: asyncio.Future[None] = loop.create_future()
         waiting = self._waiting.setdefault(k, set())
         waiting.add(poll)
@@ -232,10 +237,10 @@ class FleetApp:
             return Response(status_code=304, headers=headers)
         wanted = request.headers.get("range")
         if wanted is None or request.headers.get("if-range", f'"{digest}"') != f'"{digest}"':
-            return Response(data, headers=headers)
+            return _pieces(memoryview(data), 200, headers)
         first, last = _byte_range(wanted, len(data))
         headers["content-range"] = f"bytes {first}-{last}/{len(data)}"
-        return Response(data[first : last + 1], 206, headers)
+        return _pieces(memoryview(data)[first : last + 1], 206, headers)
 
     async def _update(self, request: Request) -> Response:
         fields, client = self._authenticated(request)
@@ -248,6 +253,7 @@ class FleetApp:
         source = self._hub.token_source(token)
         if source is None:
             raise Refusal("upload-token-unknown", "the upload token is not one of this round")
+        _pace(self._client_rate.wait(source))
         return await self._take(request, source, None)
 
     async def _take(self, request: Request, source: int | bytes, fields: keys.SignedFields | None) -> Response:
@@ -274,8 +280,8 @@ class FleetApp:
                     self._workers, self._check_and_add, source, round, attempt, frame, fields
                 )
         except UpdateRefused as error:
-            self._hub.refused[str(error.reason)] += 1
-            raise Refusal(error.reason, str(error)) from None
+            self._hub.refuse(source, round, attempt, str(error.reason))
+            raise Refusal(error.reason, str(error), status=UPDATE_REFUSED) from None
         finally:
             self._uploading.discard(source)
 
@@ -376,10 +382,14 @@ class FleetApp:
         client = self._hub.client(int(fields.client)) if fields.client != keys.ENROL else None
         if client is None:
             raise Refusal("client-unknown", "this client is not enrolled here; enrol first")
-        if client.revoked:
-            raise Refusal("revoked", "this client's enrolment was taken back by the operator")
+        self._check_revoked(client.k)
         self._verify(fields, signature, client.key, client.k)
         return fields, client
+
+    def _check_revoked(self, k: int) -> None:
+        client = self._hub.client(k)
+        if client is None or client.revoked:
+            raise Refusal("revoked", "this client's enrolment was taken back by the operator")
 
     def _check_signature(self, request: Request, key: bytes, counted_as: int | None, body: bytes) -> None:
         fields, signature = self._signed_fields(request)
@@ -387,9 +397,11 @@ class FleetApp:
         _check_body(fields, body)
 
     def _signed_fields(self, request: Request) -> tuple[keys.SignedFields, str]:
-        query = f"?{request.url.query}" if request.url.query else ""
+        """What is signed is the target as it was sent, before anybody has decoded it or looked at the host."""
+        path, query = request.scope["raw_path"], request.scope["query_string"]
+        target = (path + b"?" + query if query else path).decode("latin-1")
         try:
-            return keys.parse(request.method, request.url.path + query, request.headers)
+            return keys.parse(request.method, target, request.headers)
         except keys.SignatureRefused as error:
             raise Refusal(error.reason, str(error)) from None
 
@@ -443,13 +455,28 @@ def problem(refusal: Refusal, epoch: str | None = None) -> Response:
     return Response(dump(message), refusal.status, headers, media_type="application/json")
 
 
-async def _http_problem(_: Request, error: HTTPException) -> Response:
+async def _http_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
     name = {404: "no-such-path", 405: "wrong-method"}.get(error.status_code, "bad-request")
-    return problem(Refusal(name, error.detail))
+    return problem(Refusal(name, error.detail, dict(error.headers or {})))
+
+
+#: Requests that no handler is for are refused like any others.
+HTTP_PROBLEMS: Final[Mapping[Any, Any]] = {HTTPException: _http_problem}
 
 
 def _json(message: object) -> Response:
     return Response(dump(message), media_type="application/json")
+
+
+def _pieces(data: memoryview, status: int, headers: dict[str, str]) -> Response:
+    """A large answer, handed over as fast as it is read: a slow reader keeps one piece in memory, not all of it."""
+
+    async def pieces() -> AsyncIterator[memoryview]:
+        for start in range(0, len(data), PIECE_BYTES):
+            yield data[start : start + PIECE_BYTES]
+
+    return StreamingResponse(pieces(), status, headers | {"content-length": str(len(data))})
 
 
 def parse_body(kind: type[T], body: bytes) -> T:

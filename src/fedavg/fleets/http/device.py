@@ -9,7 +9,7 @@ import logging
 import random
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from math import inf
@@ -134,7 +134,7 @@ class Device:
 
     def run(self) -> int:
         """Work until the server says that the run is over; returns the last round."""
-        with RunDir(self._directory).locked(), _one_thread():
+        with RunDir(self._directory).locked(), _one_thread(), closing(self._link):
             identity = self._enrolled()
             self._link.signer.client = identity.client
             self._k = identity.client
@@ -188,9 +188,11 @@ class Device:
         """The server's plan on this device's data. Only the task that this device's user named is ever loaded."""
         try:
             values = tomllib.loads(identity.plan)
-        except tomllib.TOMLDecodeError as error:
-            raise FleetError(f"the server's plan is not TOML: {error}") from None
-        sent = make_plan(values, "the server's plan")
+            sent = make_plan(values, "the server's plan")
+        except FedAvgError:
+            raise
+        except Exception as error:  # whatever a parser trips over in a stranger's text is the stranger's mistake
+            raise FleetError(f"the server's plan can not be read: {str(error)[:200]}") from None
         if sent.task != self._task:
             raise FleetError(f"the server's plan is for task '{sent.task}'; this device has '{self._task}'")
         if sent.digest != identity.plan_digest:
@@ -269,7 +271,7 @@ class Device:
         expected = len(self._trainer.weights) * self._setup.algorithm.vectors_down
         if offer.numbers != expected:
             raise FleetError(f"the server offers a model of {offer.numbers} numbers; the task here has {expected}")
-        data = self._link.download(f"/v1/models/{offer.model}", b"")
+        data = self._link.download(f"/v1/models/{offer.model}", 4 * expected)
         if len(data) != 4 * expected or sha256(data).hexdigest() != offer.model:
             raise FleetError(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
         shared = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))

@@ -9,7 +9,7 @@ updates until the round is committed, are asked again.
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from threading import Condition, Lock
@@ -107,14 +107,18 @@ class Hub:
 
     # Clients
 
-    def know(self, rows: Iterable[ClientRow]) -> None:
+    def know(self, rows: Sequence[ClientRow]) -> None:
+        """Clients as the database has them; one that is revoked is shut out at once."""
         with self._changed:
             for row in rows:
                 self._clients[row.k] = row
                 self._by_key[row.key] = row.k
                 if row.revoked:
                     self._seen.pop(row.k, None)
+                    if self._round:
+                        self._round.fail(row.k, monotonic())  # nobody waits for it any more
             self._changed.notify_all()
+        self.wake([row.k for row in rows if row.revoked])
 
     def client(self, k: int) -> ClientRow | None:
         return self._clients.get(k)
@@ -348,6 +352,8 @@ class Hub:
         with self._changed:
             if not self._round or self._stopping:
                 return Verdict.WRONG_ROUND
+            if isinstance(source, int) and self._clients[source].revoked:
+                return Verdict.NOT_INVITED
             return self._round.judge(source, round, attempt)
 
     def session_message(self, k: int, round: int, attempt: int) -> bytes | None:
@@ -402,6 +408,13 @@ class Hub:
         if not isinstance(source, int):
             return expected
         return replace(expected, max_weight=min(expected.max_weight, self._clients[source].examples))
+
+    def refuse(self, source: Hashable, round: int, attempt: int, reason: str) -> None:
+        """Count a refused update, and do not ask its client again: it would send the same."""
+        with self._changed:
+            self.refused[reason] += 1
+        if isinstance(source, int):
+            self.fail(source, round, attempt)
 
     def fail(self, k: int, round: int, attempt: int) -> bool:
         """A client will not send its update; false if it was not asked for one."""

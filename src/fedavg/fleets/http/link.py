@@ -7,10 +7,13 @@ length so that a whole fleet does not come back at the same moment, signs again 
 import logging
 import random
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from itertools import count
 from time import monotonic, sleep
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx2 as httpx
 
@@ -26,6 +29,10 @@ PAUSES_S: Final = (0.2, 30.0)
 #: Seconds to connect, and for the server to say something beyond what a poll may be held for.
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 60.0
+#: The status of an answer to a request for a range.
+PARTIAL: Final = 206
+#: Bytes of a message of secure aggregation: keys and shares of all neighbours.
+SESSION_BYTES: Final = 4 * 2**20
 #: Refusals that a new signature mends.
 _SIGN_AGAIN: Final = ("stale-epoch", "replayed", "too-old")
 
@@ -36,6 +43,15 @@ class ServerRefused(FleetError):
     def __init__(self, status: int, error: str, detail: str) -> None:
         super().__init__(f"the server refused ({error}): {detail}")
         self.status, self.error = status, error
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server answered, all of it."""
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
 
 
 class Link:
@@ -57,52 +73,80 @@ class Link:
 
     def ask(self, kind: type[T], path: str, message: object, held_s: float = 0.0) -> T:
         """POST a message and parse the answer."""
-        body = dump(message)
-        response = self._signed("POST", path, body, ANSWER_S + held_s)
+        answer = self._signed("POST", path, dump(message), ANSWER_S + held_s)
         try:
-            return parse(kind, response.content, MAX_MESSAGE)
+            return parse(kind, answer, MAX_MESSAGE)
         except MessageRefused as error:
             raise FleetError(f"{self._url}{path} answered something else than expected: {error}") from None
 
     def upload(self, path: str, frame: bytes) -> bytes:
-        return self._signed("PUT", path, frame, ANSWER_S).content
+        return self._signed("PUT", path, frame, ANSWER_S)
 
     def fetch(self, path: str) -> bytes:
         """GET something that is for this client only."""
-        return self._signed("GET", path, b"", ANSWER_S).content
+        return self._signed("GET", path, b"", ANSWER_S, SESSION_BYTES)
 
     def upload_anonymously(self, path: str, frame: bytes, token: str) -> bytes:
         """On a connection of its own that carries nothing of this client's identity."""
+        headers = {"FedAvg-Upload-Token": token}
         with self._new_client() as stranger:
-            headers = {"FedAvg-Upload-Token": token}
-            return self._tried(lambda: stranger.put(self._url + path, content=frame, headers=headers)).content
+            return self._tried(lambda: self._send(stranger, "PUT", path, content=frame, headers=headers))
 
-    def download(self, path: str, have: bytes) -> bytes:
-        """GET a file that never changes, going on after the bytes that are there already."""
-        headers = {"Range": f"bytes={len(have)}-"} if have else {}
-        response = self._tried(lambda: self._http.get(self._url + path, headers=headers))
-        return have + response.content if response.status_code == 206 else response.content
+    def download(self, path: str, size: int) -> bytes:
+        """GET a file of so many bytes that never changes; after a broken connection it goes on where it was."""
+        there = bytearray()
 
-    def _signed(self, method: str, path: str, body: bytes, timeout_s: float) -> httpx.Response:
-        def send() -> httpx.Response:
-            headers = self.signer.headers(method, path, body)
-            timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
-            return self._http.request(method, self._url + path, content=body, headers=headers, timeout=timeout)
+        def send() -> Reply:
+            headers = {"Range": f"bytes={len(there)}-"} if there else {}
+            return self._send(self._http, "GET", path, limit=size, into=there, headers=headers)
 
         return self._tried(send)
 
-    def _tried(self, send: "object") -> httpx.Response:
+    def _signed(self, method: str, path: str, body: bytes, timeout_s: float, limit: int = MAX_MESSAGE) -> bytes:
+        def send() -> Reply:
+            headers = self.signer.headers(method, path, body)
+            timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+            return self._send(self._http, method, path, limit=limit, content=body, headers=headers, timeout=timeout)
+
+        return self._tried(send)
+
+    def _send(
+        self,
+        http: httpx.Client,
+        method: str,
+        path: str,
+        *,
+        limit: int = MAX_MESSAGE,
+        into: bytearray | None = None,
+        **request: Any,
+    ) -> Reply:
+        """The answer, of at most `limit` bytes as counted: no server can fill this device's memory.
+
+        What a success says is added to `into`, if given; one that is not partial content starts it anew.
+        """
+        with http.stream(method, self._url + path, **request) as response:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise FleetError(f"{self._url}{path} answered with a content encoding; expected the bytes as they are")
+            body = into if into is not None and response.is_success else bytearray()
+            if response.status_code != PARTIAL:
+                body.clear()
+            for piece in response.iter_raw():
+                if len(body) + len(piece) > limit:
+                    raise FleetError(f"{self._url}{path} answered more than {limit} bytes")
+                body += piece
+            return Reply(response.status_code, response.headers, bytes(body))
+
+    def _tried(self, send: Callable[[], Reply]) -> bytes:
         """Send until there is an answer that stands."""
-        assert callable(send)
         pause, longest = PAUSES_S
         began = monotonic()
-        while True:
+        for tries in count():
             wait = pause
             try:
-                response: httpx.Response = send()
-                if response.is_success:
-                    return response
-                wait = self._refused(response, pause)
+                reply = send()
+                if 200 <= reply.status < 300:
+                    return reply.body
+                wait = self._refused(reply, pause, first=tries == 0)
             except httpx.TransportError as error:
                 log.warning("the server does not answer", extra={"url": self._url, "detail": str(error)[:200]})
                 if isinstance(error, httpx.ConnectError) and "certificate" in str(error).lower():
@@ -112,19 +156,21 @@ class Link:
             if wait:
                 sleep(wait * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, longest)
+        raise AssertionError("unreachable")
 
-    def _refused(self, response: httpx.Response, pause: float) -> float:
+    def _refused(self, reply: Reply, pause: float, first: bool) -> float:
         """How long to wait before another try; raises if there is no use in one."""
-        problem = _problem(response)
-        if response.status_code == 401 and problem.error in _SIGN_AGAIN:
-            highest = response.headers.get(COUNTER, "0")
-            self.signer.resync(problem.epoch or self.signer.epoch, int(highest) if highest.isdecimal() else 0)
-            return 0.0
-        if response.status_code in (429, 503):
-            return max(pause, _retry_after(response))
-        if response.status_code >= 500 or problem.error == "upload-under-way":
+        problem = _problem(reply)
+        if reply.status == 401 and problem.error in _SIGN_AGAIN:
+            highest = reply.headers.get(COUNTER, "")
+            seen = int(highest) if highest.isdecimal() and len(highest) < 20 else 0
+            self.signer.resync(problem.epoch or self.signer.epoch, seen)
+            return 0.0 if first else pause  # a server that is never content does not keep this device busy
+        if reply.status in (429, 503):
+            return max(pause, _retry_after(reply))
+        if reply.status >= 500 or problem.error == "upload-under-way":
             return pause
-        raise ServerRefused(response.status_code, problem.error, problem.detail)
+        raise ServerRefused(reply.status, problem.error, problem.detail)
 
     def _new_client(self) -> httpx.Client:
         verify = self._tls if self._tls is not None else True
@@ -132,20 +178,21 @@ class Link:
             verify=verify,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             headers={"Accept-Encoding": "identity"},
+            follow_redirects=False,
             trust_env=True,
         )
 
 
-def _problem(response: httpx.Response) -> Problem:
+def _problem(reply: Reply) -> Problem:
     try:
-        return parse(Problem, response.content, MAX_MESSAGE)
+        return parse(Problem, reply.body, MAX_MESSAGE)
     except MessageRefused:
-        return Problem(error="unknown", detail=f"HTTP status {response.status_code}", epoch=None)
+        return Problem(error="unknown", detail=f"HTTP status {reply.status}", epoch=None)
 
 
-def _retry_after(response: httpx.Response) -> float:
+def _retry_after(reply: Reply) -> float:
     """Seconds; the other form of the header, a date, would need both clocks to be right."""
-    text = response.headers.get("retry-after", "")
+    text = reply.headers.get("retry-after", "")
     if text.isdecimal():
         return min(float(text), PAUSES_S[1])
     with suppress(ValueError):

@@ -1,7 +1,8 @@
 """An HTTP server in a thread of its own, guarded against clients that are slow, endless or too many.
 
-uvicorn bounds neither the time nor the size of a request's head, nor the time of a TLS handshake; here all three are,
-so that a connection which says nothing is cut within seconds and costs next to nothing until then.
+uvicorn bounds neither the time nor the size of a request's head, nor the time of a TLS handshake, nor how slowly its
+answers are read; here all of these are, so that a connection which says nothing is cut within seconds and costs next to
+nothing until then.
 """
 
 import asyncio
@@ -20,14 +21,21 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedavg.errors import FleetError
+from fedavg.fleets.http.messages import Problem, dump
 
 log = logging.getLogger("fedavg.fleet")
 
 #: Seconds for a handshake, and for the whole head of a request.
 HEAD_S: Final = 5.0
 LAST_LOOK_S: Final = 0.25
-#: Bytes of the request line and all headers.
+#: Bytes of the request line and all headers (and trailers).
 HEAD_BYTES: Final = 16 * 1024
+#: Bytes that the operating system hands over at a time: so much of a body can come together with its head.
+PACKET_BYTES: Final = 2**18
+#: Requests that may wait on a connection for the one before them; devices send one at a time.
+PIPELINED: Final = 16
+#: Bytes a second that a reader of our answers must keep up, beyond the seconds of a head.
+SLOWEST_DOWNLOAD: Final = 16 * 1024
 #: Seconds that an idle connection is kept for the next request: longer than devices pause between polls.
 IDLE_S: Final = 75
 #: Connections beyond this are answered 503.
@@ -41,11 +49,12 @@ STOP_S: Final = 5
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Cuts a connection whose request head is not there in time, or grows too large."""
+    """Cuts a connection whose head is late or too large, that sends ahead of the answers, or does not read them."""
 
-    _timer: TimerHandle | None = None
+    _head_timer: TimerHandle | None = None
+    _read_timer: TimerHandle | None = None
+    _received_bytes = 0
     _head_bytes = 0
-    _header_bytes = 0
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,27 +62,35 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_there()
+        self._is_read()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is not None:
-            self._head_bytes += len(data)
-            # A body that follows the head in the same packet is counted as well, hence the allowance of one packet.
-            if self._head_bytes > HEAD_BYTES + 2**18:
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_head()  # line ends before a request are none, but end the wait for one
+        if self._head_timer is not None:
+            self._received_bytes += len(data)
+            if self._received_bytes > HEAD_BYTES + PACKET_BYTES:  # a header without an end is not shown to us
                 self.transport.abort()
                 return
         super().data_received(data)
 
+    # Whatever is raised while a request is parsed ends its connection with a 400.
+
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= PIPELINED:
+            raise FleetError(f"more than {PIPELINED} requests wait on one connection")
         super().on_message_begin()
-        self._header_bytes = 0
+        self._head_bytes = 0
         self._expect_head()
 
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > HEAD_BYTES:
-            self.transport.abort()
 
     def on_headers_complete(self) -> None:
         self._head_is_there()
@@ -84,19 +101,52 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.body = b""  # type: ignore[assignment]  # adding to this one copies nothing
         super().on_body(body)
 
+    def send_400_response(self, msg: str) -> None:
+        body = dump(Problem(error="bad-request", detail=msg, epoch=None))
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
+        self.transport.close()
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline and self.cycle.more_body:
+            self.transport.close()  # nobody reads the rest of this body, so nobody would end it either
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        allowed = HEAD_S + self.transport.get_write_buffer_size() / SLOWEST_DOWNLOAD
+        self._read_timer = self.loop.call_later(allowed, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._is_read()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.transport.abort()  # to close would wait until the last answer is read
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES:
+            raise FleetError(f"the head of a request has more than {HEAD_BYTES} bytes")
+
     def _expect_head(self) -> None:
         self._head_is_there()
-        self._timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
     def _head_is_late(self) -> None:
         """A loop that was too busy to read runs its timers first: one more look at what has come, then the end."""
-        self._timer = self.loop.call_later(LAST_LOOK_S, self.transport.abort)
+        self._head_timer = self.loop.call_later(LAST_LOOK_S, self.transport.abort)
 
     def _head_is_there(self) -> None:
-        self._head_bytes = 0
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._received_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _is_read(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
 
 class _Server(uvicorn.Server):
@@ -105,6 +155,8 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
         self._sockets, self._tls = sockets, tls
+        #: The event loop, once clients can connect.
+        self.listening: Future[asyncio.AbstractEventLoop] = Future()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -121,6 +173,7 @@ class _Server(uvicorn.Server):
             for sock in self._sockets
         ]
         self.started = True
+        self.listening.set_result(loop)
 
     def _protocol(self) -> GuardedProtocol:
         return GuardedProtocol(self.config, self.server_state, {})
@@ -148,13 +201,12 @@ class Listener:
             backlog=BACKLOG,
         )
         self._server = _Server(config, [self._socket], tls)
-        self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> asyncio.AbstractEventLoop:
-        """Begin to serve; returns the event loop that handlers run in."""
+        """Begin to serve; returns the event loop that handlers run in once clients can connect."""
         self._thread.start()
-        return self._loop.result()
+        return self._server.listening.result()
 
     def stop(self) -> None:
         """Stop accepting, give requests under way a moment, and end."""
@@ -164,9 +216,13 @@ class Listener:
         self._socket.close()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
-            self._loop.set_result(runner.get_loop())
-            runner.run(self._server.serve())
+        try:
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
+                runner.run(self._server.serve())
+        except BaseException as error:
+            if self._server.listening.done():
+                raise
+            self._server.listening.set_exception(error)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

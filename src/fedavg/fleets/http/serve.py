@@ -9,6 +9,7 @@ import json
 import logging
 import signal
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,13 @@ from time import monotonic, sleep
 from typing import Any, Final
 
 from safetensors.torch import load, save
+from starlette.applications import Starlette
 
 from fedavg.errors import PlanError
 from fedavg.files import write_atomically
 from fedavg.fleets.http import keys
 from fedavg.fleets.http.admin import Admin
-from fedavg.fleets.http.app import FleetApp
+from fedavg.fleets.http.app import HTTP_PROBLEMS, FleetApp
 from fedavg.fleets.http.fleet import HttpFleet
 from fedavg.fleets.http.hub import Guards, Hub, RemoteData
 from fedavg.fleets.http.listener import Listener
@@ -81,11 +83,7 @@ def serve(
     `ready` is called with the port once clients can connect.
     """
     _check_plan(plan)
-    if options.tls is None and not options.listen.loopback:
-        raise PlanError(
-            f"plain HTTP on {options.listen.host}: expected TLS (--cert and --key; 'fedavg certs' makes them for "
-            "trying out). Without it only loopback addresses are served"
-        )
+    _check_plain(options)
     hub = Hub(options.guards)
     setup = _resolve(plan, options.rules, hub)
     options.directory.mkdir(parents=True, exist_ok=True)
@@ -129,6 +127,15 @@ def _check_plan(plan: Plan) -> None:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
 
+def _check_plain(options: Options) -> None:
+    for address in (options.listen, options.admin):
+        if options.tls is None and address and not address.loopback:
+            raise PlanError(
+                f"plain HTTP on {address.host}: expected TLS (--cert and --key; 'fedavg certs' makes them for trying "
+                "out). Without it only loopback addresses are served"
+            )
+
+
 def _minimum(setup: Setup, options: Options) -> int:
     return options.minimum or setup.plan.clients or max(1, setup.cohort_size)
 
@@ -141,9 +148,9 @@ def _listening(app: FleetApp, hub: Hub, store: Store, options: Options) -> Itera
     if options.admin is None:
         app.asgi.router.routes.extend(admin.routes)
     else:
-        from starlette.applications import Starlette
-
-        listeners.append(Listener(Starlette(routes=admin.routes), options.admin.host, options.admin.port, options.tls))
+        apart = Starlette(routes=admin.routes, exception_handlers=HTTP_PROBLEMS)
+        apart.router.redirect_slashes = False
+        listeners.append(Listener(apart, options.admin.host, options.admin.port, options.tls))
     listeners.insert(0, Listener(app.asgi, options.listen.host, options.listen.port, options.tls))
     app.run_in(listeners[0].start())
     for listener in listeners[1:]:
@@ -176,7 +183,10 @@ def _admin_token(store: Store, directory: Path) -> bytes:
 
 @contextmanager
 def _stopped_by_signals(hub: Hub) -> Iterator[None]:
-    """SIGTERM and Ctrl-C park the round under way and end the server in good order."""
+    """SIGTERM and Ctrl-C park the round under way and end the server in good order, if it is the program itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only a program's main thread is told of signals; what runs a server elsewhere stops it by the hub
+        return
     previous = {number: signal.signal(number, lambda *_: hub.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

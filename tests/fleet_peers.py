@@ -1,0 +1,322 @@
+"""A real fleet server for tests, and peers that speak to it byte by byte: honest ones, and ones that are not."""
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic, sleep
+
+import numpy as np
+
+from fedavg.fleets.http.keys import COUNTER, ClientKey, Signer
+from fedavg.fleets.http.messages import EnrolRequest, dump
+from fedavg.fleets.http.serve import Address, Options, serve
+from fedavg.fleets.http.wire import UpdateHeader, encode_update
+from fedavg.plan import Plan
+from toys import toy_data
+
+HOST = "127.0.0.1"
+#: What `toys.small_net` has: 8 * 16 + 16 + 16 * 3 + 3.
+NUMBERS = 195
+#: Clients 0, 1 and 2 with 5, 10 and 20 examples: the server itself only ever uses the test set.
+DATA = toy_data((5, 10, 20))
+ELIGIBLE = {"charging": True, "unmetered": True, "idle": True}
+
+
+def fleet_plan(**changes: object) -> Plan:
+    """A plan whose task and data a server process can import by name."""
+    values = {"task": "toys:TOY", "data": "fleet_peers:DATA", "C": 1.0, "E": 1, "B": 4, "lr": 0.1, "rounds": 1}
+    return Plan(**values | changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Answer:
+    """A response; status 0 is a connection that ended without one."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def json(self) -> dict:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        return self.json["error"]
+
+
+class Wire:
+    """One connection. What is sent is exactly what is given; connects again if the server has hung up."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None, timeout: float = 20.0) -> None:
+        self._port, self._tls, self._timeout = port, tls, timeout
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._socket:
+            self._socket.close()
+        self._socket, self._buffer = None, b""
+
+    @property
+    def socket(self) -> socket.socket:
+        if self._socket is None:
+            raw = socket.create_connection((HOST, self._port), self._timeout)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = self._tls.wrap_socket(raw, server_hostname=HOST) if self._tls else raw
+        return self._socket
+
+    def send(self, data: bytes) -> None:
+        """Bytes; a server that has hung up already is the reader's concern."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.socket.sendall(data)
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        self.send(request_bytes(method, path, body, headers))
+        return self.answer(method)
+
+    def answer(self, method: str = "GET") -> Answer:
+        """The next response on this connection, or status 0 if it ended instead."""
+        try:
+            answer = self._read(method)
+        except (ConnectionResetError, EOFError):
+            answer = Answer(0)
+        if answer.status == 0 or answer.headers.get("connection") == "close":
+            self.close()
+        return answer
+
+    def ended_after(self) -> float:
+        """Seconds until the server ends the connection, whatever it says before."""
+        began = monotonic()
+        with suppress(ConnectionResetError):
+            while self.socket.recv(65536):
+                pass
+        self.close()
+        return monotonic() - began
+
+    def _read(self, method: str) -> Answer:
+        head = self._until(b"\r\n\r\n").decode("latin-1")
+        first, *lines = head.split("\r\n")
+        status = int(first.split()[1])
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if status == 100:
+            return self._read(method)
+        if method == "HEAD" or status in (204, 304):
+            return Answer(status, headers)
+        return Answer(status, headers, self._exactly(int(headers["content-length"])))
+
+    def _until(self, mark: bytes) -> bytes:
+        while mark not in self._buffer:
+            self._more()
+        found, _, self._buffer = self._buffer.partition(mark)
+        return found
+
+    def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            self._more()
+        found, self._buffer = self._buffer[:size], self._buffer[size:]
+        return found
+
+    def _more(self) -> None:
+        data = self.socket.recv(65536)
+        if not data:
+            raise EOFError
+        self._buffer += data
+
+
+def request_bytes(method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
+    fields = {"Host": "fleet"} | ({} if body is None else {"Content-Length": str(len(body))}) | (headers or {})
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + (body or b"")
+
+
+class Peer(Wire):
+    """A client with a key that does just what a test tells it to."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(port, tls)
+        self.key = ClientKey.generate()
+        self.signer = Signer(self.key, None, "none-yet")
+
+    def signed(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+        """A signed request; signs again when the server has a new epoch or has seen more."""
+        answer = self.request(method, path, body, self.signer.headers(method, path, body) | (headers or {}))
+        if answer.status == 401 and answer.error in ("stale-epoch", "replayed", "too-old"):
+            self.signer.resync(answer.json["epoch"] or self.signer.epoch, int(answer.headers.get(COUNTER.lower(), 0)))
+            answer = self.request(method, path, body, self.signer.headers(method, path, body) | (headers or {}))
+        return answer
+
+    def enrol(self, token: str, examples: int = 10, client: int | None = None, **changes: object) -> Answer:
+        key = b64encode(self.key.public).decode()
+        message = EnrolRequest(token, key, examples, "", client, "toys:TOY", 1)
+        answer = self.signed("POST", "/v1/enrol", dump(replace(message, **changes)))  # type: ignore[arg-type]
+        if answer.status == 200:
+            self.signer.client = answer.json["client"]
+            self.plan_digest = answer.json["plan_digest"]
+        return answer
+
+    @property
+    def k(self) -> int:
+        assert self.signer.client is not None
+        return self.signer.client
+
+    def poll(self, wait_s: float = 0.0) -> Answer:
+        body = json.dumps({"eligible": ELIGIBLE, "holding": None, "wait_s": wait_s, "engine": "test"}).encode()
+        return self.signed("POST", "/v1/poll", body)
+
+    def offer(self) -> dict:
+        """Polls until there is work."""
+        until = monotonic() + 30
+        while (answer := self.poll(1.0).json)["type"] != "work":
+            assert monotonic() < until, answer
+            sleep(0.05)
+        return answer
+
+    def frame(self, offer: dict, vector: np.ndarray, weight: float, **changes: object) -> bytes:
+        header = UpdateHeader(
+            plan=self.plan_digest, round=offer["round"], attempt=offer["attempt"], model=offer["model"],
+            codec="float32", numbers=NUMBERS, weight=weight, metrics={"train_loss": 0.5},
+        )  # fmt: skip
+        return encode_update(replace(header, **changes), vector.astype("<f4").tobytes())  # type: ignore[arg-type]
+
+    def upload(self, offer: dict, frame: bytes, headers: dict[str, str] | None = None) -> Answer:
+        return self.signed("PUT", f"/v1/rounds/{offer['round']}/{offer['attempt']}/update", frame, headers)
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where a server is and what its operator knows."""
+
+    port: int
+    directory: Path
+    tls: ssl.SSLContext | None = None
+    pid: int | None = None
+
+    @property
+    def join_token(self) -> str:
+        return (self.directory / "join-token").read_text()
+
+    @property
+    def admin_token(self) -> str:
+        return (self.directory / "admin-token").read_text()
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
+        with Wire(self.port, self.tls) as wire:
+            return wire.request(method, path, body, headers)
+
+    def admin(self, method: str, path: str, message: object = None) -> Answer:
+        body = None if message is None else json.dumps(message).encode()
+        return self.ask(method, path, body, {"Authorization": f"Bearer {self.admin_token}"})
+
+    def new_token(self, uses: int | None = 1, client: int | None = None) -> str:
+        return self.admin("POST", "/admin/tokens", {"uses": uses, "label": "", "client": client}).json["token"]
+
+    def status(self) -> dict:
+        return self.ask("GET", "/v1/status").json
+
+    def metrics(self) -> dict[str, float]:
+        lines = self.ask("GET", "/metrics").body.decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+    def peer(self, examples: int = 10, client: int | None = None, token: str | None = None) -> Peer:
+        """A client that is enrolled."""
+        peer = Peer(self.port, self.tls)
+        answer = peer.enrol(token or self.join_token, examples, client)
+        assert answer.status == 200, answer
+        return peer
+
+    def cohort(self, *examples: int) -> tuple[list[Peer], list[dict]]:
+        """Clients that are there and have been offered the round under way."""
+        peers = [self.peer(n) for n in examples]
+        for peer in peers:
+            peer.poll()
+        return peers, [peer.offer() for peer in peers]
+
+
+@contextmanager
+def serving(
+    directory: Path, plan: Plan | None = None, speak: ssl.SSLContext | None = None, **options: object
+) -> Iterator[Served]:
+    """A server in this process on a real socket, stopped by its operator in the end; `speak` is how to talk to it."""
+    plan = plan or fleet_plan(rounds=100)
+    ready: list[int] = []
+    failed: list[BaseException] = []
+    settled = threading.Event()
+
+    def listening(port: int) -> None:
+        ready.append(port)
+        settled.set()
+
+    def run() -> None:
+        try:
+            serve(plan, Options(Address(HOST, 0), directory, **options), ready=listening)  # type: ignore[arg-type]
+        except BaseException as error:  # what it ended with is looked at below
+            failed.append(error)
+        finally:
+            settled.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    settled.wait()
+    if not ready:
+        raise failed[0]
+    served = Served(ready[0], directory, speak)
+    try:
+        yield served
+    finally:
+        with suppress(OSError):
+            served.admin("POST", "/admin/stop")
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def serving_process(directory: Path, plan: Plan, *arguments: str) -> Iterator[Served]:
+    """`fedavg serve` in a process of its own on loopback; what it says is in the file `stderr`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "served.toml").write_text(plan.to_toml())
+    run_dir = directory / "run"
+    command = [sys.executable, "-m", "fedavg", "serve", str(directory / "served.toml"), "--insecure", "--listen",
+               f"{HOST}:0", "--run-dir", str(run_dir), *arguments]  # fmt: skip
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with (directory / "stderr").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log, stdout=log, env=os.environ | {"PYTHONPATH": paths})
+    try:
+        yield Served(_port(directory / "stderr", process), run_dir, pid=process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _port(log: Path, process: "subprocess.Popen[bytes]") -> int:
+    until = monotonic() + 120
+    while monotonic() < until and process.poll() is None:
+        for line in log.read_text().splitlines():
+            if '"event": "listening"' in line:
+                return int(json.loads(line)["port"])
+        sleep(0.1)
+    raise AssertionError(f"the server did not come up: {log.read_text()}")
