@@ -21,8 +21,10 @@ from fedavg.fleets.http.messages import MAX_MESSAGE, MessageRefused, Problem, du
 log = logging.getLogger("fedavg.device")
 T = TypeVar("T")
 
-#: Pauses between tries, seconds: the first, and the longest.
+#: Pauses between tries, seconds: the first, and the longest. They grow slowly, so that a server which is back after a
+#: few seconds is found within a few more.
 PAUSES_S: Final = (0.2, 30.0)
+GROWTH: Final = 1.5
 #: Seconds to connect, and for the server to say something beyond what a poll may be held for.
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 60.0
@@ -107,7 +109,9 @@ class Link:
                 raise FleetError(f"{self._url} has not answered for {self._patience_s:g} s; is the server running?")
             if wait:
                 sleep(wait * random.uniform(0.5, 1.5))
-                pause = min(2 * pause, longest)
+                pause = min(GROWTH * pause, longest)
+            else:  # it is there, and only wants another signature: should it go away again, that is a new beginning
+                pause = PAUSES_S[0]
 
     def _refused(self, response: httpx.Response, pause: float) -> float:
         """How long to wait before another try; raises if there is no use in one."""
