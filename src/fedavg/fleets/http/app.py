@@ -80,7 +80,7 @@ class FleetApp:
         self._plan, self._hub, self._store = plan, hub, store
         self._plan_toml = plan.to_toml()
         self._guard = keys.ReplayGuard()
-        self._waiting: dict[int, asyncio.Event] = {}
+        self._waiting: dict[int, set[asyncio.Event]] = {}
         self._client_rate = Buckets(rate=20, burst=60)
         self._address_rate = Buckets(rate=50, burst=500)
         self._uploading: set[object] = set()
@@ -121,8 +121,8 @@ class FleetApp:
 
     def _wake(self, clients: Iterable[int]) -> None:
         for k in clients:
-            if k in self._waiting:
-                self._waiting[k].set()
+            for event in self._waiting.get(k, ()):
+                event.set()
 
     def _route(self, method: str, path: str, handler: Handler) -> Route:
         return Route(path, self.guarded(handler), methods=[method])
@@ -186,13 +186,16 @@ class FleetApp:
         return _json(answer or self._hub.wait_answer(held))
 
     async def _woken(self, k: int, seconds: float) -> None:
-        event = self._waiting.setdefault(k, asyncio.Event())
+        """Hold a poll. A client that was killed and is back has two; the end of the old one leaves the new one be."""
+        event = asyncio.Event()
+        self._waiting.setdefault(k, set()).add(event)
         try:
             await asyncio.wait_for(event.wait(), seconds)
         except TimeoutError:
             pass
         finally:
-            if self._waiting.get(k) is event:
+            self._waiting[k].discard(event)
+            if not self._waiting[k]:
                 del self._waiting[k]
 
     async def _model(self, request: Request) -> Response:
