@@ -204,8 +204,11 @@ class FleetApp:
         return _json(answer or self._hub.wait_answer(held))
 
     async def _woken(self, k: int, seconds: float) -> None:
-        """Until there is something for the client, or the time is over. One poll of a client is held, the newest: an older
-        one is of a connection that it has given up. A bare future is what the least memory holds."""
+        """Until there is something for the client, or the time is over. A bare future is what the least memory holds.
+
+        One poll of a client is held, the newest: an older one is of a connection that it has given up, and its end
+        leaves the new one be.
+        """
         loop = asyncio.get_running_loop()
         for older in self._waiting.get(k, ()):
             _settle(older)

@@ -10,7 +10,7 @@ import random
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -56,6 +56,8 @@ log = logging.getLogger("fedavg.device")
 
 #: Seconds that a poll is held open by the server when there is nothing to do.
 HELD_S: Final = 25.0
+#: Refusals of an update that say nothing against it.
+_NOT_NOW: Final = ("wrong-round", "round-closed", "upload-token-unknown")
 
 
 class DeviceData(FederatedData):
@@ -224,7 +226,10 @@ class Device:
             self._masking.begin(offer)
             return
         try:
-            if not (self._pending and self._pending.answers(offer)):
+            if self._pending and self._pending.answers(offer):
+                if self._pending.token != offer.upload_token:  # the server was restarted and gives out other tokens
+                    self._keep(replace(self._pending, token=offer.upload_token), None)
+            else:
                 if self._pending:
                     counted = self._pending.accepted and offer.round > self._pending.round
                     self._drop_pending(keep_state=counted)
@@ -233,7 +238,10 @@ class Device:
             log.warning("failed", extra={"round": offer.round, "detail": str(error)})
             self._say_failed(offer, str(error))
             return
-        self._upload()
+        try:
+            self._upload()
+        except ServerRefused as refusal:
+            self._refused(offer, refusal)
 
     def _train(self, offer: WorkOffer) -> None:
         message = self._message(offer)
@@ -284,19 +292,22 @@ class Device:
         assert pending
         frame = self._files.read("update.frame")
         path = f"/v1/rounds/{pending.round}/{pending.attempt}"
-        try:
-            if pending.token is None:
-                body = self._link.upload(f"{path}/update", frame)
-            else:
-                body = self._link.upload_anonymously(f"{path}/anonymous", frame, pending.token)
-            answer = parse(UpdateAnswer, body, MAX_MESSAGE)
-        except ServerRefused as refusal:
-            log.warning("update refused", extra={"round": pending.round, "reason": refusal.error})
-            self._drop_pending(keep_state=False)
-            return
+        if pending.token is None:
+            body = self._link.upload(f"{path}/update", frame)
+        else:
+            body = self._link.upload_anonymously(f"{path}/anonymous", frame, pending.token)
+        answer = parse(UpdateAnswer, body, MAX_MESSAGE)
         if answer.accepted:
-            self._keep(Pending(pending.round, pending.attempt, pending.model, pending.token, True), None)
-            log.info("accepted", extra={"round": pending.round, "duplicate": answer.duplicate})
+            self._keep(replace(pending, accepted=True), None)
+            sent = {"round": pending.round, "attempt": pending.attempt}
+            log.info("accepted", extra={**sent, "duplicate": answer.duplicate})
+
+    def _refused(self, offer: WorkOffer, refusal: ServerRefused) -> None:
+        """An update that is not wanted now may be asked for by a server that was just restarted; a bad one never is."""
+        log.warning("update refused", extra={"round": offer.round, "reason": refusal.error})
+        if refusal.error not in _NOT_NOW:
+            self._drop_pending(keep_state=False)
+            self._say_failed(offer, str(refusal))
 
     def _say_failed(self, offer: WorkOffer, detail: str) -> None:
         report = ReportRequest(round=offer.round, attempt=offer.attempt, kind="failed", detail=printable(detail, 500))

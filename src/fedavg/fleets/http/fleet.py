@@ -19,7 +19,7 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
-from fedavg.errors import FedAvgError
+from fedavg.errors import DiskError, FedAvgError
 from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
 from fedavg.fleets.http.hub import Group, Hub, Received
 from fedavg.fleets.http.messages import WorkOffer
@@ -224,15 +224,15 @@ class HttpFleet(Fleet):
         return combine([result for result in results if isinstance(result, Evaluated)])
 
     def retried(self, call: Callable[[], T]) -> T:
-        """A call of the database; while it can not be reached or has no space, say so, and try until it can."""
+        """A call that writes; while the database is away or there is no space, say so, and try until it works."""
         pause, longest = RETRY_S
         while True:
             try:
                 return call()
-            except StoreError as error:
-                if not error.retryable:
+            except (StoreError, DiskError) as error:
+                if isinstance(error, StoreError) and not error.retryable:
                     raise
-                log.error("the database does not take writes; trying again", extra={"detail": str(error)})
+                log.error("can not write; trying again", extra={"detail": str(error)})
             self._hub.pause(pause)
             self._check_stop()
             pause = min(2 * pause, longest)

@@ -279,10 +279,9 @@ class Hub:
         self.wake(list(self._clients))
 
     def all_told(self) -> bool:
-        """Does every client that is there know that the run is over?"""
-        there = np.flatnonzero(self.sizes())
+        """Does every client know that the run is over? A server that was just restarted has seen none of them yet."""
         with self._changed:
-            return self._told.issuperset(there.tolist())
+            return self._told.issuperset(k for k, row in self._clients.items() if not row.revoked)
 
     def stop(self) -> None:
         with self._changed:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from itertools import count
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 
@@ -24,8 +23,10 @@ from fedavg.fleets.http.messages import MAX_MESSAGE, MessageRefused, Problem, du
 log = logging.getLogger("fedavg.device")
 T = TypeVar("T")
 
-#: Pauses between tries, seconds: the first, and the longest.
+#: Pauses between tries, seconds: the first, and the longest. They grow slowly, so that a server which is back after a
+#: few seconds is found within a few more.
 PAUSES_S: Final = (0.2, 30.0)
+GROWTH: Final = 1.5
 #: Seconds to connect, and for the server to say something beyond what a poll may be held for.
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 60.0
@@ -140,13 +141,15 @@ class Link:
         """Send until there is an answer that stands."""
         pause, longest = PAUSES_S
         began = monotonic()
-        for tries in count():
+        signed_again = 0
+        while True:
             wait = pause
             try:
                 reply = send()
                 if 200 <= reply.status < 300:
                     return reply.body
-                wait = self._refused(reply, pause, first=tries == 0)
+                wait = self._refused(reply, pause, signed_again)
+                signed_again += 1
             except httpx.TransportError as error:
                 log.warning("the server does not answer", extra={"url": self._url, "detail": str(error)[:200]})
                 if isinstance(error, httpx.ConnectError) and "certificate" in str(error).lower():
@@ -155,17 +158,19 @@ class Link:
                 raise FleetError(f"{self._url} has not answered for {self._patience_s:g} s; is the server running?")
             if wait:
                 sleep(wait * random.uniform(0.5, 1.5))
-                pause = min(2 * pause, longest)
-        raise AssertionError("unreachable")
+                pause = min(GROWTH * pause, longest)
+            else:  # it is there, and only wants another signature: should it go away again, that is a new beginning
+                pause = PAUSES_S[0]
 
-    def _refused(self, reply: Reply, pause: float, first: bool) -> float:
+    def _refused(self, reply: Reply, pause: float, signed_again: int) -> float:
         """How long to wait before another try; raises if there is no use in one."""
         problem = _problem(reply)
         if reply.status == 401 and problem.error in _SIGN_AGAIN:
             highest = reply.headers.get(COUNTER, "")
             seen = int(highest) if highest.isdecimal() and len(highest) < 20 else 0
             self.signer.resync(problem.epoch or self.signer.epoch, seen)
-            return 0.0 if first else pause  # a server that is never content does not keep this device busy
+            # An epoch and a counter may both be out of date; a server that is never content is not asked for ever.
+            return 0.0 if signed_again < 2 else pause
         if reply.status in (429, 503):
             return max(pause, _retry_after(reply))
         if reply.status >= 500 or problem.error == "upload-under-way":

@@ -20,7 +20,7 @@ from typing import Any, Final
 from safetensors.torch import load, save
 from starlette.applications import Starlette
 
-from fedavg.errors import PlanError
+from fedavg.errors import DiskError, PlanError
 from fedavg.files import write_atomically
 from fedavg.fleets.http import keys
 from fedavg.fleets.http.admin import Admin
@@ -201,7 +201,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = _parked(store)
     rows: list[dict[str, Any]] = store.committed()
-    write_atomically(run.metrics_path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    _write_metrics(run, rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
     if not (start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped"):
@@ -210,13 +210,25 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
             if isinstance(event, Round):
                 _commit(event, fleet, hub, store)
                 rows.append(event_row(event))
-                run.append(event_row(event))
+                _append_metrics(run, rows, fleet)
             elif event.round == 0:
                 _save_initial(event, fleet, store)
             if watch:
                 watch(event)
     assert state
-    return finish(setup, rows, state, fleet.engine.name, run)
+    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run))
+
+
+def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -> None:
+    """A line more; a disk that was full may have kept half of it, so that the file is then written anew."""
+    try:
+        run.append(rows[-1])
+    except DiskError:
+        fleet.retried(lambda: _write_metrics(run, rows))
+
+
+def _write_metrics(run: RunDir, rows: list[dict[str, Any]]) -> None:
+    write_atomically(run.metrics_path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _parked(store: Store) -> Start | None:
@@ -249,7 +261,7 @@ def _contiguous(state: State) -> dict[str, Any]:
 
 
 def _say_goodbye(hub: Hub, result: Result, linger_s: float) -> None:
-    """Stay until everyone who is there knows that it is over, or for as long as was asked."""
+    """Stay until everyone knows that it is over, or for as long as was asked."""
     hub.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256))
     until = monotonic() + linger_s
     while not hub.all_told() and monotonic() < until and not hub.stopping:

@@ -351,7 +351,11 @@ class Store:
             )
 
     def abandon_round(self, round: int, attempt: int, reason: str) -> None:
+        """Ends an attempt without a result; asked again it is quiet, for a lost connection may hide that it worked."""
         with self._write(f"abandon round {round}") as connection:
+            this = and_(_rounds.c.round == round, _rounds.c.attempt == attempt)
+            if connection.scalar(select(_rounds.c.state).where(this)) == "abandoned":
+                return
             _expect_open(connection, round, attempt, "abandoned")
             connection.execute(_this(round, attempt).values(state="abandoned", reason=reason))
 

@@ -1,0 +1,13 @@
+"""A task and data that train in milliseconds, under the names that a served plan gives them."""
+
+from fedavg import Plan
+from toys import TOY, toy_data
+
+SIZES = (7, 12, 6, 5, 20, 9, 11, 8)
+TASK = TOY
+DATA = toy_data(SIZES)
+
+
+def tiny_plan(**changes: object) -> Plan:
+    values = {"task": "tiny:TASK", "data": "tiny:DATA", "C": 0.5, "E": 2, "B": 4, "lr": 0.1, "workers": 1}
+    return Plan(**{**values, **changes})
