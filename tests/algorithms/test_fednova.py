@@ -40,7 +40,7 @@ def test_it_finds_the_optimum_that_unlike_steps_lead_fedavg_away_from():
     """§3 of its paper: FedAvg's fixed point weighs clients by their steps as well, that of FedNova by n_k alone."""
     best = (2 * 1 + 3 * 4 / 3) / (2 * 1 + 3 * 4)  # Σ n_k ∇F_k(w) = 2(w - 1) + 3(4 w - 4/3) = 0
     assert sum(n * slope(best) for n, slope in zip(COUNTS, SLOPES, strict=True)) == pytest.approx(0)
-    changes = {"E": 1, "B": 1, "lr": 0.04, "rounds": 120}
+    changes = {"E": 1, "B": 1, "lr": 0.01, "rounds": 200}  # small steps: at large ones both drift by their curvature
     gaps = {
         name: abs(float(weights_after(line_plan(algorithm=name, **changes))) - best) for name in ("fedavg", "fednova")
     }
