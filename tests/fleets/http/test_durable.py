@@ -56,7 +56,8 @@ def check(fleet: Fleet) -> None:
     assert [row["round"] for row in metrics] == list(counted)
     for device in fleet.devices:
         told = {round for round, attempt in device.accepted() if attempt == 0}
-        assert told == {round for round, clients in counted.items() if device.k in clients}
+        # One that was killed, or whose server was, may have counted without hearing of it; never the other way round.
+        assert told <= {round for round, clients in counted.items() if device.k in clients}
         assert not (device.directory / "update.frame").exists() or device.k not in counted[rounds]
 
 
@@ -64,7 +65,7 @@ def kill_by_clock(server: Server, rng: random.Random) -> None:
     """At any moment: while it starts, or some time after a first update came in."""
     if rng.random() < 0.7:
         server.wait_for(lambda s: s["updates_accepted"], "the first update")
-    server.process.join(rng.uniform(0, 1))
+    server.process.join(rng.uniform(0, 0.2))  # a few rounds of the tiny task
     server.kill()
 
 
@@ -90,7 +91,7 @@ def kill_often(fleet: Fleet, times: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "rounds"), [(8, 12), pytest.param(100, 150, marks=pytest.mark.slow)], ids=["8 times", "100 times"]
+    ("times", "rounds"), [(8, 60), pytest.param(100, 750, marks=pytest.mark.slow)], ids=["8 times", "100 times"]
 )
 def test_the_server_and_clients_are_killed(tmp_path, times, rounds):
     with Fleet(tmp_path, tiny_plan(rounds=rounds), CLIENTS) as fleet:
