@@ -390,7 +390,9 @@ def test_a_server_killed_after_the_last_round_comes_back_to_say_goodbye(tmp_path
             play(hand)
         server.wait_for(lambda s: s["done"], "the last round")
         server.kill()
-        server.start()
+        server.go_on(lambda s: s["done"], "the end")
+        server.process.join(3)
+        assert server.alive, "nobody has asked yet"
         for hand in hands:
             assert isinstance(hand.poll(), DoneAnswer)
         assert server.ended(30) == 0, "everyone knows"
