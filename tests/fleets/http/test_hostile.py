@@ -395,9 +395,10 @@ def test_a_connection_that_says_nothing_more_is_let_go_of(target):
         )
         wires.append(wire)
     target.check_unharmed()
-    statuses = [wire.answer().status for wire in wires]
-    assert statuses == [408] * 300
-    target.answered[408] += 300
+    statuses = Counter(wire.answer().status for wire in wires)
+    assert set(statuses) <= {408, 429}  # an address may enrol only so often
+    assert statuses[408] > 50
+    target.answered += statuses
     for wire in wires:
         wire.close()
     target.check_unharmed()
