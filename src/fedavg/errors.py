@@ -13,6 +13,10 @@ class DataError(FedAvgError):
     """A data set is missing, corrupt or does not fit the plan."""
 
 
+class NotFinite(DataError):
+    """A vector that was received holds NaN or infinity."""
+
+
 class TaskError(FedAvgError):
     """A user's module, loss or metric can not be trained as given."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg.errors import DataError, Diverged
+from fedavg.errors import DataError, Diverged, NotFinite
 
 #: Gives the shapes of the layers that lie end to end in a vector; whoever does not ask need not wait for the model.
 Shapes = Callable[[], Sequence[tuple[int, ...]]]
@@ -57,7 +57,7 @@ class Codec(ABC):
         with np.errstate(over="ignore", invalid="ignore"):  # a stranger's numbers: what comes of them is looked at
             values = self.unpack(bytes(frame), size)
         if not isfinite(largest(values)):
-            self.refuse("values that are not finite", "finite numbers")
+            raise NotFinite(f"a {self.name} frame holds values that are not finite; expected finite numbers")
         return torch.from_numpy(values)
 
     @abstractmethod

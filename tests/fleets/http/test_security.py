@@ -21,6 +21,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from fedavg import Update
 from fedavg.cli import cli
 from fedavg.codecs import make_codec
 from fedavg.engine.trainer import Trainer
@@ -28,7 +29,7 @@ from fedavg.errors import FedAvgError, FleetError, PlanError
 from fedavg.fleets.http import app, listener, wire
 from fedavg.fleets.http.certs import client_context, make_certificates, server_context
 from fedavg.fleets.http.device import Device
-from fedavg.fleets.http.hub import Guards, Hub
+from fedavg.fleets.http.hub import Group, Guards, Hub
 from fedavg.fleets.http.keys import ClientKey
 from fedavg.fleets.http.link import Link, ServerRefused
 from fedavg.fleets.http.messages import Eligibility, Problem, UpdateAnswer, WorkOffer, dump
@@ -410,7 +411,7 @@ def test_a_reader_that_does_not_read_is_cut_and_costs_a_piece_not_the_model(tmp_
     monkeypatch.setattr(listener, "HEAD_S", 0.5)
     monkeypatch.setattr(listener, "SLOWEST_DOWNLOAD", 2**20)
     hub, model = Hub(Guards()), torch.zeros(5_000_000)
-    digest = hub.publish(model)
+    (digest,) = hub.publish([model])
     with Store.open(tmp_path / "fleet.db") as store:
         fleet = app.FleetApp(fleet_plan(), hub, store)
         server = listener.Listener(fleet.asgi, HOST, 0, None)
@@ -605,16 +606,19 @@ def test_nothing_that_the_server_keeps_ties_a_token_to_a_client():
     hub = Hub(Guards(anonymous=True))
     hub.know([ClientRow(k, bytes([k]) * 32, 10, "", False) for k in range(20)])
     expected = wire.Expected("0" * 16, 1, 0, "0" * 64, make_codec("float32"), 2, 10.0, None, frozenset())
-    offer = WorkOffer(1, 0, "0" * 64, 2, 9.0, 1, 4.0, 0.1, {}, None)
-    hub.open(Round(1, 0, "0" * 64, frozenset(range(20)), 20, 10, monotonic() + 99), offer, expected)
+    offer = WorkOffer(1, 0, "0" * 64, 2, 9.0, 1, 4.0, 0.1, {}, None, None, 2)
+    everyone = frozenset(range(20))
+    group = Group(everyone, offer, expected, lambda vector, weight: Update(vector, weight))
+    hub.open(Round(1, 0, "0" * 64, everyone, 20, 10, monotonic() + 99), [group])
     tokens = {k: hub.answer(k, None).upload_token for k in range(20)}
     hashes = {sha256(token.encode()).digest() for token in tokens.values()}
     kept = {name: value for name, value in vars(hub).items() if name not in ("_clients", "_by_key", "guards", "wake")}
     assert kept["_given"] == set(range(20))
-    assert kept["_tokens"] == hashes
-    holders = [name for name, value in kept.items() if mentions(value, tokens.values(), hashes)]
-    assert holders == ["_tokens"]  # a set, which has no order in which they were given
-    assert isinstance(kept["_tokens"], set)
+    (collected,) = kept["_collected"]
+    assert collected.tokens == hashes
+    assert isinstance(collected.tokens, set)  # it has no order in which they were given
+    parts = kept | vars(collected)
+    assert [name for name, value in parts.items() if mentions(value, tokens.values(), hashes)] == ["tokens"]
 
 
 def mentions(value, tokens, hashes):
@@ -803,7 +807,7 @@ def test_a_bad_model_is_refused_and_costs_no_memory(malicious, tmp_path, kind):
         "redirect": (302, {"Location": f"{malicious.url}/elsewhere"}, b""),
     }
     digest = sha256(bad if kind == "NaN" else good).hexdigest()
-    offer = WorkOffer(1, 0, digest, NUMBERS, 60.0, 1, 4.0, 0.1, {}, None)
+    offer = WorkOffer(1, 0, digest, NUMBERS, 60.0, 1, 4.0, 0.1, {}, None, None, 1)
     plan = fleet_plan()
     malicious.answers |= {
         "/v1/enrol": enrolled(plan.to_toml(), plan.digest),

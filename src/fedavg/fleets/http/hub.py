@@ -68,6 +68,8 @@ class Collected:
         self.ring = torch.zeros(group.expected.numbers, dtype=torch.int64)
         self.sum = ExactSum(self.ring)
         self.received: list[Received] = []
+        #: Hashes of the upload tokens that were given out: a set, which has no order that would tell to whom.
+        self.tokens: set[bytes] = set()
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,6 @@ class Hub:
             self._secure = secure
             self._collected = [Collected(group) for group in groups]
             self._of_client = {k: collected for collected in self._collected for k in collected.group.clients}
-            self._of_token: dict[bytes, Collected] = {}
             self._given: set[int] = set()
             self._round = round
         self.wake(round.invited)
@@ -322,7 +323,7 @@ class Hub:
                 return None
             self._given.add(k)
             token = secrets.token_urlsafe(32)
-            self._of_token[sha256(token.encode()).digest()] = collected
+            collected.tokens.add(sha256(token.encode()).digest())
             return replace(offer, upload_token=token)
 
     def wait_answer(self, held: bool) -> WaitAnswer:
@@ -345,7 +346,7 @@ class Hub:
         """The name under which an anonymous update counts, if the token was given in this round."""
         hashed = sha256(token.encode()).digest()
         with self._changed:
-            return hashed if self._round and hashed in self._of_token else None
+            return hashed if self._round and self._group_of(hashed) else None
 
     def judge(self, source: Hashable, round: int, attempt: int) -> Verdict:
         with self._changed:
@@ -378,7 +379,7 @@ class Hub:
     def add(self, source: int | bytes, round: int, attempt: int, frame: bytes | memoryview) -> Verdict:
         """Check an update and add it to the sum, once; UpdateRefused if it is not what was asked for."""
         with self._changed:
-            collected = self._of_client.get(source) if isinstance(source, int) else self._of_token.get(source)
+            collected = self._group_of(source)
         if collected is None:
             return Verdict.NOT_INVITED
         decoded = decode_update(frame, self._bounded(collected.group.expected, source))
@@ -401,6 +402,11 @@ class Hub:
         self.accepted += 1
         if self._round.phase is not Phase.COLLECTING:
             self._changed.notify_all()
+
+    def _group_of(self, source: int | bytes) -> Collected | None:
+        if isinstance(source, int):
+            return self._of_client.get(source)
+        return next((collected for collected in self._collected if source in collected.tokens), None)
 
     def _bounded(self, expected: Expected, source: Hashable) -> Expected:
         """No client counts for more than the examples that it enrolled with."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedavg.codecs import Codec
-from fedavg.errors import FedAvgError
+from fedavg.errors import FedAvgError, NotFinite
 from fedavg.fleets.http.messages import (
     ATTEMPT,
     METRICS,
@@ -207,6 +207,8 @@ def _vector(payload: memoryview, expected: Expected) -> Tensor:
     try:
         with np.errstate(all="ignore"):  # 0 * infinity is refused below; it need not fill the log with warnings
             vector = expected.codec.decode(payload, expected.numbers)
+    except NotFinite as error:
+        raise UpdateRefused(Reason.NOT_FINITE, str(error)) from None
     except Exception as error:  # whatever a codec trips over in a stranger's bytes is the stranger's mistake
         raise UpdateRefused(Reason.BAD_PAYLOAD, f"not a {expected.codec.name} payload: {error}") from None
     if vector.shape != (expected.numbers,) or vector.dtype != torch.float32:
