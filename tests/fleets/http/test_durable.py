@@ -261,10 +261,10 @@ def test_a_single_update_never_touches_the_disk(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 2 MB."""
+    """A disk of 24 MB: the database begins with some."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("needs the right to mount")
     yield disk
@@ -280,7 +280,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk(small_disk, tmp_path):
-    with Fleet(tmp_path, tiny_plan(rounds=8), CLIENTS, "--run-dir", str(small_disk / "run")) as fleet:
+    with Fleet(tmp_path, tiny_plan(rounds=60), CLIENTS, "--run-dir", str(small_disk / "run")) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 2, "round 2")
         filler = fill(small_disk)
         (said, *_) = wait_until(lambda: fleet.server.lines("can not write; trying again"), "an error")
@@ -292,7 +292,7 @@ def test_a_full_disk(small_disk, tmp_path):
 def test_a_full_disk_when_the_database_is_elsewhere(small_disk, tmp_path):
     """Half a line of metrics may be there; afterwards it is whole."""
     options = ("--run-dir", str(small_disk / "run"), "--db", str(tmp_path / "fleet.db"))
-    with Fleet(tmp_path, tiny_plan(rounds=8), CLIENTS, *options) as fleet:
+    with Fleet(tmp_path, tiny_plan(rounds=60), CLIENTS, *options) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 1, "round 1")
         filler = fill(small_disk)
         with fleet.server.metrics.open("ab", buffering=0) as file:  # the rest of its last block
@@ -314,7 +314,7 @@ def postgres():
 
 
 def test_postgresql_goes_away_and_the_server_is_killed(tmp_path, postgres):
-    with Fleet(tmp_path, tiny_plan(rounds=15), CLIENTS, "--db", postgres.get_uri()) as fleet:
+    with Fleet(tmp_path, tiny_plan(rounds=60), CLIENTS, "--db", postgres.get_uri()) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 2, "round 2")
         postgres.stop()
         (said, *_) = wait_until(lambda: fleet.server.lines("can not write; trying again"), "an error")

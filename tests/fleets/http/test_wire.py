@@ -276,8 +276,11 @@ class Brittle(Codec):
     def __init__(self, trip: Exception | torch.Tensor) -> None:
         self._trip = trip
 
-    def encode(self, vector, rng):
+    def pack(self, values, rng):
         return PAYLOAD
+
+    def unpack(self, frame, size):
+        raise AssertionError("decode does it all")
 
     def decode(self, frame, size):
         if isinstance(self._trip, Exception):
