@@ -35,10 +35,12 @@ COMMANDS = [
 
 
 def test_the_readme_shows_the_main_commands():
-    assert {command.split()[1] for command in COMMANDS} == {"run", "resume", "data", "paper", "bench"}
+    assert {command.split()[1] for command in COMMANDS} == {
+        "run", "resume", "data", "paper", "privacy", "personalise", "fleet-demo", "bench",
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] in ("run", "data")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] in ("run", "data", "privacy")])
 def test_the_commands(command, tmp_path):
     (tmp_path / "plan.toml").write_text('task = "mnist-2nn"\nC = 0.02\n')
     words = shlex.split(command)[1:] + (["--set", "rounds=2", "--quiet"] if " run " in command else [])

@@ -1,0 +1,32 @@
+"""Every algorithm, codec and protection gives over the network what it gives in simulation, bit for bit."""
+
+import pytest
+from harness import Fleet
+from tiny import SIZES, tiny_plan
+
+import fedavg
+
+PRIVATE = ("clip:0.5", "weigh:equal", "noise:0.5:where=clients")
+PLANS = {
+    "fedprox": {"algorithm": "fedprox:0.1"},
+    "fedavgm": {"algorithm": "fedavgm:0.9"},
+    "fedadam": {"algorithm": "fedadam:lr=0.05"},
+    "fednova": {"algorithm": "fednova"},
+    "scaffold": {"algorithm": "scaffold"},
+    "fedbuff": {"algorithm": "fedbuff:3", "rounds": 6},
+    "adaptive": {"algorithm": "adaptive:200", "C": 1.0},
+    "sparse ternary": {"codec": "stc:0.1"},
+    "entropy of quantised": {"codec": "entropy:quantise:4"},
+    "adaptive clipping, noise": {"stages": ("clip:0.5:quantile=0.5", "weigh:equal", "noise:0.5")},
+    "secure aggregation": {"secagg": "complete:4:20"},
+    "secure aggregation, noise of the clients": {"secagg": "complete:4:1", "stages": PRIVATE},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_over_the_network_as_in_simulation(name, tmp_path):
+    plan = tiny_plan(**{"rounds": 3, "clients": len(SIZES), **PLANS[name]})
+    with Fleet(tmp_path, plan, len(SIZES)) as fleet:
+        summary = fleet.finished()
+    assert summary["model_sha256"] == fedavg.run(plan).summary.model_sha256
+    assert summary["rounds"] >= 3
