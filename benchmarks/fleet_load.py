@@ -39,6 +39,8 @@ P = 199_210
 #: Clients that come from one address: the server lets an address enrol no more at once.
 PER_ADDRESS = 400
 HELD_S = 25.0
+#: Slow connections that are opened in a second: all at once would be another attack, a flood.
+SLOW_PER_S = 250
 #: What follows in the page is not made from the record, and stays.
 BY_HAND = "## What bounds it\n"
 SAMPLE_S = 0.25
@@ -290,7 +292,8 @@ async def probe(port: int, token: str, ca: str | None) -> None:
         wire = await client.connect()
         await wire.send(b"GET /healthz HTTP/1.1\r\nHost: fleet\r\n\r\n")
 
-    async def forever(client: LightClient) -> None:
+    async def forever(i: int, client: LightClient) -> None:
+        await asyncio.sleep(0.2 * i / len(clients))  # not in step: one stall should not count for all
         while True:
             await timed("poll", lambda: client.poll(body))
             await asyncio.sleep(0.1)
@@ -298,7 +301,7 @@ async def probe(port: int, token: str, ca: str | None) -> None:
             await asyncio.sleep(0.1)
 
     print("ready", flush=True)
-    tasks = [asyncio.create_task(forever(client)) for client in clients]
+    tasks = [asyncio.create_task(forever(i, client)) for i, client in enumerate(clients)]
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in done - {ended}:
@@ -461,7 +464,8 @@ async def _offered(client: LightClient, turns: asyncio.Semaphore) -> dict[str, A
 async def slowly(heads: list[bytes], clients: list[LightClient]) -> list[float]:
     """Send what is given, then a byte every other second; the seconds until each connection is cut."""
 
-    async def one(head: bytes, client: LightClient) -> float:
+    async def one(i: int, head: bytes, client: LightClient) -> float:
+        await asyncio.sleep(i / SLOW_PER_S)
         wire: Wire = await client.connect()
         began = perf_counter()
         wire.send(head).add_done_callback(lambda reply: reply.cancelled() or reply.exception())
@@ -472,7 +476,7 @@ async def slowly(heads: list[bytes], clients: list[LightClient]) -> list[float]:
                 wire.transport.write(b"x")
         return perf_counter() - began
 
-    return await asyncio.gather(*map(one, heads, clients))
+    return await asyncio.gather(*map(one, range(len(heads)), heads, clients))
 
 
 # The record
