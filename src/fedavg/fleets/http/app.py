@@ -62,10 +62,10 @@ FAST_LANE_S: Final = 0.25
 #: with its head, up to some 300 KB, is in memory already.
 TURN_S: Final = 10.0
 WAITING: Final = 1024
-#: Held polls that are answered at a time when a round begins, and the seconds between: a whole cohort at once would
-#: keep everyone else waiting, and come back with its updates at once.
-WAKE: Final = 100
-WAKE_S: Final = 0.02
+#: Held polls that are answered at a time when a round begins, and the seconds between (more if the loop is busy): all
+#: of a cohort at once would keep everyone else waiting, and come back with their updates at once.
+WAKE: Final = 20
+WAKE_S: Final = 0.005
 #: The first pause of a client that has just enrolled.
 POLL_S: Final = 1.0
 
