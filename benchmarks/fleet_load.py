@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import platform
+import random
 import resource
 import signal
 import subprocess
@@ -39,6 +40,8 @@ P = 199_210
 #: Clients that come from one address: the server lets an address enrol no more at once.
 PER_ADDRESS = 400
 HELD_S = 25.0
+#: What the server asks of those who are told to come back.
+RETRY_S = 2.0
 #: Slow connections that are opened in a second: all at once would be another attack, a flood.
 SLOW_PER_S = 250
 #: What follows in the page is not made from the record, and stays.
@@ -198,7 +201,7 @@ class Uploads:
         else:
             why = f"{reply.status} {reply.json()['error']}"
             self.refusals[why] = self.refusals.get(why, 0) + 1
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))  # as a device does
 
 
 # What is measured

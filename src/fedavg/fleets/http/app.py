@@ -61,7 +61,7 @@ FAST_LANE_S: Final = 0.25
 #: Seconds that an upload waits for its turn before it is told to come back, and how many may wait: of each, what came
 #: with its head, up to some 300 KB, is in memory already.
 TURN_S: Final = 10.0
-WAITING: Final = 1024
+WAITING: Final = 512
 #: Held polls that are answered at a time when a round begins, and the seconds between (more if the loop is busy): all
 #: of a cohort at once would keep everyone else waiting, and come back with their updates at once.
 WAKE: Final = 20
@@ -262,7 +262,10 @@ class FleetApp:
             verdict = await self._receive(request, source, fields, round, attempt)
         if verdict in _STATUS:
             raise Refusal(_STATUS[verdict], verdict, "this update is not wanted now; poll for work")
-        return _json(UpdateAnswer(accepted=True, duplicate=verdict is Verdict.DUPLICATE))
+        answer = _json(UpdateAnswer(accepted=True, duplicate=verdict is Verdict.DUPLICATE))
+        if request.scope["scheme"] == "https":  # of TLS, what an upload filled stays in memory with its connection
+            answer.headers["connection"] = "close"
+        return answer
 
     async def _receive(
         self, request: Request, source: int | bytes, fields: keys.SignedFields | None, round: int, attempt: int
