@@ -544,7 +544,7 @@ def report(record: dict[str, Any]) -> str:
             *(_loris_row(same) for same in _alike(runs["loris"], "connections", "tls")),
             "",
         ]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def _alike(runs: list[dict[str, Any]], *names: str) -> list[list[dict[str, Any]]]:
