@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import platform
+import random
 import resource
 import signal
 import subprocess
@@ -39,6 +40,10 @@ P = 199_210
 #: Clients that come from one address: the server lets an address enrol no more at once.
 PER_ADDRESS = 400
 HELD_S = 25.0
+#: What the server asks of those who are told to come back.
+RETRY_S = 2.0
+#: Slow connections that are opened in a second: all at once would be another attack, a flood.
+SLOW_PER_S = 250
 #: What follows in the page is not made from the record, and stays.
 BY_HAND = "## What bounds it\n"
 SAMPLE_S = 0.25
@@ -196,7 +201,7 @@ class Uploads:
         else:
             why = f"{reply.status} {reply.json()['error']}"
             self.refusals[why] = self.refusals.get(why, 0) + 1
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))  # as a device does
 
 
 # What is measured
@@ -290,7 +295,8 @@ async def probe(port: int, token: str, ca: str | None) -> None:
         wire = await client.connect()
         await wire.send(b"GET /healthz HTTP/1.1\r\nHost: fleet\r\n\r\n")
 
-    async def forever(client: LightClient) -> None:
+    async def forever(i: int, client: LightClient) -> None:
+        await asyncio.sleep(0.2 * i / len(clients))  # not in step: one stall should not count for all
         while True:
             await timed("poll", lambda: client.poll(body))
             await asyncio.sleep(0.1)
@@ -298,7 +304,7 @@ async def probe(port: int, token: str, ca: str | None) -> None:
             await asyncio.sleep(0.1)
 
     print("ready", flush=True)
-    tasks = [asyncio.create_task(forever(client)) for client in clients]
+    tasks = [asyncio.create_task(forever(i, client)) for i, client in enumerate(clients)]
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in done - {ended}:
@@ -461,7 +467,8 @@ async def _offered(client: LightClient, turns: asyncio.Semaphore) -> dict[str, A
 async def slowly(heads: list[bytes], clients: list[LightClient]) -> list[float]:
     """Send what is given, then a byte every other second; the seconds until each connection is cut."""
 
-    async def one(head: bytes, client: LightClient) -> float:
+    async def one(i: int, head: bytes, client: LightClient) -> float:
+        await asyncio.sleep(i / SLOW_PER_S)
         wire: Wire = await client.connect()
         began = perf_counter()
         wire.send(head).add_done_callback(lambda reply: reply.cancelled() or reply.exception())
@@ -472,7 +479,7 @@ async def slowly(heads: list[bytes], clients: list[LightClient]) -> list[float]:
                 wire.transport.write(b"x")
         return perf_counter() - began
 
-    return await asyncio.gather(*map(one, heads, clients))
+    return await asyncio.gather(*map(one, range(len(heads)), heads, clients))
 
 
 # The record
@@ -537,7 +544,7 @@ def report(record: dict[str, Any]) -> str:
             *(_loris_row(same) for same in _alike(runs["loris"], "connections", "tls")),
             "",
         ]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def _alike(runs: list[dict[str, Any]], *names: str) -> list[list[dict[str, Any]]]:

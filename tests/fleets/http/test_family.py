@@ -14,7 +14,7 @@ PLANS = {
     "fednova": {"algorithm": "fednova"},
     "scaffold": {"algorithm": "scaffold"},
     "fedbuff": {"algorithm": "fedbuff:3", "rounds": 6},
-    "adaptive": {"algorithm": "adaptive:200", "C": 1.0},
+    "adaptive": {"algorithm": "adaptive:200", "C": 1.0, "E": 1},
     "sparse ternary": {"codec": "stc:0.1"},
     "entropy of quantised": {"codec": "entropy:quantise:4"},
     "adaptive clipping, noise": {"stages": ("clip:0.5:quantile=0.5", "weigh:equal", "noise:0.5")},

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
+from math import inf
 from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
@@ -50,18 +51,24 @@ MESSAGE_BYTES: Final = 8 * 1024
 #: Seconds of grace for a body, and the bytes a second that it must keep up beyond that.
 BODY_S: Final = 8.0
 SLOWEST_UPLOAD: Final = 64 * 1024
-#: Bytes of uploads that may be in memory at a time.
+#: Bytes of uploads that may be in memory at a time, and those of one that are read before it needs a turn for that: who
+#: sends next to nothing takes no turn from others.
 UPLOAD_BYTES: Final = 256 * 2**20
+BEGINNING: Final = 16 * 1024
+#: Uploads that begin to be read at a time, and the seconds after which a slow one makes room for the next. Each pass of
+#: the event loop takes a piece of every upload that has one, and everyone else waits for the pass.
+FAST_LANE: Final = 64
+FAST_LANE_S: Final = 0.25
 #: Bytes of a model that are on the way to one client at a time.
 PIECE_BYTES: Final = 256 * 1024
 #: Seconds that an upload waits for its turn before it is told to come back, and how many may wait: of each, what came
 #: with its head, up to some 300 KB, is in memory already.
 TURN_S: Final = 10.0
 WAITING: Final = 512
-#: Held polls that are answered at a time when a round begins, and the seconds between: a whole cohort at once would
-#: keep everyone else waiting, and come back with its updates at once.
-WAKE: Final = 100
-WAKE_S: Final = 0.02
+#: Held polls that are answered at a time when a round begins, and the seconds between (more if the loop is busy): all
+#: of a cohort at once would keep everyone else waiting, and come back with their updates at once.
+WAKE: Final = 20
+WAKE_S: Final = 0.005
 #: The status of an update frame that is refused; its reason is a `wire.Reason`.
 UPDATE_REFUSED: Final = 422
 #: The first pause of a client that has just enrolled.
@@ -94,6 +101,7 @@ class FleetApp:
         self._address_rate = Buckets(rate=50, burst=500)
         self._uploading: set[object] = set()
         self._turns: asyncio.Semaphore | None = None
+        self._fast_lane: asyncio.Semaphore | None = None
         self._waiting_for_turn = 0
         #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="update")
@@ -266,7 +274,10 @@ class FleetApp:
             verdict = await self._receive(request, source, fields, round, attempt)
         if verdict not in (Verdict.ACCEPTED, Verdict.DUPLICATE):
             raise Refusal(verdict, "this update is not wanted now; poll for work")
-        return _json(UpdateAnswer(accepted=True, duplicate=verdict is Verdict.DUPLICATE))
+        answer = _json(UpdateAnswer(accepted=True, duplicate=verdict is Verdict.DUPLICATE))
+        if request.scope["scheme"] == "https":  # of TLS, what an upload filled stays in memory with its connection
+            answer.headers["connection"] = "close"
+        return answer
 
     async def _receive(
         self, request: Request, source: int | bytes, fields: keys.SignedFields | None, round: int, attempt: int
@@ -277,8 +288,10 @@ class FleetApp:
             raise Refusal("upload-under-way", "another upload of this update is under way")
         self._uploading.add(source)
         try:
+            body = Body(request, limit)
+            await body.read(BEGINNING)
             async with self._turn(limit):
-                frame = await read_body(request, limit)
+                frame = await body.read()
                 return await asyncio.get_running_loop().run_in_executor(
                     self._workers, self._check_and_add, source, round, attempt, frame, fields
                 )
@@ -298,22 +311,36 @@ class FleetApp:
     @asynccontextmanager
     async def _turn(self, limit: int) -> AsyncIterator[None]:
         """A turn to be in memory; where too many wait for one, or it does not come in time, it is a 503."""
-        if self._turns is None:
+        if self._turns is None or self._fast_lane is None:
             self._turns = asyncio.Semaphore(max(2, UPLOAD_BYTES // max(limit, 1)))
+            self._fast_lane = asyncio.Semaphore(FAST_LANE)
         busy = Refusal("busy", "too many uploads at a time; come back", _later(2))
         if self._waiting_for_turn >= WAITING:
             raise busy
         self._waiting_for_turn += 1
         try:
-            await asyncio.wait_for(self._turns.acquire(), TURN_S)
+            await asyncio.wait_for(self._both(self._turns, self._fast_lane), TURN_S)
         except TimeoutError:
             raise busy from None
         finally:
             self._waiting_for_turn -= 1
+        making_room = _Once(self._fast_lane.release)
+        timer = asyncio.get_running_loop().call_later(FAST_LANE_S, making_room)
         try:
             yield
         finally:
+            timer.cancel()
+            making_room()
             self._turns.release()
+
+    @staticmethod
+    async def _both(turns: asyncio.Semaphore, lane: asyncio.Semaphore) -> None:
+        await turns.acquire()
+        try:
+            await lane.acquire()
+        except BaseException:
+            turns.release()
+            raise
 
     async def _session_message(self, request: Request) -> Response:
         """The message of a session of secure aggregation that waits for this client."""
@@ -431,24 +458,61 @@ def _settle(poll: "asyncio.Future[None]") -> None:
         poll.set_result(None)
 
 
+class _Once:
+    """A call that is made the first time only."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call:
+            call()
+
+
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, of at most `limit` bytes as counted, if it comes fast enough. Encodings are refused: no bombs."""
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal("content-encoding", "content encodings are not taken; send the bytes as they are")
-    chunks: list[bytes] = []
-    length, began = 0, asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout(BODY_S) as patience:
-            async for chunk in request.stream():
-                length += len(chunk)
-                if length > limit:
-                    raise Refusal("too-large", f"the body has more than {limit} bytes")
-                chunks.append(chunk)
-                patience.reschedule(began + BODY_S + length / SLOWEST_UPLOAD)
-    except TimeoutError:
-        detail = f"{length} bytes came in {BODY_S + length / SLOWEST_UPLOAD:.0f} s; expected more, or the end"
-        raise Refusal("too-slow", detail) from None
-    return b"".join(chunks)
+    """The whole body of a request."""
+    return await Body(request, limit).read()
+
+
+class Body:
+    """A body of at most `limit` bytes as counted, if it comes fast enough. Encodings are refused: no bombs."""
+
+    def __init__(self, request: Request, limit: int) -> None:
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refusal("content-encoding", "content encodings are not taken; send the bytes as they are")
+        self._stream, self._limit = request.stream(), limit
+        self._chunks: list[bytes] = []
+        self._length, self._seconds = 0, 0.0
+
+    async def read(self, enough: float = inf) -> bytes:
+        """Read on until so many bytes are there, or all; returns what is. Only time spent in here counts."""
+        if self._length >= enough:
+            return b"".join(self._chunks)
+        clock = asyncio.get_running_loop().time
+        began = clock() - self._seconds
+        try:
+            async with asyncio.timeout_at(began + self._patience_s) as patience:
+                async for chunk in self._stream:
+                    self._take(chunk)
+                    if self._length >= enough:
+                        break
+                    patience.reschedule(began + self._patience_s)
+        except TimeoutError:
+            detail = f"{self._length} bytes came in {self._patience_s:.0f} s; expected more, or the end"
+            raise Refusal("too-slow", detail) from None
+        self._seconds = clock() - began
+        return b"".join(self._chunks)
+
+    def _take(self, chunk: bytes) -> None:
+        self._length += len(chunk)
+        if self._length > self._limit:
+            raise Refusal("too-large", f"the body has more than {self._limit} bytes")
+        self._chunks.append(chunk)
+
+    @property
+    def _patience_s(self) -> float:
+        return BODY_S + self._length / SLOWEST_UPLOAD
 
 
 def problem(refusal: Refusal, epoch: str | None = None) -> Response:

@@ -45,7 +45,7 @@ BACKLOG: Final = 4096
 #: Files besides the connections: the database, libraries, logs.
 OTHER_FILES: Final = 256
 #: Seconds that requests under way are given when the server stops.
-STOP_S: Final = 5
+STOP_S: Final = 10
 
 
 class GuardedProtocol(HttpToolsProtocol):
