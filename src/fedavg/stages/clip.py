@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedavg.setup import Setup
 
 #: Under its name the adaptive norm lies in the server's state and travels to the clients.
-NORM: Final = "clip.norm"
+NORM: Final = "clip_norm"
 _BELOW: Final = "clip.below"
 #: float32 rounds each number by at most 2^-24 of itself: scaled to just within the bound, a vector stays within.
 _WITHIN: Final = 1 - 2**-22

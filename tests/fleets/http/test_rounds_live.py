@@ -143,7 +143,7 @@ def test_an_ordered_stop_parks_the_round(tmp_path):
 
 def test_clocks_that_are_off_and_step_back_lock_nobody_out(tmp_path):
     """The server's clock is an hour ahead and steps two hours back; those of the devices are off as well."""
-    plan = tiny_plan(rounds=12, C=1.0)
+    plan = tiny_plan(rounds=150, C=1.0)  # long enough for the step
     fleet = Fleet(tmp_path, plan, CLIENTS, "--deadline", "60")
     fleet.server.clock = 1.0
     for device in fleet.devices:

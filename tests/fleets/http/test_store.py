@@ -300,8 +300,7 @@ def test_a_round_is_begun_and_tried_again(store, url):
     assert store.open_round() is None
     with pytest.raises(StoreError, match="the next one is 1"):
         store.begin_round(1, 0, [4, 2], "m")
-    with pytest.raises(StoreError, match="it is not open"):
-        store.abandon_round(1, 0, "again")
+    store.abandon_round(1, 0, "again")  # a lost connection may have hidden that it was done
     store.begin_round(1, 1, [5], "m")
     store.commit_round(1, 1, b"", "n", {}, [])
     assert store.ledger() == []
