@@ -1,0 +1,49 @@
+"""Secure aggregation over the network with clients that vanish, and a server that is killed in the middle of a session."""
+
+import json
+
+import pytest
+from harness import Fleet
+from tiny import SIZES, tiny_plan
+
+import fedavg
+from fedavg.errors import PlanError
+
+PLAN = {"rounds": 3, "C": 1.0, "clients": len(SIZES), "secagg": "complete:4:20"}
+
+
+def rows(fleet):
+    return [json.loads(line) for line in fleet.server.metrics.read_text().splitlines()]
+
+
+def test_a_client_that_vanishes_is_left_out_of_the_sum(tmp_path):
+    """A phase that it does not answer ends at its deadline; the others' masks are taken off without it."""
+    with Fleet(tmp_path, tiny_plan(**PLAN), len(SIZES), "--deadline", "8") as fleet:
+        fleet.server.wait_for(lambda status: status["committed"] >= 1, "round 1")
+        fleet.devices[3].kill()
+        summary = fleet.finished()
+        counted = [row["clients"] for row in rows(fleet)]
+        with fleet.database() as store:
+            last = store.counted(3)
+    assert summary["rounds"] == 3
+    assert counted[0] == 8
+    assert counted[-1] == 7
+    assert last == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_a_server_killed_in_a_session_begins_another_with_the_same_clients(tmp_path):
+    plan = tiny_plan(**{**PLAN, "rounds": 40})
+    with Fleet(tmp_path, plan, len(SIZES)) as fleet:
+        for committed in (2, 10, 20):
+            fleet.server.wait_for(lambda status, least=committed: status["committed"] >= least, "rounds")
+            fleet.server.kill()
+            fleet.server.start()
+        summary = fleet.finished()
+        reasons = [line["reason"] for line in fleet.server.lines("abandoned")]
+    assert summary["model_sha256"] == fedavg.run(plan).summary.model_sha256
+    assert set(reasons) <= {"the server was started again"}
+
+
+def test_a_plan_that_the_ring_can_not_hold_is_refused_before_round_1():
+    with pytest.raises(PlanError, match="secagg with 1 clients a round"):
+        next(fedavg.train(tiny_plan(rounds=1, C=0, secagg="complete:4:20")))
