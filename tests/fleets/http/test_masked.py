@@ -1,4 +1,4 @@
-"""Secure aggregation over the network with clients that vanish, and a server that is killed in the middle of a session."""
+"""Secure aggregation over the network with clients that vanish, and a server that is killed in a session."""
 
 import json
 
