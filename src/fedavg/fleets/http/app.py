@@ -65,8 +65,6 @@ PIECE_BYTES: Final = 256 * 1024
 #: with its head, up to some 300 KB, is in memory already.
 TURN_S: Final = 10.0
 WAITING: Final = 512
-#: The same over TLS, where every connection has buffers of its own besides.
-WAITING_TLS: Final = 64
 #: Held polls that are answered at a time when a round begins, and the seconds between (more if the loop is busy): all
 #: of a cohort at once would keep everyone else waiting, and come back with their updates at once.
 WAKE: Final = 20
@@ -292,7 +290,7 @@ class FleetApp:
         try:
             body = Body(request, limit)
             await body.read(BEGINNING)
-            async with self._turn(request, limit):
+            async with self._turn(limit):
                 frame = await body.read()
                 return await asyncio.get_running_loop().run_in_executor(
                     self._workers, self._check_and_add, source, round, attempt, frame, fields
@@ -311,13 +309,13 @@ class FleetApp:
         return self._hub.add(source, round, attempt, memoryview(frame))
 
     @asynccontextmanager
-    async def _turn(self, request: Request, limit: int) -> AsyncIterator[None]:
+    async def _turn(self, limit: int) -> AsyncIterator[None]:
         """A turn to be in memory; where too many wait for one, or it does not come in time, it is a 503."""
         if self._turns is None or self._fast_lane is None:
             self._turns = asyncio.Semaphore(max(2, UPLOAD_BYTES // max(limit, 1)))
             self._fast_lane = asyncio.Semaphore(FAST_LANE)
         busy = Refusal("busy", "too many uploads at a time; come back", _later(2))
-        if self._waiting_for_turn >= (WAITING_TLS if request.scope["scheme"] == "https" else WAITING):
+        if self._waiting_for_turn >= WAITING:
             raise busy
         self._waiting_for_turn += 1
         try:
@@ -356,7 +354,7 @@ class FleetApp:
         fields, client = self._authenticated(request)
         _pace(self._client_rate.wait(client.k))
         round, attempt = _round_and_attempt(request)
-        async with self._turn(request, limit := self._hub.frame_limit()):
+        async with self._turn(limit := self._hub.frame_limit()):
             body = await read_body(request, limit)
             verdict = await asyncio.get_running_loop().run_in_executor(
                 self._workers, self._check_and_carry, client.k, round, attempt, body, fields
