@@ -1,6 +1,8 @@
+import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -8,3 +10,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 # A busy machine must not fail a test of a law.
 settings.register_profile("fedavg", deadline=None)
 settings.load_profile("fedavg")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with 24 MB; needs the right to mount."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"can not mount a small disk here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -115,22 +115,15 @@ def resolve(plan: Plan) -> Setup:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     downlink = _resolve_downlink(plan, task, algorithm)
-    setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan, algorithm))
+    setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan))
     check_pairs(setup)
     setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
     return replace(setup, budget=budget_of(setup))
 
 
-def _resolve_secagg(plan: Plan, algorithm: Algorithm) -> "Masking | None":
-    """The ring is the encoding of a masked update: another codec before it would only lose precision."""
+def _resolve_secagg(plan: Plan) -> "Masking | None":
     if plan.secagg == "none":
         return None
-    if plan.codec != "float32":
-        raise PlanError(
-            f"secagg: got codec '{plan.codec}'; expected float32: what is masked and sent are the elements of a ring"
-        )
-    if algorithm.asynchronous:
-        raise PlanError(f"secagg: got algorithm '{plan.algorithm}'; expected one whose cohort starts from one model")
     from fedavg.secagg.options import make_masking
 
     return make_masking(plan.secagg)

@@ -30,7 +30,7 @@ def check_pairs(setup: "Setup") -> None:
     """Refuse a plan whose parts do not fit, with the reason."""
     for pair in PAIRS:
         if pair.refused and pair.refused(setup):
-            raise PlanError(f"stages: {pair.first} with {pair.second}: {pair.why}")
+            raise PlanError(f"{pair.first} with {pair.second}: {pair.why}")
 
 
 def table() -> str:
@@ -123,6 +123,16 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "noise or localdp", "eval_train", "an exact score on the training data is a release without noise",
         lambda s: _private(s) and s.plan.eval_train,
+    ),
+    Pair(
+        "secure aggregation", "a codec other than float32",
+        "what is masked and sent are the elements of a ring, which is its own encoding; use codec float32",
+        lambda s: s.secagg is not None and s.plan.codec != "float32",
+    ),
+    Pair(
+        "secure aggregation", "an asynchronous algorithm",
+        "a version of the model may have one client, whose sum is its update; use one whose cohort starts together",
+        lambda s: s.secagg is not None and s.algorithm.asynchronous,
     ),
     Pair("noise where=clients", "secure aggregation", "nobody sees a sum without noise, not even the server"),
     Pair("noise where=server", "secure aggregation", "the server sees the sum of a cohort, and publishes it noised"),

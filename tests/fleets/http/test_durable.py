@@ -259,18 +259,6 @@ def test_a_single_update_never_touches_the_disk(tmp_path):
 # ---------------------------------------------------------------------- other failures
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 24 MB: the database begins with some."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
 def fill(disk: Path) -> Path:
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):

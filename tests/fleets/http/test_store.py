@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import subprocess
 import tempfile
 import time
 import warnings
@@ -149,9 +148,8 @@ def test_numbers_are_given_in_order(store):
     assert store.enrol(TOKEN, CAROL, 10, "carol", None).k == 2
     refused("token-used", store, TOKEN, b"d" * 32, 10, "dave", None)
     assert [client.name for client in store.clients()] == ["alice", "bob", "carol"]
-    assert store.client(1) == store.client_by_key(BOB) == ClientRow(1, BOB, 10, "bob", False)
+    assert store.client(1) == ClientRow(1, BOB, 10, "bob", False)
     assert store.client(3) is None
-    assert store.client_by_key(b"d" * 32) is None
 
 
 def test_a_client_that_lost_the_answer_asks_again(store):
@@ -211,13 +209,6 @@ def test_a_revoked_client_stays_out(store):
     assert store.enrol(TOKEN, BOB, 1, "", None).k == 1
     with pytest.raises(StoreError, match="there is no client 9"):
         store.revoke(9)
-
-
-def test_examples_change(store):
-    store.add_token(TOKEN, None, "", None)
-    store.enrol(TOKEN, ALICE, 1, "", None)
-    store.set_examples(0, 42)
-    assert store.client(0).examples == 42
 
 
 def test_threads_enrol_side_by_side(store):
@@ -451,18 +442,6 @@ def test_a_schema_that_somebody_changed(store, url):
     assert not caught.value.retryable
     assert isinstance(caught.value, FedAvgError)
     commit(store, 1)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of its own with 6 MB; needs the right to mount."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"can not mount a small disk here: {mounted.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def fill(path: Path) -> None:

@@ -90,7 +90,6 @@ class Hub:
         #: Taken before `_changed` by whoever may end the collecting, and kept while an update is added.
         self._adding = Lock()
         self._clients: dict[int, ClientRow] = {}
-        self._by_key: dict[bytes, int] = {}
         self._seen: dict[int, float] = {}
         self._held: Counter[int] = Counter()
         self._held_in_all = 0
@@ -114,7 +113,6 @@ class Hub:
         with self._changed:
             for row in rows:
                 self._clients[row.k] = row
-                self._by_key[row.key] = row.k
                 if row.revoked:
                     self._seen.pop(row.k, None)
                     if self._round:

@@ -65,10 +65,6 @@ class Link:
         self._http = self._new_client()
         self.signer = Signer(key, None, "none-yet")
 
-    @property
-    def epoch(self) -> str:
-        return self.signer.epoch
-
     def close(self) -> None:
         self._http.close()
 

@@ -1,4 +1,4 @@
-"""The life of a round: selecting → collecting → committing → done, or abandoned and tried again with other clients.
+"""The life of a round once its clients are selected: collecting → committing → done, or abandoned and tried again.
 
 Pure logic: no clock, no network, no database. The time is handed in and only ever compared with itself (monotonic), so
 a wall clock that is wrong or steps back changes nothing.
@@ -13,7 +13,6 @@ from fedavg.errors import PlanError
 
 
 class Phase(StrEnum):
-    SELECTING = "selecting"
     COLLECTING = "collecting"
     COMMITTING = "committing"
     DONE = "done"

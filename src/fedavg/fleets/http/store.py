@@ -290,15 +290,9 @@ class Store:
     def client(self, k: int) -> ClientRow | None:
         return self._one_client(_clients.c.k == k)
 
-    def client_by_key(self, key: bytes) -> ClientRow | None:
-        return self._one_client(_clients.c.key == key)
-
     def revoke(self, k: int) -> None:
         """Shuts client k out for good; its number is not given away again."""
         self._change_client(k, revoked=1)
-
-    def set_examples(self, k: int, n: int) -> None:
-        self._change_client(k, examples=n)
 
     def _one_client(self, condition: Any) -> ClientRow | None:
         with self._read("read a client") as connection:
