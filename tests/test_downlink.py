@@ -9,7 +9,7 @@ import fedavg
 from fedavg.algorithms import ALGORITHMS
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.codecs import make_codec
-from fedavg.downlink import RESIDUAL, SEEN, SENT, Downlink
+from fedavg.downlink import FRAMES, RESIDUAL, SEEN, Downlink
 from fedavg.errors import PlanError
 from fedavg.setup import resolve
 from fedavg.types import State
@@ -38,17 +38,43 @@ def test_bytes_by_hand():
     """A whole model is 400 bytes, a frame of topk:0.1 (10 values and their places) about 46."""
     downlink = Downlink(make_codec("topk:0.1"), seed=0)
     state = downlink.initial(State(torch.zeros(100)), population=4)
-    assert downlink.fetched(state, [0, 1]) == 800  # never seen
+    assert downlink.fetched(state, [0, 1], 1) == 800  # never seen
     lengths = []
-    for round, cohort in enumerate([[0, 1], [0], *[[2]] * 10], start=1):
+    for round, cohort in enumerate([[0, 1], [0], *[[2]] * 9, [1], [2]], start=1):
         new = State(state.weights + torch.arange(100.0) * round, state.slots)
         state = downlink.send(state, new, cohort, round)
-        lengths.append(int(state.slots[SENT]) - sum(lengths))
-    assert downlink.fetched(state, [2]) == lengths[-1]
-    assert downlink.fetched(state, [0]) == 400  # eleven frames are more than the model
-    assert downlink.fetched(state, [3]) == 400
-    assert downlink.fetched(state, [2, 2, 3]) == 2 * lengths[-1] + 400
-    assert state.slots[SEEN].tolist() == [lengths[0], 0, sum(lengths[:-1]), -1]
+        lengths.append(len(downlink.frames(state)[-1]))
+    assert downlink.fetched(state, [2], 14) == lengths[-1]
+    assert downlink.fetched(state, [2], 13) == 0  # the same model once more
+    assert downlink.fetched(state, [1], 14) == sum(lengths[-2:])
+    assert downlink.fetched(state, [0], 14) == 400  # twelve frames are more than the model
+    assert downlink.fetched(state, [3], 14) == 400
+    assert downlink.fetched(state, [2, 2, 3, 7], 14) == 2 * lengths[-1] + 800  # 7 has just joined
+    assert state.slots[SEEN].tolist() == [2, 12, 13, 0]
+
+
+def test_frames_lead_from_any_model_that_is_not_too_old_to_the_newest():
+    downlink = Downlink(make_codec("stc:0.1"), seed=0)
+    state, models = downlink.initial(State(torch.zeros(100)), population=1), []
+    for round in range(1, 60):
+        models.append(state.weights)
+        new = State(state.weights + torch.randn(100, generator=torch.Generator().manual_seed(round)), state.slots)
+        state = downlink.send(state, new, [0], round)
+        assert len(state.slots[FRAMES]) < 400
+    frames = downlink.frames(state)
+    assert 5 < len(frames) < 59
+    for missed in range(1, len(frames) + 1):
+        weights = models[-missed]
+        for frame in frames[-missed:]:
+            weights = downlink.follow(weights, frame)
+        assert torch.equal(weights, state.weights)
+
+
+def test_a_client_that_joins_later_has_its_place():
+    downlink = Downlink(make_codec("stc:0.5"), seed=0)
+    before = downlink.initial(State(torch.zeros(4)), population=2)
+    after = downlink.send(before, State(torch.ones(4), before.slots), [5], 1)
+    assert after.slots[SEEN].tolist() == [0, 0, 0, 0, 0, 1]
 
 
 def test_what_other_parts_keep_is_left_alone():

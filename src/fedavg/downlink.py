@@ -7,9 +7,13 @@ the frames of all rounds it missed, or the whole model, whichever is less; one t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from fedavg import seeds
 from fedavg.codecs import Codec, make_codec
@@ -17,8 +21,11 @@ from fedavg.types import State
 
 #: What earlier frames left out, shape (P,).
 RESIDUAL: Final = "downlink.residual"
-#: The bytes of all frames so far, shape (1,); and how many of them each client has had, shape (K,), -1 if never there.
-SENT: Final = "downlink.sent"
+#: The last frames end to end, uint8, and the length of each. All together are less than the whole model: nobody would
+#: fetch more.
+FRAMES: Final = "downlink.frames"
+LENGTHS: Final = "downlink.lengths"
+#: The round in which each client last had the model, shape (K,), 0 if never.
 SEEN: Final = "downlink.seen"
 
 
@@ -32,17 +39,26 @@ class Downlink:
     def initial(self, state: State, population: int) -> State:
         own = {
             RESIDUAL: torch.zeros_like(state.weights),
-            SENT: torch.zeros(1, dtype=torch.int64),
-            SEEN: torch.full((population,), -1, dtype=torch.int64),
+            FRAMES: torch.zeros(0, dtype=torch.uint8),
+            LENGTHS: torch.zeros(0, dtype=torch.int64),
+            SEEN: torch.zeros(population, dtype=torch.int64),
         }
         return replace(state, slots={**state.slots, **own})
 
-    def fetched(self, state: State, cohort: Sequence[int]) -> int:
-        """Bytes that a cohort fetches to have the state's weights."""
-        whole = make_codec("float32").max_bytes(len(state.weights))
-        seen = state.slots[SEEN][list(cohort)]
-        missed = state.slots[SENT] - seen
-        return int(torch.where(seen < 0, whole, missed.clamp(max=whole)).sum())
+    def frames(self, state: State) -> list[bytes]:
+        """The last changes, oldest first: the newest leads to the state's weights."""
+        ends = [0, *state.slots[LENGTHS].cumsum(0).tolist()]
+        kept = state.slots[FRAMES].numpy().tobytes()
+        return [kept[start:end] for start, end in pairwise(ends)]
+
+    def fetched(self, state: State, cohort: Sequence[int], round: int) -> int:
+        """Bytes that a cohort fetches to have the state's weights, which are those of this round."""
+        # Entry n: what a client fetches that had the model n rounds ago; the last is the whole model, for all others.
+        newest_first = state.slots[LENGTHS].flip(0).cumsum(0)
+        costs = torch.cat([torch.zeros(1, dtype=torch.int64), newest_first, torch.tensor([_whole(state)])])
+        seen = _seen(state, cohort)[list(cohort)]
+        missed = torch.where(seen > 0, round - seen, len(costs) - 1)
+        return int(costs[missed.clamp(max=len(costs) - 1)].sum())
 
     def send(self, before: State, after: State, cohort: Sequence[int], round: int) -> State:
         """The state after a round in which `cohort` had the weights of `before`, with the step as it is sent."""
@@ -51,11 +67,36 @@ class Downlink:
             change += before.slots[RESIDUAL]
         frame = self.codec.encode(change, seeds.rng(self.seed, round, seeds.NONE, "downlink"))
         step = self.codec.decode(frame, len(change))
-        seen = before.slots[SEEN].clone()
-        seen[list(cohort)] = before.slots[SENT]
+        seen = _seen(before, cohort)
+        seen[list(cohort)] = round
         own = {
             RESIDUAL: change - step if self.codec.keeps_residual else before.slots[RESIDUAL],
-            SENT: before.slots[SENT] + len(frame),
+            **_kept([*self.frames(before), frame], _whole(before)),
             SEEN: seen,
         }
         return replace(after, weights=before.weights + step, slots={**after.slots, **own})
+
+    def follow(self, weights: Tensor, frame: bytes) -> Tensor:
+        """A client's weights after a frame: the very numbers that the server has."""
+        return weights + self.codec.decode(frame, len(weights))
+
+
+def _whole(state: State) -> int:
+    """Bytes of the whole model."""
+    return make_codec("float32").max_bytes(len(state.weights))
+
+
+def _seen(state: State, cohort: Sequence[int]) -> Tensor:
+    """A copy that has room for the cohort: over a network clients join while a run is under way."""
+    seen = state.slots[SEEN]
+    return pad(seen, (0, max(0, max(cohort, default=-1) + 1 - len(seen)))).clone()
+
+
+def _kept(frames: list[bytes], whole: int) -> dict[str, Tensor]:
+    """The newest frames that are less than the whole model together."""
+    while sum(map(len, frames)) >= whole:
+        frames = frames[1:]
+    return {
+        FRAMES: torch.from_numpy(np.frombuffer(b"".join(frames), np.uint8).copy()),
+        LENGTHS: torch.tensor([len(frame) for frame in frames], dtype=torch.int64),
+    }

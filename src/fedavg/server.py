@@ -94,7 +94,7 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     try:
         assign = _Assignment(setup, state, work)
         result = fleet.train(work, assign)
-        bytes_down = setup.downlink.fetched(state, assign.cohort) if setup.downlink else result.bytes_down
+        bytes_down = setup.downlink.fetched(state, assign.cohort, work.round) if setup.downlink else result.bytes_down
         before, state = assign.state, _server_half(setup, assign.state, result.total, work)
         if setup.downlink:
             state = setup.downlink.send(before, state, assign.cohort, work.round)
@@ -138,7 +138,10 @@ class _Assignment:
         rng = seeds.rng(self._setup.plan.seed, self._work.round, seeds.NONE, "assign")
         self.cohort = cohort
         self.state, parts = self._setup.algorithm.assign(self._before, self._work, cohort, rng)
-        return parts
+        if self._setup.downlink is None:
+            return parts
+        frames = self._setup.downlink.frames(self._before)
+        return [replace(part, frames=frames) for part in parts]
 
 
 def _initial_state(setup: Setup, weights: Tensor) -> State:

@@ -107,3 +107,5 @@ class Part:
     cohort: Sequence[int]
     shared: Tensor
     scale: float = 1.0
+    #: The last changes of `shared`, oldest first, for clients that hold an earlier one; the newest leads to this one.
+    frames: Sequence[bytes] = ()

@@ -38,6 +38,7 @@ from fedavg.fleets.http.messages import (
     Eligibility,
     Enrolled,
     EnrolRequest,
+    Holding,
     PollAnswer,
     PollRequest,
     UpdateAnswer,
@@ -251,8 +252,10 @@ class Hand:
             self.link.ask(Enrolled, "/v1/enrol", request)
         self.link.signer.client = k
 
-    def poll(self, wait_s: float = 20.0) -> PollAnswer:
-        request = PollRequest(Eligibility(True, True, True), None, wait_s, "by-hand")
+    def poll(self, wait_s: float = 20.0, holding: WorkOffer | None = None) -> PollAnswer:
+        """Asks for work, and what became of the update of an earlier offer."""
+        held = Holding(holding.round, holding.attempt, holding.model) if holding else None
+        request = PollRequest(Eligibility(True, True, True), held, wait_s, "by-hand")
         return self.link.ask(PollAnswer, "/v1/poll", request, wait_s)
 
     def offered(self) -> WorkOffer:

@@ -34,9 +34,9 @@ needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs 
 
 
 @cache
-def simulated(rounds: int) -> str:
+def simulated(plan: fedavg.Plan) -> str:
     """The model of the same plan without a network and without crashes."""
-    return fedavg.run(tiny_plan(rounds=rounds)).summary.model_sha256
+    return fedavg.run(plan).summary.model_sha256
 
 
 def check(fleet: Fleet) -> None:
@@ -44,14 +44,14 @@ def check(fleet: Fleet) -> None:
     summary = fleet.finished()
     rounds = fleet.plan.rounds
     assert summary["rounds"] == rounds
-    assert summary["model_sha256"] == simulated(rounds)
+    assert summary["model_sha256"] == simulated(fleet.plan)
     setup = resolve(fleet.plan)
     with fleet.database() as store:
         assert store.open_round() is None
-        counted = {round: store.counted(round) for round in range(1, rounds + 1)}
+        counted = {round: store.counted(round).clients for round in range(1, rounds + 1)}
         assert [row["round"] for row in store.committed()] == list(counted)
     for round, clients in counted.items():
-        assert clients == sorted(sample_cohort(setup, round)), "each of the cohort once"
+        assert clients == set(sample_cohort(setup, round)), "each of the cohort once"
     metrics = [json.loads(line) for line in fleet.server.metrics.read_text().splitlines()]
     assert [row["round"] for row in metrics] == list(counted)
     for device in fleet.devices:
@@ -90,11 +90,27 @@ def kill_often(fleet: Fleet, times: int, seed: int) -> None:
         fleet.server.start()
 
 
+#: What clients keep between rounds, and the model that they hold, must be as if nobody had been killed.
+KEEPING = {
+    "scaffold": {"algorithm": "scaffold"},
+    "residuals on both sides": {"codec": "stc:0.1", "downlink": "stc:0.1"},
+}
+
+
 @pytest.mark.parametrize(
-    ("times", "rounds"), [(8, 60), pytest.param(100, 750, marks=pytest.mark.slow)], ids=["8 times", "100 times"]
+    ("times", "rounds", "changes"),
+    [
+        pytest.param(8, 60, {}, id="8 times"),
+        *(pytest.param(8, 60, changes, id=f"8 times, {name}") for name, changes in KEEPING.items()),
+        pytest.param(100, 750, {}, marks=pytest.mark.slow, id="100 times"),
+        *(
+            pytest.param(100, 750, changes, marks=pytest.mark.slow, id=f"100 times, {name}")
+            for name, changes in KEEPING.items()
+        ),
+    ],
 )
-def test_the_server_and_clients_are_killed(tmp_path, times, rounds):
-    with Fleet(tmp_path, tiny_plan(rounds=rounds), CLIENTS) as fleet:
+def test_the_server_and_clients_are_killed(tmp_path, times, rounds, changes):
+    with Fleet(tmp_path, tiny_plan(rounds=rounds, clients=CLIENTS, **changes), CLIENTS) as fleet:
         kill_often(fleet, times, seed=times)
         with fleet.database() as store:
             assert store.last_round() < rounds, "every kill was during the run"
@@ -192,7 +208,7 @@ def old_or_new(server: Server) -> int:
         if there:
             assert (there.round, sorted(there.cohort)) == (2, [0, 1])
         else:
-            assert store.counted(2) == [0, 1]
+            assert store.counted(2).clients == {0, 1}
     return last
 
 

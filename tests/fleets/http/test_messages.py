@@ -44,11 +44,11 @@ EXAMPLES = [
     Enrolled(7, "e-1", Plan().to_toml(), Plan().digest, 2.5),
     PollRequest(Eligibility(True, False, True), None, 60.0, "graph"),
     PollRequest(Eligibility(True, True, True), Holding(3, 0, MODEL), 0.0, "plain"),
-    WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, None, 0.1, {"mu": 0.01}, "token", None, 10),
-    WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, 10.0, 0.1, {}, None, "0f" * 16, 10),
+    WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, None, 0.1, {"mu": 0.01}, "token", None, 10, 3, True),
+    WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, 10.0, 0.1, {}, None, "0f" * 16, 10, 0, None),
     MaskAnswer(3, 0, "0f" * 16, 2),
-    WaitAnswer(1.5, 0),
-    DoneAnswer(100, MODEL),
+    WaitAnswer(1.5, 0, False),
+    DoneAnswer(100, MODEL, True),
     UpdateAnswer(True, False),
     ReportRequest(3, 0, "failed", "out of memory\n  at step 3"),
     NewToken(None, "", 3),
@@ -87,12 +87,12 @@ def test_a_message_comes_back_as_it_was(message):
 
 
 def test_a_message_by_hand():
-    body = b'{"type": "wait", "committed": 4, "retry_after_s": 2}'
+    body = b'{"type": "wait", "committed": 4, "counted": null, "retry_after_s": 2}'
     answer = parse(PollAnswer, body, 100)
-    assert answer == WaitAnswer(retry_after_s=2.0, committed=4)
+    assert answer == WaitAnswer(retry_after_s=2.0, committed=4, counted=None)
     assert isinstance(answer, WaitAnswer)
     assert type(answer.retry_after_s) is float
-    assert dump(answer) == b'{"type":"wait","retry_after_s":2.0,"committed":4}'
+    assert dump(answer) == b'{"type":"wait","retry_after_s":2.0,"committed":4,"counted":null}'
 
 
 def test_a_message_is_not_read_beyond_its_limit():
@@ -192,6 +192,8 @@ BAD = {
         "upload_token": ["", "a b", "a\nb", "x" * 1025, 1],
         "session": ["", "0F" * 16, "0f" * 15, 1],
         "invited": [-1, 1.0, None],
+        "changes": [-1, 1.0, None],
+        "counted": [0, "true", {}],
     },
     MaskAnswer: {
         "round": [0, None],
@@ -204,8 +206,8 @@ BAD = {
         "label": ["x" * 65, "a\nb", None],
         "client": [-1, 1.5, "1"],
     },
-    WaitAnswer: {"retry_after_s": [-1, None], "committed": [-1, 1.0, None]},
-    DoneAnswer: {"round": [-1, True], "model": ["", None]},
+    WaitAnswer: {"retry_after_s": [-1, None], "committed": [-1, 1.0, None], "counted": [1, ""]},
+    DoneAnswer: {"round": [-1, True], "model": ["", None], "counted": [0, []]},
     UpdateAnswer: {"accepted": [None, 1, 0, "true"], "duplicate": [None, 1, {}]},
     ReportRequest: {
         "round": [0, "1"],
@@ -249,7 +251,7 @@ def test_every_field_of_every_message_has_bad_values():
 
 
 def test_the_text_of_a_number_out_of_range_is_refused_by_name():
-    error = refusal(PollAnswer, b'{"type": "wait", "committed": 4, "retry_after_s": 1e999}')
+    error = refusal(PollAnswer, b'{"type": "wait", "committed": 4, "counted": null, "retry_after_s": 1e999}')
     assert (error.reason, error.field) == ("bad-field", "retry_after_s")
 
 
@@ -263,8 +265,8 @@ def test_an_unknown_name_of_a_stranger_is_shown_short_and_safe():
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (WaitAnswer(float("nan"), 0), "retry_after_s"),
-        (WorkOffer(3, 0, MODEL, 10, 1.0, 5, float("inf"), 0.1, {}, None, None, 1), "batch"),
+        (WaitAnswer(float("nan"), 0, None), "retry_after_s"),
+        (WorkOffer(3, 0, MODEL, 10, 1.0, 5, float("inf"), 0.1, {}, None, None, 1, 0, None), "batch"),
         (Problem("bad", HALF, None), "detail"),
         (PollRequest(Eligibility(1, True, True), None, 1.0, "graph"), "eligible.charging"),
     ],

@@ -3,6 +3,7 @@
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ CLIENTS = len(SIZES)
 
 def counted(server, round):
     with Store.open(server.directory / "fleet.db") as store:
-        return store.counted(round)
+        return sorted(store.counted(round).clients)
 
 
 def test_a_duplicate_counts_once(tmp_path):
@@ -36,6 +37,27 @@ def test_a_duplicate_counts_once(tmp_path):
         server.wait_for(lambda s: s["done"], "the round")
         assert a.upload(offer).duplicate, "whoever lost the answer is told again that it is in"
         assert counted(server, 1) == [0, 1]
+
+
+def test_a_client_learns_whether_its_update_counted_also_from_a_server_that_was_restarted(tmp_path):
+    """Round 1 is committed at its deadline with the update of client 1 alone."""
+    options = ("--min-clients", "2", "--deadline", "2", "--quorum", "0.5", "--linger", "60")
+    with serving(tmp_path, tiny_plan(rounds=2, C=1.0), *options) as server:
+        hands = [Hand(server, k) for k in range(2)]
+        for hand in hands:
+            hand.poll(0)
+        first = [hand.offered() for hand in hands]
+        assert hands[0].poll(0, first[0]).counted is None, "the round is open"
+        hands[1].upload(first[1])
+        server.wait_for(lambda s: s["committed"] == 1, "the deadline")
+        later = replace(first[1], attempt=7)
+        for _ in range(2):
+            assert [hand.poll(0, offer).counted for hand, offer in zip(hands, first, strict=True)] == [False, True]
+            assert hands[1].poll(0, later).counted is False, "another attempt than the one that was committed"
+            assert hands[1].poll(0, replace(first[1], round=2)).counted is None
+            assert hands[1].poll(0).counted is None, "nothing is held"
+            server.kill()
+            server.go_on(lambda s: s["round"], "round 2 again")
 
 
 def test_a_straggler_is_not_waited_for_and_comes_back(tmp_path):

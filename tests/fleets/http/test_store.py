@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from fedavg.errors import FedAvgError
 from fedavg.fleets.http import store as module
-from fedavg.fleets.http.store import ClientRow, EnrolRefused, RoundRow, RunRow, Store, StoreError, TokenRow
+from fedavg.fleets.http.store import ClientRow, Counted, EnrolRefused, RoundRow, RunRow, Store, StoreError, TokenRow
 
 FORK = get_context("fork")
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
@@ -272,7 +272,7 @@ def test_rounds_are_committed_in_order(store, url):
         assert again.last_round() == 5
         assert again.committed() == [{"round": round, "loss": 0.1} for round in range(1, 6)]
         assert again.ledger() == [{"spent": round} for round in range(1, 6)]
-        assert again.counted(3) == [0, 2]
+        assert again.counted(3) == Counted(0, frozenset({0, 2}))
         assert again.open_round() is None
     with pytest.raises(StoreError, match="only for a new one"):
         store.initial_state(b"zero", "model 0")
@@ -295,7 +295,7 @@ def test_a_round_is_begun_and_tried_again(store, url):
     store.begin_round(1, 1, [5], "m")
     store.commit_round(1, 1, b"", "n", {}, [])
     assert store.ledger() == []
-    assert store.counted(1) == []
+    assert not store.counted(1).clients
 
 
 def test_commits_out_of_order_are_refused(store):
@@ -361,7 +361,7 @@ def test_killed_in_the_middle_of_commits(url):
             assert blob == last.to_bytes(4, "little") * 500_000
             assert store.committed() == [{"round": round} for round in range(1, last + 1)]
             assert store.ledger() == [{"spent": round} for round in range(1, last + 1)]
-            assert [store.counted(round) for round in range(1, last + 1)] == [[r] for r in range(1, last + 1)]
+            assert [store.counted(round).clients for round in range(1, last + 1)] == [{r} for r in range(1, last + 1)]
             there = store.open_round()
             assert there is None or (there.round, there.cohort) == (last + 1, (last + 1, 0))
 

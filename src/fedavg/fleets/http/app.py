@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from hashlib import sha256
 from math import inf
 from typing import Any, Final, TypeVar
@@ -30,10 +31,12 @@ from fedavg.fleets.http.messages import (
     PROTOCOL,
     Enrolled,
     EnrolRequest,
+    Holding,
     MessageRefused,
     PollRequest,
     Problem,
     ReportRequest,
+    Settling,
     UpdateAnswer,
     dump,
     parse,
@@ -111,6 +114,7 @@ class FleetApp:
                 self._route("POST", "/v1/enrol", self._enrol),
                 self._route("POST", "/v1/poll", self._poll),
                 self._route("GET", "/v1/models/{digest}", self._model),
+                self._route("GET", "/v1/models/{digest}/changes/{count}", self._changes),
                 self._route("PUT", "/v1/rounds/{round}/{attempt}/update", self._update),
                 self._route("PUT", "/v1/rounds/{round}/{attempt}/anonymous", self._anonymous),
                 self._route("GET", "/v1/rounds/{round}/{attempt}/session", self._session_message),
@@ -199,7 +203,7 @@ class FleetApp:
         message = parse_body(PollRequest, body)
         eligible = message.eligible
         self._hub.see(client.k, eligible.charging and eligible.unmetered and eligible.idle)
-        answer = self._hub.answer(client.k, message.holding)
+        answer = self._hub.answer(client.k)
         held = False
         if answer is None and message.wait_s > 0 and not self._hub.stopping and self._hub.hold(client.k):
             held = True
@@ -208,8 +212,21 @@ class FleetApp:
             finally:
                 self._hub.release(client.k)
             self._check_revoked(client.k)
-            answer = self._hub.answer(client.k, message.holding)
-        return _json(answer or self._hub.wait_answer(held))
+            answer = self._hub.answer(client.k)
+        answer = answer or self._hub.wait_answer(held)
+        if message.holding is not None and isinstance(answer, Settling):
+            answer = replace(answer, counted=await self._counted(client.k, message.holding))
+        return _json(answer)
+
+    async def _counted(self, k: int, held: Holding) -> bool | None:
+        """Is the update that a client holds part of its round? None while that is open; without names nobody knows."""
+        if held.round > self._hub.last_committed or self._hub.guards.anonymous:
+            return None
+        counted = self._hub.counted_in(held.round)
+        if counted is None:
+            counted = await self.blocking(self._store.counted, held.round)
+            self._hub.remember(held.round, counted)
+        return held.attempt == counted.attempt and k in counted.clients
 
     async def _woken(self, k: int, seconds: float) -> None:
         """Until there is something for the client, or the time is over. A bare future is what the least memory holds.
@@ -238,20 +255,15 @@ class FleetApp:
         data = self._hub.model(digest)
         if data is None:
             raise Refusal("no-such-model", "this model is not on offer (any more); poll for work")
-        headers = {
-            "etag": f'"{digest}"',
-            "cache-control": "public, max-age=31536000, immutable",
-            "accept-ranges": "bytes",
-            "content-type": "application/octet-stream",
-        }
-        if request.headers.get("if-none-match") == f'"{digest}"':
-            return Response(status_code=304, headers=headers)
-        wanted = request.headers.get("range")
-        if wanted is None or request.headers.get("if-range", f'"{digest}"') != f'"{digest}"':
-            return _pieces(memoryview(data), 200, headers)
-        first, last = _byte_range(wanted, len(data))
-        headers["content-range"] = f"bytes {first}-{last}/{len(data)}"
-        return _pieces(memoryview(data)[first : last + 1], 206, headers)
+        return _file(request, digest, memoryview(data))
+
+    async def _changes(self, request: Request) -> Response:
+        """The last changes that lead to a model, each after its length: for who has had an earlier one."""
+        digest, count = request.path_params["digest"], _path_number(request, "count")
+        data = self._hub.changes(digest, count)
+        if data is None:
+            raise Refusal("no-such-model", "so many changes of this model are not on offer; fetch the whole model")
+        return _file(request, f"{digest}-{count}", data)
 
     async def _update(self, request: Request) -> Response:
         fields, client = self._authenticated(request)
@@ -534,6 +546,24 @@ HTTP_PROBLEMS: Final[Mapping[Any, Any]] = {HTTPException: _http_problem}
 
 def _json(message: object) -> Response:
     return Response(dump(message), media_type="application/json")
+
+
+def _file(request: Request, name: str, data: memoryview) -> Response:
+    """What never changes under its name; all of it, or the range that was asked for."""
+    headers = {
+        "etag": f'"{name}"',
+        "cache-control": "public, max-age=31536000, immutable",
+        "accept-ranges": "bytes",
+        "content-type": "application/octet-stream",
+    }
+    if request.headers.get("if-none-match") == f'"{name}"':
+        return Response(status_code=304, headers=headers)
+    wanted = request.headers.get("range")
+    if wanted is None or request.headers.get("if-range", f'"{name}"') != f'"{name}"':
+        return _pieces(data, 200, headers)
+    first, last = _byte_range(wanted, len(data))
+    headers["content-range"] = f"bytes {first}-{last}/{len(data)}"
+    return _pieces(data[first : last + 1], 206, headers)
 
 
 def _pieces(data: memoryview, status: int, headers: dict[str, str]) -> Response:

@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from hashlib import sha256
 from math import inf
 from pathlib import Path
 from time import sleep
@@ -39,12 +38,14 @@ from fedavg.fleets.http.messages import (
     PollAnswer,
     PollRequest,
     ReportRequest,
+    Settling,
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
     parse,
     printable,
 )
+from fedavg.fleets.http.models import Models
 from fedavg.fleets.http.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.rundir import RunDir
@@ -98,13 +99,18 @@ class Identity:
 
 @dataclass(frozen=True)
 class Pending:
-    """An update that is kept until its round is committed. `token` uploads it without a name."""
+    """Work that was begun, and is remembered until it is known whether it counted. `token` uploads it without a name.
+
+    It is noted before the training, which changes what this client keeps between rounds: that is taken back should the
+    work come to nothing.
+    """
 
     round: int
     attempt: int
     model: str
     token: str | None
-    accepted: bool
+    trained: bool = False
+    accepted: bool = False
 
     def answers(self, offer: WorkOffer) -> bool:
         return (self.round, self.attempt, self.model) == (offer.round, offer.attempt, offer.model)
@@ -131,8 +137,8 @@ class Device:
         directory.mkdir(parents=True, exist_ok=True)
         self._link = make_link(_own_key(directory / "key.pem"))
         self._states = ClientStates(directory / "states")
-        self._pending = self._load_pending()
         self._files = DeviceFiles(directory)
+        self._pending = self._load_pending()
 
     def run(self) -> int:
         """Work until the server says that the run is over; returns the last round."""
@@ -143,19 +149,20 @@ class Device:
             self._plan_digest = identity.plan_digest
             self._setup = self._resolve(identity)
             self._trainer = self._setup.new_trainer()
+            self._models = Models(self._link, self._files, self._setup.downlink)
             self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message)
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
             while True:
                 answer = self._poll()
+                self._settle(answer)
                 if isinstance(answer, DoneAnswer):
-                    self._drop_pending(keep_state=True)
                     return answer.round
                 if isinstance(answer, WorkOffer):
                     self._work(answer)
                 elif isinstance(answer, MaskAnswer):
                     self._masking.step(answer)
                 elif isinstance(answer, WaitAnswer):
-                    self._wait(answer)
+                    sleep(answer.retry_after_s * random.uniform(0.9, 1.1))
 
     # Joining
 
@@ -215,24 +222,29 @@ class Device:
         request = PollRequest(eligible=self._eligible(), holding=held, wait_s=HELD_S, engine=engine)
         return self._link.ask(PollAnswer, "/v1/poll", request, HELD_S)
 
-    def _wait(self, answer: WaitAnswer) -> None:
-        if self._pending and self._pending.round <= answer.committed:
-            self._drop_pending(keep_state=self._pending.accepted)
-        sleep(answer.retry_after_s * random.uniform(0.9, 1.1))
+    def _settle(self, answer: PollAnswer) -> None:
+        """Let go of the work before, if it is over, and of what this client keeps by it, if it did not count."""
+        pending = self._pending
+        if pending is None or not isinstance(answer, Settling):
+            return
+        if answer.counted is not None:
+            self._drop_pending(keep_state=answer.counted)
+        elif pending.round <= _committed(
+            answer
+        ):  # a server that takes updates without a name does not know whose counted
+            self._drop_pending(keep_state=pending.accepted)
+        elif isinstance(answer, WorkOffer) and not pending.answers(answer):  # another attempt at the same round
+            self._drop_pending(keep_state=False)
 
     def _work(self, offer: WorkOffer) -> None:
         """Do what is asked, or say why not: nobody should wait for a device that failed."""
+        pending = self._pending or Pending(offer.round, offer.attempt, offer.model, offer.upload_token)
+        self._note(replace(pending, token=offer.upload_token))  # a server that was restarted gives out other tokens
         if self._setup.secagg:
             self._masking.begin(offer)
             return
         try:
-            if self._pending and self._pending.answers(offer):
-                if self._pending.token != offer.upload_token:  # the server was restarted and gives out other tokens
-                    self._keep(replace(self._pending, token=offer.upload_token), None)
-            else:
-                if self._pending:
-                    counted = self._pending.accepted and offer.round > self._pending.round
-                    self._drop_pending(keep_state=counted)
+            if not pending.trained:
                 self._train(offer)
         except FedAvgError as error:
             log.warning("failed", extra={"round": offer.round, "detail": str(error)})
@@ -244,9 +256,9 @@ class Device:
             self._refused(offer, refusal)
 
     def _train(self, offer: WorkOffer) -> None:
-        message = self._message(offer)
-        pending = Pending(offer.round, offer.attempt, offer.model, offer.upload_token, False)
-        self._keep(pending, self._frame(offer, message))
+        assert self._pending
+        self._files.write("update.frame", self._frame(offer, self._message(offer)))
+        self._note(replace(self._pending, trained=True))
 
     def _message(self, offer: WorkOffer) -> Message:
         """Train as asked; what comes out is the same whenever it is asked."""
@@ -279,9 +291,7 @@ class Device:
         expected = len(self._trainer.weights) * self._setup.algorithm.vectors_down
         if offer.numbers != expected:
             raise FleetError(f"the server offers a model of {offer.numbers} numbers; the task here has {expected}")
-        data = self._link.download(f"/v1/models/{offer.model}", 4 * expected)
-        if len(data) != 4 * expected or sha256(data).hexdigest() != offer.model:
-            raise FleetError(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
+        data = self._models.fetch(offer)
         shared = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
         if not bool(torch.isfinite(shared).all()):
             raise FleetError("the model that came holds NaN or infinity")
@@ -298,7 +308,7 @@ class Device:
             body = self._link.upload_anonymously(f"{path}/anonymous", frame, pending.token)
         answer = parse(UpdateAnswer, body, MAX_MESSAGE)
         if answer.accepted:
-            self._keep(replace(pending, accepted=True), None)
+            self._note(replace(pending, accepted=True))
             sent = {"round": pending.round, "attempt": pending.attempt}
             log.info("accepted", extra={**sent, "duplicate": answer.duplicate})
 
@@ -319,24 +329,29 @@ class Device:
     # What is kept
 
     def _load_pending(self) -> Pending | None:
-        files = DeviceFiles(self._directory)
-        known = files.read_json("update.json")
-        return Pending(**known) if known is not None and files.exists("update.frame") else None
+        known = self._files.read_json("update.json")
+        return Pending(**known) if known is not None else None
 
-    def _keep(self, pending: Pending, frame: bytes | None) -> None:
-        """The frame first: a note without its frame would promise what is not there."""
-        if frame is not None:
-            self._files.remove("update.json")
-            self._files.write("update.frame", frame)
+    def _note(self, pending: Pending) -> None:
         self._files.write_json("update.json", asdict(pending))
         self._pending = pending
 
     def _drop_pending(self, keep_state: bool) -> None:
-        if self._pending and not keep_state:
-            self._states.discard(self._k, self._pending.round)
+        if self._pending and self._setup.keeps_state:
+            if keep_state:
+                self._states.settle(self._pending.round)
+            else:
+                self._states.discard(self._k, self._pending.round)
         self._pending = None
         self._files.remove("update.json")
         self._files.remove("update.frame")
+
+
+def _committed(answer: Settling) -> int:
+    """The last round that is committed, as an answer tells."""
+    if isinstance(answer, WaitAnswer):
+        return answer.committed
+    return answer.round - 1 if isinstance(answer, WorkOffer) else answer.round
 
 
 def _own_key(path: Path) -> ClientKey:

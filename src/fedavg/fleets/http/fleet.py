@@ -160,7 +160,7 @@ class HttpFleet(Fleet):
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
 
     def _invitation(self, parts: Sequence[Part], work: Work) -> "Invitation":
-        models = self._hub.publish(part.shared for part in parts)
+        models = self._hub.publish(parts)
         invited = frozenset(k for part in parts for k in part.cohort)
         goal = self._rules.goal(len(invited))
         deadline = monotonic() + self._rules.deadline_s
@@ -191,6 +191,8 @@ class HttpFleet(Fleet):
             upload_token=None,
             session=None,
             invited=invited,
+            changes=len(part.frames),
+            counted=None,
         )
 
     def _expected(self, work: Work, model: str) -> Expected:

@@ -8,7 +8,7 @@ updates until the round is committed, are asked again.
 """
 
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from fedavg.errors import Diverged
-from fedavg.fleets.http.messages import DoneAnswer, Holding, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
+from fedavg.fleets.http.changes import Changes
+from fedavg.fleets.http.messages import DoneAnswer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
 from fedavg.fleets.http.rounds import Phase, Round, Verdict
-from fedavg.fleets.http.store import ClientRow
+from fedavg.fleets.http.store import ClientRow, Counted
 from fedavg.fleets.http.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
 from fedavg.sums import ExactSum, to_float
-from fedavg.types import Examples, FederatedData, Update
+from fedavg.types import Examples, FederatedData, Part, Update
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.secure import SecureRound
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 PRESENT_S: Final = 90.0
 #: Polls a second that the server aims at; with more clients than that, each is told to come back later.
 POLL_RATE: Final = 500.0
+#: Committed rounds of which is remembered who counted; of older ones the database is asked.
+REMEMBERED: Final = 64
 #: Polls that are held open at a time; beyond, they are answered at once.
 HELD: Final = 12_000
 
@@ -96,8 +99,10 @@ class Hub:
         self._round: Round | None = None
         self._secure: SecureRound | None = None
         self._models: dict[str, bytes] = {}
+        self._changes: dict[str, Changes] = {}
         self._latest: list[str] = []
         self._committed = 0
+        self._counted: OrderedDict[int, Counted] = OrderedDict()
         self._done: DoneAnswer | None = None
         self._told: set[int] = set()
         self._stopping = False
@@ -178,18 +183,25 @@ class Hub:
 
     # The round
 
-    def publish(self, vectors: Iterable[Tensor]) -> list[str]:
-        """Offer vectors for download; returns their SHA-256. Those before stay for who still fetches them."""
-        data = [vector.numpy().astype("<f4", copy=False).tobytes() for vector in vectors]
-        new = {sha256(content).hexdigest(): content for content in data}
+    def publish(self, parts: Sequence[Part]) -> list[str]:
+        """Offer models for download; returns their SHA-256. Those before stay for who still fetches them."""
+        data = [part.shared.numpy().astype("<f4", copy=False).tobytes() for part in parts]
         digests = [sha256(content).hexdigest() for content in data]
+        changes = {digest: Changes(part.frames) for digest, part in zip(digests, parts, strict=True)}
         with self._changed:
-            self._models = {digest: self._models[digest] for digest in self._latest} | new
-            self._latest = list(new)
+            self._models = {digest: self._models[digest] for digest in self._latest}
+            self._models |= zip(digests, data, strict=True)
+            self._changes = {digest: self._changes[digest] for digest in self._latest} | changes
+            self._latest = digests
         return digests
 
     def model(self, digest: str) -> bytes | None:
         return self._models.get(digest)
+
+    def changes(self, digest: str, count: int) -> memoryview | None:
+        """The last changes that lead to a model; None if so many are not there."""
+        known = self._changes.get(digest)
+        return known.last(count) if known else None
 
     def open(self, round: Round, groups: Iterable[Group], secure: "SecureRound | None" = None) -> None:
         """Begin to collect: updates, or with `secure` the messages of a session of secure aggregation."""
@@ -271,6 +283,23 @@ class Hub:
             self._committed = round
             if self._round:
                 self._round.phase = Phase.DONE
+                self.remember(round, Counted(self._round.attempt, frozenset(self.counted())))
+
+    def remember(self, round: int, counted: Counted) -> None:
+        """Who is in a committed round: clients that hold an update of it will ask."""
+        with self._changed:
+            self._counted[round] = counted
+            if len(self._counted) > REMEMBERED:
+                self._counted.popitem(last=False)
+
+    def counted_in(self, round: int) -> Counted | None:
+        """Who is in a committed round, if that is remembered."""
+        with self._changed:
+            return self._counted.get(round)
+
+    @property
+    def last_committed(self) -> int:
+        return self._committed
 
     def finish(self, done: DoneAnswer) -> None:
         with self._changed:
@@ -294,7 +323,7 @@ class Hub:
 
     # What clients ask and send
 
-    def answer(self, k: int, holding: Holding | None) -> PollAnswer | None:
+    def answer(self, k: int) -> PollAnswer | None:
         """Work for the client, or word that the run is over; None if there is nothing for it now."""
         with self._changed:
             if self._done:
@@ -328,7 +357,8 @@ class Hub:
         """When to come back, spread out so that clients do not come all at once."""
         with self._changed:
             pause = 0.5 if held else max(1.0, len(self._seen) / POLL_RATE)
-            return WaitAnswer(retry_after_s=pause * (0.5 + secrets.randbelow(1000) / 1000), committed=self._committed)
+            pause *= 0.5 + secrets.randbelow(1000) / 1000
+            return WaitAnswer(retry_after_s=pause, committed=self._committed, counted=None)
 
     def frame_limit(self) -> int:
         """The longest upload that the round under way can need."""

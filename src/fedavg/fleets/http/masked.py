@@ -108,7 +108,7 @@ class MaskedRounds:
 def _bare(offer: WorkOffer) -> WorkOffer:
     """The offer without what changes from poll to poll."""
     values = {name: value for name, value in asdict(offer).items() if name != "type"}
-    return WorkOffer(**values | {"deadline_s": 0.0})
+    return WorkOffer(**values | {"deadline_s": 0.0, "counted": None})
 
 
 def _path(offer: WorkOffer) -> str:

@@ -218,6 +218,10 @@ SETTINGS: Final = Table(Text("[a-z0-9_]", 1, 32, "a-z, 0-9 and _"), Number(-1e12
 METRICS: Final = Table(Text("[a-z_]", 1, 32, "a-z and _"), Number(-1e12, 1e12), 16)
 
 
+#: What the field of that name says, in each answer that has it.
+COUNTED: Final = "whether the update in `holding` is part of its round; null if there is none or it is not known"
+
+
 def item(rule: Rule, help: str) -> Any:
     """A field of a message."""
     return field(metadata={"rule": rule, "help": help})
@@ -301,6 +305,8 @@ class WorkOffer(PollAnswer):
     upload_token: str | None = item(Nullable(TOKEN), "if not null: upload without a signature, with this token")
     session: str | None = item(Nullable(SESSION), "if not null: secure aggregation; the name of the session, hex")
     invited: int = item(COUNT, "how many clients are invited to the round")
+    changes: int = item(COUNT, "n, how many of the model's last changes are there: GET /v1/models/{model}/changes/{n}")
+    counted: bool | None = item(Nullable(Flag()), COUNTED)
 
 
 @dataclass(frozen=True)
@@ -321,6 +327,7 @@ class WaitAnswer(PollAnswer):
     type: Literal["wait"] = tag("wait")
     retry_after_s: float = item(SECONDS, "seconds until the next poll")
     committed: int = item(COUNT, "the last round that is committed; updates up to it need not be kept")
+    counted: bool | None = item(Nullable(Flag()), COUNTED)
 
 
 @dataclass(frozen=True)
@@ -330,6 +337,11 @@ class DoneAnswer(PollAnswer):
     type: Literal["done"] = tag("done")
     round: int = item(COUNT, "the last round")
     model: str = item(SHA256, "the final model")
+    counted: bool | None = item(Nullable(Flag()), COUNTED)
+
+
+#: The answers that tell a client what became of the update that it holds.
+Settling = WorkOffer | WaitAnswer | DoneAnswer
 
 
 @dataclass(frozen=True)

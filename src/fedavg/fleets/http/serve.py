@@ -121,8 +121,6 @@ def _check_plan(plan: Plan) -> None:
         raise PlanError("a served plan names its task and data; got Python objects, which clients can not have")
     if plan.sampling == "poisson":
         raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
-    if plan.downlink != "float32":
-        raise PlanError(f"downlink: got '{plan.downlink}'; devices fetch whole models: expected 'float32'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
@@ -262,7 +260,7 @@ def _contiguous(state: State) -> dict[str, Any]:
 
 def _say_goodbye(hub: Hub, result: Result, linger_s: float) -> None:
     """Stay until everyone knows that it is over, or for as long as was asked."""
-    hub.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256))
+    hub.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, counted=None))
     until = monotonic() + linger_s
     while not hub.all_told() and monotonic() < until and not hub.stopping:
         sleep(0.05)

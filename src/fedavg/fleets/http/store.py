@@ -110,6 +110,14 @@ class RoundRow:
     model_sha256: str
 
 
+@dataclass(frozen=True)
+class Counted:
+    """Who is in a committed round, and at which attempt."""
+
+    attempt: int
+    clients: frozenset[int]
+
+
 _META = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
 
 #: Step i takes a database from schema i to schema i + 1. A step that was released is never edited, only followed.
@@ -403,14 +411,14 @@ class Store:
         with self._read("read the rounds") as connection:
             return [json.loads(metrics) for metrics in connection.scalars(done)]
 
-    def counted(self, round: int) -> list[int]:
-        """The clients whose updates are in a committed round."""
+    def counted(self, round: int) -> Counted:
+        """The attempt that was committed of a round, and the clients whose updates are in it."""
         with self._read(f"read round {round}") as connection:
             done = and_(_rounds.c.round == round, _rounds.c.state == "done")
-            counted = connection.scalar(select(_rounds.c.counted).where(done))
-        if counted is None:
+            row = connection.execute(select(_rounds.c.attempt, _rounds.c.counted).where(done)).one_or_none()
+        if row is None:
             raise StoreError(f"round {round} is not committed; expected one of those that `committed()` gives")
-        return list(json.loads(counted))
+        return Counted(row.attempt, frozenset(json.loads(row.counted)))
 
     def last_state(self) -> tuple[int, bytes] | None:
         """The newest committed round and its state, checked against the digest it was stored with."""

@@ -1,0 +1,80 @@
+"""How a device comes by the model of an offer: whole, or by the changes since the one that it had last.
+
+Whatever way it took, the bytes must have the SHA-256 that they were asked for by. With a compressed downlink the device
+keeps the last model, so that next time the changes will do.
+"""
+
+import logging
+from hashlib import sha256
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import torch
+
+from fedavg.downlink import Downlink
+from fedavg.errors import DataError, FleetError
+from fedavg.fleets.http import changes
+from fedavg.fleets.http.files import DeviceFiles
+from fedavg.fleets.http.link import Link, ServerRefused
+from fedavg.fleets.http.messages import WorkOffer
+
+log = logging.getLogger("fedavg.device")
+
+#: The round of the model that is kept, before its bytes.
+_ROUND: Final = Struct("<Q")
+_FILE: Final = "model"
+
+
+class Models:
+    """The models of a server, as one device fetches them."""
+
+    def __init__(self, link: Link, files: DeviceFiles, downlink: Downlink | None) -> None:
+        self._link, self._files, self._downlink = link, files, downlink
+
+    def fetch(self, offer: WorkOffer) -> bytes:
+        """The bytes of the offered model, checked against their digest."""
+        if self._downlink is None:
+            return self._whole(offer)
+        data = self._followed(offer, self._downlink) or self._whole(offer)
+        self._files.write(_FILE, _ROUND.pack(offer.round) + data)
+        return data
+
+    def _whole(self, offer: WorkOffer) -> bytes:
+        data = self._link.download(f"/v1/models/{offer.model}", 4 * offer.numbers)
+        if len(data) != 4 * offer.numbers or not _is(data, offer):
+            raise FleetError(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
+        log.info("fetched", extra={"round": offer.round, "changes": None})
+        return data
+
+    def _followed(self, offer: WorkOffer, downlink: Downlink) -> bytes | None:
+        """The model by its changes; None if this device has none that they lead from."""
+        kept = self._files.read(_FILE) if self._files.exists(_FILE) else b""
+        if len(kept) != _ROUND.size + 4 * offer.numbers:
+            return None
+        missed = offer.round - _ROUND.unpack_from(kept)[0]
+        weights = torch.from_numpy(np.frombuffer(kept, "<f4", offset=_ROUND.size).astype(np.float32))
+        if not 0 <= missed <= offer.changes:
+            return None
+        try:
+            for frame in self._changes(offer, missed):
+                weights = downlink.follow(weights, frame)
+        except (DataError, ServerRefused) as error:
+            log.warning("fetching the whole model", extra={"round": offer.round, "detail": str(error)})
+            return None
+        data = weights.numpy().astype("<f4", copy=False).tobytes()
+        if not _is(data, offer):
+            log.warning("fetching the whole model", extra={"round": offer.round, "detail": "changes lead elsewhere"})
+            return None
+        log.info("fetched", extra={"round": offer.round, "changes": missed})
+        return data
+
+    def _changes(self, offer: WorkOffer, count: int) -> list[bytes]:
+        if not count:
+            return []
+        limit = changes.longest(count, 4 * offer.numbers)
+        return changes.split(self._link.download(f"/v1/models/{offer.model}/changes/{count}", limit), count)
+
+
+def _is(data: bytes, offer: WorkOffer) -> bool:
+    return sha256(data).hexdigest() == offer.model
