@@ -38,6 +38,7 @@ from fedavg.fleets.http.serve import Address
 from fedavg.fleets.http.store import ClientRow, Store
 from fedavg.plan import Plan
 from fedavg.setup import resolve
+from fedavg.types import Part
 from fleet_peers import DATA, HOST, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving, serving_process
 from toys import small_net
 
