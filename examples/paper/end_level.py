@@ -30,9 +30,7 @@ def accuracies(E: int, B: float | str, rounds: int, lr: float) -> list[float]:
     plan = Plan(task="mnist-2nn", data="mnist", C=0.1, E=E, B=B, lr=lr, rounds=rounds, eval_every=EVERY, workers=1)
     curve: list[float] = []
     with suppress(Diverged):
-        for event in train(plan):
-            if isinstance(event, Round) and event.test:
-                curve.append(event.test["accuracy"])
+        curve.extend(event.test["accuracy"] for event in train(plan) if isinstance(event, Round) and event.test)
     return curve
 
 
