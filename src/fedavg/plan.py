@@ -269,8 +269,14 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Identifies the run: plans with the same digest give the same model, bit for bit."""
-        text = dumps(self.to_dict(runtime=False), sort_keys=True)
+        """Identifies the run: plans with the same digest give the same model, bit for bit.
+
+        Options at their defaults do not count: a run can be resumed, and its record found, by a later version that has
+        more options. So the default of an option that was released must never change.
+        """
+        default = Plan().to_dict()
+        chosen = {name: value for name, value in self.to_dict(runtime=False).items() if value != default[name]}
+        text = dumps(chosen, sort_keys=True)
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
