@@ -1,6 +1,7 @@
 """The fleet's commands as a newcomer uses them: real processes, real TLS."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -28,9 +29,18 @@ def test_the_demonstration_gives_the_model_of_the_simulator(tmp_path):
     assert oct((tmp_path / "demo" / "join-token").stat().st_mode & 0o777) == "0o600"
 
 
+def test_the_demonstration_takes_any_option_of_the_plan(tmp_path):
+    settings = ["--set", "codec=stc:0.03", "--set", "downlink=stc:0.03"]
+    done = fedavg("fleet-demo", "--clients", "3", "--rounds", "3", *settings, "--run-dir", str(tmp_path / "demo"))
+    assert done.returncode == 0, done.stderr
+    assert "the same, bit for bit" in done.stdout
+    assert re.search(r"sent +0\.\d MB up, [1-4]\.\d MB down", done.stdout), done.stdout  # 6 models of 0.8 MB otherwise
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["fleet-demo", "--set", "task=mnist-cnn"], "got task 'mnist-cnn'"),
         (["serve", "mnist-2nn"], "expected --cert and --key"),
         (["serve", "mnist-2nn", "--insecure", "--listen", "0.0.0.0:0"], "plain HTTP on 0.0.0.0: expected TLS"),
         (["serve", "mnist-2nn", "--insecure", "--listen", "nowhere"], "expected HOST:PORT"),

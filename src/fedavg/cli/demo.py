@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedavg.errors import FleetError
+from fedavg.errors import FleetError, PlanError
 from fedavg.fleets.http.certs import make_certificates, server_context
 from fedavg.fleets.http.serve import JOIN_TOKEN, Address, Options, serve
 from fedavg.plan import Plan
@@ -16,12 +16,15 @@ from fedavg.runner import run
 from fedavg.server import Event, Round
 
 
-def demonstrate(
-    clients: int, rounds: int, C: float, partition: str, run_dir: Path | None, say: Callable[[str], None]
-) -> dict[str, Any]:
+def demonstrate(plan: Plan, run_dir: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Run the fleet, then the same plan in simulation, and give the digests of both models."""
+    if (plan.task, plan.data) != ("mnist-2nn", "mnist") or not plan.clients:
+        raise PlanError(
+            f"the demonstration: got task '{plan.task}', data '{plan.data}', clients {plan.clients}; expected "
+            "mnist-2nn, mnist and a number of clients. For others use 'fedavg serve' and 'fedavg join'"
+        )
+    clients, partition = plan.clients, plan.partition or "iid"
     directory = run_dir or Path("runs") / f"fleet-demo-{datetime.now():%Y%m%d-%H%M%S}"
-    plan = Plan(task="mnist-2nn", data="mnist", partition=partition, clients=clients, C=C, rounds=rounds, lr=0.1)
     made = make_certificates(directory / "certificates", ["127.0.0.1", "localhost"])
     tls = server_context(made.server.certificate, made.server.key)
     with ExitStack() as stack:
@@ -34,7 +37,7 @@ def demonstrate(
         def watch(event: Event) -> None:
             if isinstance(event, Round):
                 accuracy = f"{event.test['accuracy']:.4f}" if event.test else "-"
-                say(f"round {event.round}/{rounds}  {event.clients} clients  accuracy {accuracy}")
+                say(f"round {event.round}/{plan.rounds}  {event.clients} clients  accuracy {accuracy}")
 
         fleet = serve(plan, Options(Address("127.0.0.1", 0), directory, tls=tls), watch, start_clients)
     say("the same plan in simulation")
@@ -45,6 +48,8 @@ def demonstrate(
         "rounds": fleet.summary.rounds,
         "clients": clients,
         "accuracy": fleet.summary.final_accuracy,
+        "bytes_up": fleet.summary.bytes_up,
+        "bytes_down": fleet.summary.bytes_down,
         "run_dir": str(directory),
     }
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedavg.cli.run import plan_options, plan_settings
+from fedavg.cli.run import plan_options, plan_settings, setting
 from fedavg.errors import FedAvgError, FleetError, PlanError
 
 if TYPE_CHECKING:
@@ -120,7 +120,6 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
 
 
 def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> Any:
-    from fedavg.cli.run import setting
     from fedavg.plan import load_plan, option_names
 
     given = {name: options[name] for name in option_names() if options.get(name) is not None}
@@ -308,14 +307,22 @@ def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int) -> N
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds.")
 @click.option("-C", "C", type=float, default=0.5, show_default=True, help="The fraction of clients in a round.")
 @click.option("--partition", default="iid", show_default=True, help="How MNIST is split over the clients.")
+@plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to keep everything [a new folder under runs/].")
 @_json
-def fleet_demo(clients: int, rounds: int, C: float, partition: str, run_dir: Path | None, as_json: bool) -> None:
-    """A server and real client processes on this machine, on the embedded MNIST; then the same in simulation."""
+def fleet_demo(settings: tuple[str, ...], run_dir: Path | None, as_json: bool, **options: Any) -> None:
+    """A server and real client processes on this machine, on the embedded MNIST; then the same in simulation.
+
+    \b
+    fedavg fleet-demo --set algorithm=scaffold
+    fedavg fleet-demo --set codec=stc:0.03 --set downlink=stc:0.03
+    """
     _needs_server_extra()
     from fedavg.cli.demo import demonstrate
+    from fedavg.plan import load_plan
 
-    outcome = demonstrate(clients, rounds, C, partition, run_dir, say=lambda text: click.echo(text, err=True))
+    plan = load_plan("mnist-2nn", {"lr": 0.1, **options, **dict(setting(text) for text in settings)})
+    outcome = demonstrate(plan, run_dir, say=lambda text: click.echo(text, err=True))
     if as_json:
         click.echo(json.dumps(outcome, indent=2))
         return
@@ -323,3 +330,4 @@ def fleet_demo(clients: int, rounds: int, C: float, partition: str, run_dir: Pat
     click.echo(f"fleet      {outcome['model_sha256']}")
     click.echo(f"simulated  {outcome['simulated_sha256']}  ({'the same, bit for bit' if equal else 'NOT the same'})")
     click.echo(f"accuracy   {outcome['accuracy']:.4f} after {outcome['rounds']} rounds; files in {outcome['run_dir']}")
+    click.echo(f"sent       {outcome['bytes_up'] / 1e6:.1f} MB up, {outcome['bytes_down'] / 1e6:.1f} MB down")
