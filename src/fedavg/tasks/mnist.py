@@ -15,10 +15,13 @@ def two_nn() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """Two 5x5 'same' convolutions with pooling, then 512 units: 1,663,370 parameters."""
+    """Two 5x5 'same' convolutions with pooling, then 512 units: 1,663,370 parameters.
+
+    ReLU comes after pooling: the numbers are the same as before it, and there are a quarter as many.
+    """
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(),
         nn.Linear(7 * 7 * 64, 512), nn.ReLU(),
         nn.Linear(512, 10),
@@ -34,4 +37,4 @@ def image(x: Tensor) -> Tensor:
 
 
 MNIST_2NN = Task("mnist-2nn", two_nn, prepare=pixels)
-MNIST_CNN = Task("mnist-cnn", cnn, prepare=image)
+MNIST_CNN = Task("mnist-cnn", cnn, prepare=image, eval_batch=200)  # more do not fit into a core's cache
