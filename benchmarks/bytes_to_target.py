@@ -30,10 +30,14 @@ RUNS = Path("runs/codecs")
 PAGE = DOCS / "communication.md"
 BEGIN, END = "<!-- made by benchmarks/bytes_to_target.py -->", "<!-- end -->"
 TARGET = 0.97
+#: Clients of a round; they send side by side, at so many bytes a second (the paper's §1: 1 MB/s or less).
+CLIENTS = 10
+UPLINK = 1e6
 #: The best rate of plain FedAvg first, then those beside it.
 RATES = {"iid": (0.215, 0.1, 0.464), "shards": (0.215, 0.1)}
 #: Rounds at the most; plain FedAvg takes about 40 and 230.
-CAPS = {"iid": 300, "shards": 1500}
+CAPS = {"iid": 1500, "shards": 1500}
+HEADS = ("up", "down", "MB up", "fewer", "s to send", "MB down", "fewer", "rounds", "eta", "rates")
 #: Uplink and downlink codecs, the baseline first.
 PAIRS = (
     ("float32", "float32"),
@@ -156,8 +160,7 @@ def table(runs: list[Record]) -> str:
         chosen = [(pair, best_of(runs, partition, pair)) for pair in PAIRS]
         if not base or not base.reached:
             continue
-        lines += ["", f"### {partition}", "", "| up | down | MB up | fewer | MB down | fewer | rounds | eta | rates |",
-                  "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        lines += ["", f"### {partition}", "", f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
         lines += [_row(pair, run, base, _rates(runs, partition, pair)) for pair, run in chosen if run]
     return "\n".join(lines)
 
@@ -176,11 +179,12 @@ def _rates(runs: list[Record], partition: str, pair: tuple[str, str]) -> str:
 
 def _row(pair: tuple[str, str], run: Record, base: Record, rates: str) -> str:
     if not run.reached:
-        outcome = f"– | – | – | – | not in {len(run.accuracy)} (best {run.best:.2%})"
+        end = "diverged in" if run.diverged else "not in"
+        outcome = f"– | – | – | – | – | {end} {len(run.accuracy)} (best {run.best:.2%})"
     else:
         up, down = run.bytes_up[-1], run.bytes_down[-1]
         outcome = (
-            f"{up / 1e6:,.1f} | {base.bytes_up[-1] / up:.1f} × | {down / 1e6:,.1f} | "
+            f"{up / 1e6:,.1f} | {base.bytes_up[-1] / up:.1f} × | {up / CLIENTS / UPLINK:,.1f} | {down / 1e6:,.1f} | "
             f"{base.bytes_down[-1] / down:.1f} × | {run.rounds:.0f}"
         )
     return f"| {pair[0]} | {pair[1]} | {outcome} | {run.lr:g} | {rates} |"
