@@ -77,9 +77,8 @@ class FedBuff(FedAvg):
         while len(landed) < self.buffer and (flights or waiting):
             while waiting and len(flights) < len(cohort):
                 flights.append(Flight(clock + self._duration(rng), waiting.popleft(), now))
-            flights.sort(
-                key=lambda flight: flight.end
-            )  # stable: of those that end together, the first started is first
+            # Stable: of those that end together, the first started is first.
+            flights.sort(key=lambda flight: flight.end)
             clock = flights[0].end
             arriving = [flight for flight in flights if flight.end == clock][: self.buffer - len(landed)]
             landed, flights = landed + arriving, flights[len(arriving) :]

@@ -229,9 +229,8 @@ class Device:
             return
         if answer.counted is not None:
             self._drop_pending(keep_state=answer.counted)
-        elif pending.round <= _committed(
-            answer
-        ):  # a server that takes updates without a name does not know whose counted
+        elif pending.round <= _committed(answer):
+            # A server that takes updates without a name does not know whose counted.
             self._drop_pending(keep_state=pending.accepted)
         elif isinstance(answer, WorkOffer) and not pending.answers(answer):  # another attempt at the same round
             self._drop_pending(keep_state=False)
