@@ -183,11 +183,16 @@ def _row(pair: tuple[str, str], run: Record, base: Record, rates: str) -> str:
         outcome = f"– | – | – | – | – | {end} {len(run.accuracy)} (best {run.best:.2%})"
     else:
         up, down = run.bytes_up[-1], run.bytes_down[-1]
+        fewer_up, fewer_down = base.bytes_up[-1] / up, base.bytes_down[-1] / down
         outcome = (
-            f"{up / 1e6:,.1f} | {base.bytes_up[-1] / up:.1f} × | {up / CLIENTS / UPLINK:,.1f} | {down / 1e6:,.1f} | "
-            f"{base.bytes_down[-1] / down:.1f} × | {run.rounds:.0f}"
+            f"{up / 1e6:,.1f} | {_times(fewer_up)} | {up / CLIENTS / UPLINK:,.1f} | {down / 1e6:,.1f} | "
+            f"{_times(fewer_down)} | {run.rounds:.0f}"
         )
     return f"| {pair[0]} | {pair[1]} | {outcome} | {run.lr:g} | {rates} |"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f} ×" if ratio >= 1 else f"{ratio:.2f} ×"
 
 
 def draw(runs: list[Record]) -> None:
