@@ -50,9 +50,11 @@ SETTINGS: Final[dict[str, tuple[str, ...]]] = {
     "fedprox": ("fedprox:0.01", "fedprox:0.1", "fedprox:0.001"),
     "fednova": ("fednova",),
     "fedbuff": ("fedbuff:10",),
+    "adaptive": ("adaptive:40000",),
 }
 #: FedBuff keeps C K clients at work and steps after 10 updates, as many as a round of the others has: half are stale.
-FRACTION: Final = {"fedbuff": 0.2}
+#: Adaptive steps are for all clients at a time.
+FRACTION: Final = {"fedbuff": 0.2, "adaptive": 1.0}
 #: P of the 2NN.
 NUMBERS: Final = 199_210
 
