@@ -222,7 +222,7 @@ def draw(records: Records, path: Path) -> None:
         axes.grid(alpha=0.25)
     for axes in panels[1:]:
         axes.set_xscale("log")
-        axes.set_xlim(left=axes.get_xlim()[1] / 100)
+        axes.set_xlim(left=axes.get_xlim()[1] / 1000)
     panels[0].set_ylim(0.85, 0.98)
     panels[0].set_ylabel("best test accuracy so far")
     figure.suptitle("MNIST 2NN, pathological non-IID, C=0.1, E=1, B=10", fontsize=10)
