@@ -341,7 +341,7 @@ def test_eight_clients_by_the_commands_equal_the_simulator(tmp_path):
         for client in clients:
             client.join(PATIENCE_S)
             assert client.exitcode == 0
-    assert server.summary()["model_sha256"] == simulated(3)
+    assert server.summary()["model_sha256"] == simulated(plan)
 
 
 def start_join(server: Server, k: int, directory: Path):
