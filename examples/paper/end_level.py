@@ -1,7 +1,7 @@
 """Does FedAvg end higher than FedSGD (§3)? The 2NN on IID MNIST at C=0.1, run far beyond the target of the tables.
 
-FedSGD is given four times as many rounds. Each run becomes a record of its curve as soon as
-it is over; what has one is not run again.
+FedSGD is given four times as many rounds. Each run becomes a record of its curve as soon as it is over; what has one
+is not run again.
 
 usage: python examples/paper/end_level.py [--out docs/results/end_level.json]
 """

@@ -115,6 +115,9 @@ def test_the_server_and_clients_are_killed(tmp_path, times, rounds, changes):
         with fleet.database() as store:
             assert store.last_round() < rounds, "every kill was during the run"
         check(fleet)
+    for device in fleet.devices:
+        kept = list((device.directory / "states").rglob("*.safetensors"))
+        assert len(kept) <= 2, "what was settled and the newest; older versions are gone"
 
 
 # ---------------------------------------------------------------------- at every call of the commit
