@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedavg import native
 from fedavg.tasks import lstm, lstm_native
 from fedavg.tasks.lstm import PeepholeLSTM
 
@@ -218,9 +219,9 @@ def test_saturated_gates_stay_finite_and_broken_ones_show(units: int) -> None:
 
 @pytest.fixture
 def build_anew() -> Iterator[None]:
-    lstm_native._build.cache_clear()
+    native.library.cache_clear()
     yield
-    lstm_native._build.cache_clear()
+    native.library.cache_clear()
 
 
 @pytest.mark.usefixtures("build_anew")

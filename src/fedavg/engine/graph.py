@@ -3,7 +3,8 @@
 One step is recorded per batch shape as a flat list of ATen operators, the SGD update is folded into it, and the
 whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter runs without Python or autograd in
 between. What is gained, in order of size: no Python between operators; no gradient buffer for a weight whose gradient
-is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass.
+is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass. Convolutions that fit are done by
+Fourier transforms (`convolution.py`).
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedavg.engine.convolution import FastConvolutions
 from fedavg.engine.model import Model
 from fedavg.engine.tape import Op, Ref, Tape, Untraceable, record
 
@@ -26,6 +28,8 @@ class GraphEpoch:
     """`sgd_epoch` for one model: compiles one native function per batch shape and keeps it."""
 
     def __init__(self, model: Model) -> None:
+        #: What stands in for PyTorch's own kernels.
+        self.kernels = FastConvolutions()
         self._model = model
         self._parameters = [p.detach() for p in model.parameters.values()]
         self._compiled: dict[tuple[torch.Size, torch.Size], tuple[Epoch, list[Tensor]]] = {}
@@ -47,7 +51,7 @@ class GraphEpoch:
                 self._model.unchanged(),
                 torch.random.fork_rng(devices=[]),
             ):  # recording takes a step that does not count
-                self._compiled[x.shape, y.shape] = compile_epoch(self._model, x, y)
+                self._compiled[x.shape, y.shape] = compile_epoch(self._model, x, y, self.kernels)
 
     def _run(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
         self.prepare(x[:batch], y[:batch])
@@ -59,9 +63,9 @@ class GraphEpoch:
             return native(x, y, batch, lr, self._parameters, state)
 
 
-def compile_epoch(model: Model, x: Tensor, y: Tensor) -> tuple[Epoch, list[Tensor]]:
+def compile_epoch(model: Model, x: Tensor, y: Tensor, kernels: FastConvolutions) -> tuple[Epoch, list[Tensor]]:
     """The native epoch for batches shaped like (x, y), and the tensors besides parameters that it reads or writes."""
-    tape = record(model, x, y)
+    tape = record(model, x, y, kernels)
     try:
         unit = torch.jit.CompilationUnit(Emitter(tape).source())
     except RuntimeError as error:

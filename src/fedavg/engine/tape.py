@@ -6,6 +6,7 @@ values, shapes that depend on them) raises `Untraceable`.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,14 +72,17 @@ class Tape:
     shapes: dict[str, torch.Size]
 
 
-def record(model: Model, x: Tensor, y: Tensor) -> Tape:
-    """Take a plain step on (x, y), which are named 'x' and 'y' on the tape. The model's buffers are changed by it."""
+def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[Any] | None = None) -> Tape:
+    """Take a plain step on (x, y), which are named 'x' and 'y' on the tape. The model's buffers are changed by it.
+
+    `kernels` may put other operators in the place of PyTorch's while the step is taken.
+    """
     parameters = {f"p{i}": p.detach() for i, p in enumerate(model.parameters.values())}
     others = [t for n, t in model.module.named_parameters() if n not in model.parameters]
     state = {f"s{i}": t.detach() for i, t in enumerate([*others, *model.module.buffers()])}
     recorder = _Recorder(parameters | state | {"x": x, "y": y})
     try:
-        with recorder:
+        with recorder, kernels or nullcontext():
             loss, grads = plain.gradients(model, x, y)
     except Untraceable:
         raise

@@ -1,9 +1,10 @@
 """`Trainer`: one model on one device, trained and judged on tensors. Each worker has one."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ class Trainer:
         self.task = task
         self._device = device
         self._sgd_epoch: SgdEpoch = self._plain_epoch
+        self._kernels: AbstractContextManager[Any] = nullcontext()
         self.engine = Engine("plain", "not chosen yet")
 
     @property
@@ -120,7 +122,8 @@ class Trainer:
     def _judge(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The values of each metric, one per prediction."""
         try:
-            output = self.model.module(self.prepare(x))
+            with self._kernels:
+                output = self.model.module(self.prepare(x))
             return {name: metric(output, y) for name, metric in self.task.metrics.items()}
         except USER_ERRORS as error:
             raise TaskError(f"'{self.task.name}' can not be evaluated on {_form(x, y)}: {error}") from error
@@ -137,18 +140,20 @@ class Trainer:
             other = Examples(recorded.x[doubled], recorded.y[doubled])
             expected = self._step(self._plain_epoch, other)
             if name == "plain":
-                self.engine = Engine("plain" + self._kernels(), "asked for")
+                self.engine = Engine("plain" + self._loops(), "asked for")
                 return
             graph = GraphEpoch(self.model)
             reason = self._disagreement(graph, recorded, other, expected)
         if reason and name == "graph":
             raise TaskError(f"engine 'graph' can not train '{self.task.name}': {reason}; use engine 'plain'")
-        if not reason:
-            self._sgd_epoch = graph
-        name, why = ("plain", reason) if reason else ("graph", "traced, agrees with the plain path")
-        self.engine = Engine(name + self._kernels(), why)
+        if reason:
+            self.engine = Engine("plain" + self._loops(), reason)
+            return
+        self._sgd_epoch, self._kernels = graph, graph.kernels
+        fast = " with native convolution" if graph.kernels.used else ""
+        self.engine = Engine("graph" + fast + self._loops(), "traced, agrees with the plain path")
 
-    def _kernels(self) -> str:
+    def _loops(self) -> str:
         """Which LSTM kernel runs, where there is one: it depends on the machine, and kernels round differently."""
         kinds = {layer.kernel for layer in self.model.module.modules() if isinstance(layer, PeepholeLSTM)}
         return "".join(f" with {kind} LSTM" for kind in sorted(kinds))
