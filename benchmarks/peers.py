@@ -4,6 +4,7 @@ usage: python benchmarks/peers.py --peers DIR [--repeats 3] [--only W1,W3] [--ou
 
 DIR holds the peers' scripts: `DIR/bench PEER WORKLOAD ROUNDS` prints one JSON line with `s_per_round`,
 `ready_after_round1_s` and `peak_rss_mb`. Have the machine idle. Ratios are taken within a turn, then their median.
+With --only, what the record has of other workloads stays.
 """
 
 import argparse
@@ -34,13 +35,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     options = parser.parse_args()
     record = options.out / "speed.json"
-    turns: list[dict[str, Any]] = []
+    workloads = options.only.split(",")
+    before = json.loads(record.read_text())["turns"] if record.exists() else []
+    turns: list[dict[str, Any]] = [turn for turn in before if turn["workload"] not in workloads]
     for repeat in range(options.repeats):
-        for workload in options.only.split(","):
-            turns.append({"workload": workload, "repeat": repeat, **turn(options.peers, workload)})
+        for workload in workloads:
+            where = {"date": f"{date.today()}", "machine": machine()}
+            turns.append({"workload": workload, "repeat": repeat, **where, **turn(options.peers, workload)})
             print(json.dumps(turns[-1]), flush=True)
-            content = {"date": f"{date.today()}", "machine": machine(), "repeats": options.repeats, "turns": turns}
-            record.write_text(json.dumps(content, indent=1) + "\n")
+            turns.sort(key=lambda turn: (turn["workload"], turn["repeat"]))
+            record.write_text(json.dumps({"turns": turns}, indent=1) + "\n")
     (options.out / "speed.md").write_text(page(json.loads(record.read_text())))
 
 
@@ -71,9 +75,12 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Speed",
         "",
-        f"Made by `python benchmarks/peers.py` from [speed.json](speed.json) on {record['date']}: {record['machine']}.",
-        f"Medians of {record['repeats']} turns; in each turn everything runs one after the other on the same machine.",
-        "The floor is the time of only the matrix products and convolutions of the same steps on the same cores.",
+        "Made by `python benchmarks/peers.py` from [speed.json](speed.json).",
+        "Medians of the turns; in each turn everything runs one after the other on the same machine.",
+        "The floor is the time of only the matrix products and convolutions of the same steps on the same cores, as",
+        "PyTorch does them; below 1 x floor are convolutions that are done by Fourier transforms instead.",
+        "",
+        *(f"- {name}: {measured(turns)}" for name, turns in by_workload.items()),
         "",
         "| workload | fedavg, s/round | floor | x floor | "
         + " | ".join(f"{name}, s/round (x ours)" for name in PEERS.values())
@@ -91,6 +98,12 @@ def page(record: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def measured(turns: list[dict[str, Any]]) -> str:
+    """When and where."""
+    last = max(turns, key=lambda turn: turn["date"])
+    return f"{last['date']}, {len(turns)} turns, {last['machine']}"
 
 
 def row(workload: str, turns: list[dict[str, Any]]) -> str:

@@ -1,0 +1,137 @@
+"""The paper's two convolutional models with convolutions by Fourier transforms, beside PyTorch's own.
+
+Each repetition runs both, in turn, on one thread; times are medians, and only their ratios mean something: of the
+second convolution alone, forward and backward, and of a whole training step and an evaluation. Needs a C compiler.
+
+    python benchmarks/convolution.py [--repeats 15] [--out docs/results/convolution.json]
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedavg import native
+from fedavg.engine.convolution import FastConvolutions
+from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.trainer import Trainer
+from fedavg.tasks import TASKS
+from fedavg.types import Examples
+
+#: Channels before and after, and the side of the planes, of each model's second convolution; the shape of its images.
+LAYERS = {"mnist-cnn": (32, 64, 14), "cifar-cnn": (64, 64, 12)}
+IMAGES = {"mnist-cnn": (1, 28, 28), "cifar-cnn": (3, 24, 24)}
+RAW = {"mnist-cnn": (28, 28), "cifar-cnn": (3, 32, 32)}
+aten = torch.ops.aten
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rows = []
+    for model in LAYERS:
+        for batch in (10, 50, 600):
+            for what, direct, fast in (*layer(model, batch), step(model, batch)):
+                rows.append({"model": model, "batch": batch, "what": what} | race(direct, fast, options.repeats))
+                print(json.dumps(rows[-1]), flush=True)
+        rows.append({"model": model, "batch": 200, "what": "evaluation"} | race(*evaluation(model), options.repeats))
+        print(json.dumps(rows[-1]), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+
+
+Contest = tuple[str, Callable[[], object], Callable[[], object]]
+
+
+def layer(model: str, batch: int) -> Iterator[Contest]:
+    """The second convolution alone."""
+    inputs, outputs, side = LAYERS[model]
+    x, dy = images(batch, inputs, side), images(batch, outputs, side)
+    w, b = torch.randn(outputs, inputs, 5, 5), torch.randn(outputs)
+    shape = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)
+
+    def forward() -> Tensor:
+        result: Tensor = aten.convolution(x, w, b, *shape)
+        return result
+
+    def backward() -> object:
+        return aten.convolution_backward(dy, x, w, [outputs], *shape, [True, True, True])
+
+    yield "convolution", forward, under(FastConvolutions(), forward)
+    yield "its gradients", backward, under(FastConvolutions(), backward)
+
+
+def step(model: str, batch: int) -> Contest:
+    x = torch.rand(batch, *IMAGES[model]).to(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (batch,))
+    slow, fast = trainers(model, x, y)
+    return "training step", lambda: slow.sgd_epoch(x, y, batch, 0.0), lambda: fast.sgd_epoch(x, y, batch, 0.0)
+
+
+def evaluation(model: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    x = torch.rand(10, *IMAGES[model]).to(memory_format=torch.channels_last)
+    slow, fast = trainers(model, x, torch.randint(0, 10, (10,)))
+    test = Examples(torch.randint(0, 256, (1000, *RAW[model]), dtype=torch.uint8), torch.randint(0, 10, (1000,)))
+    return lambda: slow.evaluate(test), lambda: fast.evaluate(test)
+
+
+def trainers(model: str, x: Tensor, y: Tensor) -> tuple[Trainer, Trainer]:
+    """One that has PyTorch's convolutions, and one that has ours."""
+    slow, fast = Trainer(TASKS[model], 0), Trainer(TASKS[model], 0)
+    with no_compiler():
+        slow.choose_engine("graph", x, y)
+        slow._kernels = nullcontext()
+    fast.choose_engine("graph", x, y)
+    assert (slow.engine.name, fast.engine.name) == ("graph", "graph with native convolution"), "needs a C compiler"
+    return slow, fast
+
+
+@contextmanager
+def no_compiler() -> Iterator[None]:
+    built = native.library
+    native.library = lambda source: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        native.library = built
+
+
+def images(batch: int, channels: int, side: int) -> Tensor:
+    return torch.randn(batch, channels, side, side).to(memory_format=torch.channels_last)
+
+
+def under(mode: AbstractContextManager[Any], run: Callable[[], object]) -> Callable[[], object]:
+    def inside() -> object:
+        with mode:
+            return run()
+
+    return inside
+
+
+def race(direct: Callable[[], object], fast: Callable[[], object], repeats: int) -> dict[str, float]:
+    """Milliseconds of both, and the median of their ratios within a repetition."""
+    times = [(timed(direct), timed(fast)) for _ in range(repeats + 1)][1:]
+    slow, quick = (list(column) for column in zip(*times, strict=True))
+    ratio = median(a / b for a, b in times)
+    return {"pytorch_ms": round(median(slow), 3), "ours_ms": round(median(quick), 3), "ratio": round(ratio, 2)}
+
+
+def timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()
