@@ -41,7 +41,7 @@ KEY, MODEL = b64encode(bytes(range(32))).decode(), "ab" * 32
 EXAMPLES = [
     EnrolRequest("invite-1", KEY, 600, "Büro 3", None, "mnist-2nn", 1),
     EnrolRequest("invite-1", KEY, 0, "", 7, "my.module:task", 1),
-    Enrolled(7, "e-1", Plan().to_toml(), Plan().digest, 2.5),
+    Enrolled(7, "e-1", Plan().to_toml(), Plan().digest),
     PollRequest(Eligibility(True, False, True), None, 60.0, "graph"),
     PollRequest(Eligibility(True, True, True), Holding(3, 0, MODEL), 0.0, "plain"),
     WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, None, 0.1, {"mu": 0.01}, "token", None, 10, 3, True),
@@ -163,7 +163,6 @@ BAD = {
         "epoch": ["", "a b", "a\n", "x" * 65, "é", None],
         "plan": ["", "\x00", "\x1b[31m", HALF, "x" * 16_385, None],
         "plan_digest": ["", "ABCDEF0123456789", "0" * 15, "0" * 65, "g" * 16, None],
-        "poll_s": [-0.1, 604_801, "1", True, None, 10**400],
     },
     PollRequest: {
         "eligible": [None, True, [], {}],
@@ -371,5 +370,5 @@ def test_nothing_but_a_refusal_comes_of_noise(body):
 
 def test_the_longest_plan_fits_a_message():
     for character in ("😀", '"', "\n"):
-        plan = Enrolled(1, "e", character * 16_384, "0" * 16, 1.0)
+        plan = Enrolled(1, "e", character * 16_384, "0" * 16)
         assert parse(Enrolled, dump(plan), MAX_MESSAGE) == plan

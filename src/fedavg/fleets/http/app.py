@@ -74,8 +74,6 @@ WAKE: Final = 20
 WAKE_S: Final = 0.005
 #: The status of an update frame that is refused; its reason is a `wire.Reason`.
 UPDATE_REFUSED: Final = 422
-#: The first pause of a client that has just enrolled.
-POLL_S: Final = 1.0
 
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -193,9 +191,7 @@ class FleetApp:
             raise Refusal(error.reason, str(error)) from None
         self._hub.know([row])
         log.info("client enrolled", extra={"client": row.k, "examples": row.examples})
-        answer = Enrolled(
-            client=row.k, epoch=self.epoch, plan=self._plan_toml, plan_digest=self._plan.digest, poll_s=POLL_S
-        )
+        answer = Enrolled(client=row.k, epoch=self.epoch, plan=self._plan_toml, plan_digest=self._plan.digest)
         return _json(answer)
 
     async def _poll(self, request: Request) -> Response:

@@ -253,7 +253,6 @@ class Enrolled:
     epoch: str = item(EPOCH, "the server's epoch, to sign with")
     plan: str = item(Text(_LINES, 1, 16_384, "printable text"), "the plan of the run, TOML")
     plan_digest: str = item(PLAN_DIGEST, "identifies the run")
-    poll_s: float = item(SECONDS, "how long to wait between polls at first")
 
 
 @dataclass(frozen=True)
