@@ -1,11 +1,13 @@
 """The character LSTM: its size, what counts as a prediction, and that it learns."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fedavg.engine.trainer import Trainer
 from fedavg.tasks.shakespeare import (
     IGNORE,
     SHAKESPEARE_LSTM,
@@ -14,7 +16,9 @@ from fedavg.tasks.shakespeare import (
     token_accuracy,
     token_cross_entropy,
     token_loss,
+    trim,
 )
+from fedavg.types import Examples
 
 
 def test_it_has_the_papers_number_of_parameters() -> None:
@@ -69,3 +73,38 @@ def test_its_loss_falls() -> None:
         losses.append(float(loss.detach()))
     assert losses[0] == pytest.approx(math.log(VOCABULARY), rel=0.1)
     assert losses[-1] < losses[0] - 1
+
+
+def lines(*lengths: int) -> Examples:
+    """Texts of such lengths, padded to 80."""
+    x = torch.full((len(lengths), 80), VOCABULARY - 1)
+    y = torch.full((len(lengths), 80), IGNORE)
+    for row, length in enumerate(lengths):
+        text = torch.randint(0, 256, (length + 1,), generator=torch.Generator().manual_seed(row))
+        x[row, :length], y[row, :length] = text[:-1], text[1:]
+    return Examples(x, y)
+
+
+@pytest.mark.parametrize(("lengths", "left"), [((3, 9), 16), ((3, 8), 8), ((80, 1), 80), ((73,), 80), ((0, 0), 8)])
+def test_a_batch_is_cut_where_all_its_texts_have_ended(lengths: tuple[int, ...], left: int) -> None:
+    batch = lines(*lengths)
+    x, y = trim(batch.x, batch.y)
+    assert torch.equal(x, batch.x[:, :left])
+    assert torch.equal(y, batch.y[:, :left])
+
+
+@pytest.mark.parametrize("engine", ["plain", "graph"])
+def test_cutting_changes_neither_training_nor_metrics(engine: str) -> None:
+    batch = lines(5, 20, 30, 17, 9, 44, 2)
+    trained = []
+    for task in (SHAKESPEARE_LSTM, replace(SHAKESPEARE_LSTM, trim=None)):
+        trainer = Trainer(task, seed=0)
+        trainer.choose_engine(engine, batch.x[:3], batch.y[:3])
+        start = trainer.weights.clone()
+        loss = trainer.sgd_epoch(batch.x, batch.y, 3, 0.5)
+        trained.append((trainer.weights - start, float(loss), trainer.evaluate(batch)))
+    (cut, cut_loss, cut_metrics), (whole, whole_loss, whole_metrics) = trained
+    assert (cut - whole).norm() <= 1e-5 * whole.norm()
+    assert cut_loss == pytest.approx(whole_loss, rel=1e-6)
+    assert cut_metrics["accuracy"] == whole_metrics["accuracy"]
+    assert cut_metrics["loss"] == pytest.approx(whole_metrics["loss"], rel=1e-6)

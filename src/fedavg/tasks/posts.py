@@ -10,7 +10,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from fedavg.tasks.lstm import PeepholeLSTM
-from fedavg.tasks.shakespeare import token_accuracy, token_cross_entropy, token_loss
+from fedavg.tasks.shakespeare import token_accuracy, token_cross_entropy, token_loss, trim
 from fedavg.tasks.task import Task
 
 VOCABULARY: Final = 10_000
@@ -46,5 +46,6 @@ POSTS_LSTM = Task(
     WordLSTM,
     loss=token_loss,
     metrics={"accuracy": known_word_accuracy, "loss": token_cross_entropy},
+    trim=trim,
     eval_batch=50,
 )

@@ -16,6 +16,8 @@ from fedavg.tasks.task import Task
 VOCABULARY: Final = 258
 #: A target of no prediction; the value that PyTorch's cross entropy leaves out by default.
 IGNORE: Final = -100
+#: Batches are cut to a multiple of so many tokens: each length is compiled once, so there should be few.
+LENGTHS: Final = 8
 
 
 class CharLSTM(nn.Module):
@@ -55,10 +57,19 @@ def token_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output[counted], y[counted], reduction="none")
 
 
+def trim(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch (B, T) without the last columns, where all its texts have ended. Most lines of a play are half of T."""
+    ends = (y != IGNORE).any(0).nonzero()
+    length = int(ends[-1]) + 1 if len(ends) else 1
+    columns = slice(0, length + -length % LENGTHS)
+    return x[:, columns].contiguous(), y[:, columns].contiguous()
+
+
 SHAKESPEARE_LSTM = Task(
     "shakespeare-lstm",
     CharLSTM,
     loss=token_loss,
     metrics={"accuracy": token_accuracy, "loss": token_cross_entropy},
+    trim=trim,
     eval_batch=50,
 )
