@@ -45,7 +45,7 @@ def test_an_outcome_is_the_interpolated_crossing_of_the_monotone_curve():
 
 
 def test_it_starts_in_the_middle_and_prefers_the_higher_neighbour():
-    assert next_step(SEARCH, {}) == Todo((-4, -2, -6), 300, None)
+    assert next_step(SEARCH, {}) == Todo((-4, -2, -6), 38, None)
 
 
 def test_a_rate_that_can_no_longer_win_is_abandoned():
@@ -80,10 +80,10 @@ def test_it_widens_while_the_best_is_at_the_edge():
 
 def test_divergence_is_never():
     assert next_step(SEARCH, {-4: reached(80.4), -2: diverged(), -6: short(81)}) == Verdict(-4, 80.4, 0.971, True)
-    assert next_step(SEARCH, {-4: diverged()}) == Todo((-6,), 300, None)
+    assert next_step(SEARCH, {-4: diverged()}) == Todo((-6,), 38, None)
     # It does not lead either, however high it came before.
     high = Outcome(50, None, 0.969, diverged=True)
-    assert next_step(SEARCH, {-4: high, -6: short(300, 0.8)}) == Todo((-8,), 300, None)
+    assert next_step(SEARCH, {-4: high, -6: short(300, 0.8)}) == Todo((-8,), 38, None)
 
 
 def test_a_run_that_reached_the_target_before_it_diverged_counts():
@@ -93,20 +93,42 @@ def test_a_run_that_reached_the_target_before_it_diverged_counts():
 
 def test_if_no_rate_reaches_the_target_the_highest_accuracy_is_best():
     found = {-4: short(300, 0.95), -2: short(300, 0.96), -6: short(300, 0.9)}
-    assert next_step(SEARCH, found) == Todo((0,), 300, None)
+    assert next_step(SEARCH, found) == Todo((0,), 38, None)
     found[0] = short(300, 0.94)
     assert next_step(SEARCH, found) == Verdict(-2, None, 0.96, inside=True)
 
 
+def test_no_rate_runs_far_ahead_of_its_neighbours():
+    # 300 rounds in stages of 38, 100 and 300.
+    found = {-4: short(38, 0.8)}
+    assert next_step(SEARCH, found) == Todo((-2, -6), 38, None)
+    found |= {-2: short(38, 0.7), -6: short(38, 0.9)}
+    assert next_step(SEARCH, found) == Todo((-8,), 38, None)
+    found[-8] = short(38, 0.85)
+    # Now -6 leads, and goes on with its neighbours alone.
+    assert next_step(SEARCH, found) == Todo((-6, -4, -8), 100, None)
+    found |= {-6: short(100, 0.95), -4: short(100, 0.9), -8: reached(60.0)}
+    assert next_step(SEARCH, found) == Todo((-10,), 60, -8)
+
+
+def test_stages_end_where_there_is_an_evaluation():
+    assert next_step(Search(middle=-4, allowance=300, every=20), {}) == Todo((-4, -2, -6), 40, None)
+
+
+def test_no_stage_is_so_short_that_it_is_not_worth_a_start():
+    assert next_step(Search(middle=-4, allowance=50), {}) == Todo((-4, -2, -6), 20, None)
+    assert next_step(Search(middle=-4, allowance=12), {}) == Todo((-4, -2, -6), 12, None)
+
+
 def test_runs_that_were_broken_off_are_gone_on_with_first():
     found = {-4: short(30, 0.8), -2: short(31, 0.85)}
-    assert next_step(SEARCH, found) == Todo((-2, -4, 0), 300, None)
+    assert next_step(SEARCH, found) == Todo((-2, -4, 0), 38, None)
 
 
 def test_what_was_run_for_another_target_is_gone_on_with():
     # All were stopped when 0.215 reached 80 %; now for 82 %.
     found = {-4: short(280, 0.80), -2: short(281, 0.79), -6: short(281, 0.77)}
-    assert next_step(Search(-4, 1900), found) == Todo((-4, -2, -6), 1900, None)
+    assert next_step(Search(-4, 1900), found) == Todo((-4, -2, -6), 634, None)
     found[-4] = Outcome(631, 630.2, 0.82)
     assert next_step(Search(-4, 1900), found) == Todo((-2, -6), 631, -4)
 
@@ -124,7 +146,7 @@ def test_refined_to_the_sixth_root():
 def test_a_search_without_end_ends():
     rising = {i: short(300, 0.5 + i / 100) for i in range(-4, -4 + 2 * (MOST_RATES - 1), 2)}
     edge = max(rising)
-    assert next_step(SEARCH, rising) == Todo((edge + 2,), 300, None)
+    assert next_step(SEARCH, rising) == Todo((edge + 2,), 38, None)
     rising[edge + 2] = short(300, 0.9)
     assert next_step(SEARCH, rising) == Verdict(edge + 2, None, 0.9, inside=False)
 

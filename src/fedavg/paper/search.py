@@ -3,7 +3,8 @@
 Rates lie on a multiplicative grid of 10^(1/3), refinable to 10^(1/6), and are counted in sixths of a decade: rate i is
 10^(i/6). The search starts in the middle and widens until the best rate is strictly inside: both its neighbours were
 tried and did no better. It is thrifty: a rate that has used as many rounds as the best one needed can no longer win and
-is not run any further, and divergence means never. Pure logic: nothing here knows plans, files or processes.
+is not run any further, and divergence means never. Until a rate has reached the target none is run far ahead of its
+neighbours, so that a bad start costs little. Pure logic: nothing here knows plans, files or processes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,10 @@ from fedavg.runlog.curves import monotone, rounds_to_target
 #: Between rates of the paper's coarser grid, in sixths of a decade.
 COARSE: Final = 2
 FINE: Final = 1
+#: The parts of the allowance that a rate is run for before its neighbours have come as far, and the least number of
+#: rounds that is worth a start.
+STAGES: Final = (1 / 8, 1 / 3, 1)
+LEAST_STAGE: Final = 20
 #: The paper's grids have 11 to 13 rates; a search that wants more is not going to end.
 MOST_RATES: Final = 13
 
@@ -57,7 +62,10 @@ class Search:
 
 @dataclass(frozen=True)
 class Todo:
-    """Rates to run next, the most telling first, up to `cap` rounds each; `leader` is the rate that set the cap."""
+    """Rates to run next, the most telling first, up to `cap` rounds each; `leader` is the rate that set the cap.
+
+    Without a leader the cap is a stage on the way to the allowance, or the allowance.
+    """
 
     rates: tuple[int, ...]
     cap: int
@@ -90,10 +98,17 @@ def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
     """
     cap, leader = round_cap(search, results)
     on_grid = {i: o for i, o in results.items() if (i - search.middle) % COARSE == 0}
-    wanted = _unsettled(search.middle, on_grid, COARSE, cap)
-    if not wanted and search.refine:
-        wanted = _unsettled(search.middle, results, FINE, cap)
+    for stage in _stages(search) if leader is None else (cap,):
+        if wanted := _unsettled(search.middle, on_grid, COARSE, stage):
+            return Todo(wanted, stage, leader)
+    wanted = _unsettled(search.middle, results, FINE, cap) if search.refine else ()
     return Todo(wanted, cap, leader) if wanted else _verdict(results)
+
+
+def _stages(search: Search) -> list[int]:
+    """Rounds, rising to the allowance; an evaluation falls on each."""
+    wanted = [max(part * search.allowance, LEAST_STAGE) for part in STAGES]
+    return [min(search.every * ceil(rounds / search.every), search.allowance) for rounds in wanted]
 
 
 def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int | None]:
