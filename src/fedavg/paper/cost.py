@@ -9,14 +9,17 @@ from fedavg.paper.records import Record, Records
 
 #: Full-length runs that a search comes to: the best rate, its neighbours, and a step or so to get there.
 RUNS_PER_SEARCH: Final = 4.0
+#: So many runs, the latest, tell the pace of a model: the machine and the engine may have been others before.
+LATEST: Final = 10
 
 #: Seconds for a thousand examples on one core of an AMD EPYC: to train on them at each B, and (at 0) to evaluate them.
-#: By `fedavg run ... --dry-run`. They only serve until there is a record of the model; then its own pace counts.
+#: By `fedavg run ... --dry-run` and `benchmarks/convolution.py`. They only serve until there is a record of the model;
+#: then its own pace counts.
 REFERENCE: Final[dict[str, dict[float, float]]] = {
     "2nn": {10.0: 0.025, 50.0: 0.013, inf: 0.011, 0.0: 0.008},
-    "cnn": {10.0: 1.1, 50.0: 0.9, inf: 0.9, 0.0: 0.5},
-    "lstm": {10.0: 6.0, 50.0: 6.0, inf: 5.4, 0.0: 2.0},
-    "cifar": {50.0: 1.2, 100.0: 1.2, inf: 1.5, 0.0: 0.5},
+    "cnn": {10.0: 0.5, 50.0: 0.3, inf: 0.3, 0.0: 0.13},
+    "lstm": {10.0: 3.2, 50.0: 3.4, inf: 3.4, 0.0: 1.6},
+    "cifar": {50.0: 0.65, 100.0: 0.65, inf: 0.7, 0.0: 0.3},
     "posts": {8.0: 3.0, inf: 1.6, 0.0: 1.4},
 }
 
@@ -32,11 +35,8 @@ def seconds_per_round(setting: Setting, records: Records) -> float:
 def _pace(task: str, records: Records) -> float:
     """How much longer than the reference the runs of this model took here."""
     settings = {cell.setting.key: cell.setting for cell in CELLS if cell.setting.model.task == task}
-    ratios = [
-        run.seconds / run.rounds_run / _reference(settings[run.key])
-        for run in records
-        if run.key in settings and _has_pace(run)
-    ]
+    runs = sorted((run for run in records if run.key in settings and _has_pace(run)), key=lambda run: run.date)
+    ratios = [run.seconds / run.rounds_run / _reference(settings[run.key]) for run in runs[-LATEST:]]
     return median(ratios) if ratios else 1.0
 
 
