@@ -75,9 +75,11 @@ def test_a_killed_worker_is_replaced_and_the_result_is_unchanged():
     next(events)
     thread = threading.Thread(target=assassin)
     thread.start()
-    *_, last = events
-    done.set()
-    thread.join()
+    try:
+        *_, last = events
+    finally:
+        done.set()
+        thread.join()
     assert len(set(killed)) >= 2
     assert torch.equal(last.state.weights, expected)
 
