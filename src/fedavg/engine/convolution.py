@@ -1,7 +1,7 @@
 """Convolutions of small planes by Fourier transforms, in C where there is a compiler: three to four times as fast.
 
 `FastConvolutions` puts them in the place of PyTorch's, forward and backward, in whatever module runs under it. The
-plain path never does: it is what this is tested against. They round differently (by less than PyTorch's own), so a
+plain path never does: it is what this is tested against. They round differently (their error is of the same size), so a
 run's engine names them.
 """
 
