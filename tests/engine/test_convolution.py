@@ -28,7 +28,7 @@ def gradients(x: Tensor, w: Tensor, bias: Tensor | None, padding: int) -> list[T
 @needs_compiler
 @settings(max_examples=60, deadline=None)
 @given(
-    batch=st.sampled_from([3, 4, 11, 12, 13, 25, 64, 65]),
+    batch=st.sampled_from([1, 2, 3, 4, 11, 12, 13, 25, 64, 65]),
     inputs=st.integers(1, 3),
     outputs=st.integers(1, 3),
     height=st.integers(9, 16),
@@ -99,7 +99,6 @@ def test_the_first_layer_needs_no_gradient_of_its_images() -> None:
         ((4, 1, 14, 14), (16, 1, 5, 5), {"padding": 2}),
         ((4, 16, 14, 14), (10, 16, 5, 5), {"padding": 2}),
         ((4, 16, 4, 4), (16, 16, 3, 3), {"padding": 1}),
-        ((2, 16, 14, 14), (16, 16, 5, 5), {"padding": 2}),
     ],
 )
 def test_what_does_not_fit_is_left_to_pytorch(x: tuple[int, ...], w: tuple[int, ...], options: dict[str, int]) -> None:

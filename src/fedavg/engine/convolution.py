@@ -19,10 +19,9 @@ SOURCE: Final = Path(__file__).with_suffix(".c")
 #: The side of the planes that are transformed, and the products that a pair of channels then takes in one of them.
 SIDE: Final = 16
 PRODUCTS: Final = 4 * 130
-#: How many times as many products must be saved, so that the transforms are worth their time ...
+#: How many times as many products must be saved, so that the transforms are worth their time. The number of images is
+#: not asked: one way for batches of all sizes, and the engine's name is true of each.
 SAVED: Final = 4
-#: ... and in how many images of a batch, since the kernels are transformed as well, once for all of them.
-IMAGES: Final = 3
 
 
 class FastConvolutions(TorchDispatchMode):
@@ -63,13 +62,13 @@ def _fits(
     plain = stride == [1, 1] and dilation == [1, 1] and groups == 1 and not transposed
     if not plain or x.dim() != 4 or x.device.type != "cpu" or {x.dtype, w.dtype} != {torch.float32}:
         return False
-    batch, _, height, width = x.shape
+    height, width = x.shape[2:]
     outputs, inputs, *kernel = w.shape
     side, zeros = kernel[0], padding[0]
     if kernel != [side, side] or padding != [zeros, zeros] or zeros >= side or max(height, width) + zeros > SIDE:
         return False
     out_height, out_width = height + 2 * zeros - side + 1, width + 2 * zeros - side + 1
-    if batch < IMAGES or min(out_height, out_width) < 1 or out_height * out_width * side**2 < SAVED * PRODUCTS:
+    if min(out_height, out_width) < 1 or out_height * out_width * side**2 < SAVED * PRODUCTS:
         return False
     built = native.library(SOURCE)
     return built is not None and inputs % built.lanes() == outputs % built.lanes() == 0

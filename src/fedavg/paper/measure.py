@@ -105,11 +105,12 @@ def needs(cell: Cell, records: Records, seeds: int = 1, refine: bool = False) ->
 
 
 def _need(cell: Cell, eta: float, seed: int, cap: int, leader: int | None) -> Need:
-    stopped, reason = CAP, f"{cell.target:g} not reached in the {cap} rounds allowed"
-    if cap < cell.allowance:
-        stopped, reason = ABANDONED, f"{cell.target:g} not reached by then, and other rates were to be tried"
     if leader is not None:
         stopped, reason = ABANDONED, f"lr {rate(leader):g} reached {cell.target:g} by then"
+    elif cap < cell.allowance:
+        stopped, reason = ABANDONED, f"{cell.target:g} not reached by then, and other rates were to be tried"
+    else:
+        stopped, reason = CAP, f"{cell.target:g} not reached in the {cap} rounds allowed"
     return Need(cell.plan(eta, seed), cell.target, cap, stopped, reason, cell.setting.model.train_sample)
 
 
