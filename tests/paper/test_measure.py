@@ -26,7 +26,7 @@ def test_a_cell_without_records(store):
     wanted = needs(CELL, store)
     assert [need.plan.lr for need in wanted] == [0.215, 0.464, 0.1]
     assert {(need.cap, need.target, need.stopped) for need in wanted} == {(35, 0.97, "abandoned")}
-    assert {need.reason for need in wanted} == {"0.97 not reached by then, and other rates were to be tried"}
+    assert {need.reason for need in wanted} == {"a stage of the search ended, and rates that trail are not run on"}
 
 
 def test_a_measured_cell_and_its_twin_in_another_table(store):

@@ -7,8 +7,8 @@ from typing import Final
 from fedavg.paper.cells import CELLS, Cell, Setting
 from fedavg.paper.records import Record, Records
 
-#: Full-length runs that a search comes to: the best rate, its neighbours, and a step or so to get there.
-RUNS_PER_SEARCH: Final = 4.0
+#: Full-length runs that a search comes to: the best rate, parts of its neighbours, and a step or so to get there.
+RUNS_PER_SEARCH: Final = 2.5
 #: So many runs, the latest, tell the pace of a model: the machine and the engine may have been others before.
 LATEST: Final = 10
 

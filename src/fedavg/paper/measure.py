@@ -108,7 +108,7 @@ def _need(cell: Cell, eta: float, seed: int, cap: int, leader: int | None) -> Ne
     if leader is not None:
         stopped, reason = ABANDONED, f"lr {rate(leader):g} reached {cell.target:g} by then"
     elif cap < cell.allowance:
-        stopped, reason = ABANDONED, f"{cell.target:g} not reached by then, and other rates were to be tried"
+        stopped, reason = ABANDONED, "a stage of the search ended, and rates that trail are not run on"
     else:
         stopped, reason = CAP, f"{cell.target:g} not reached in the {cap} rounds allowed"
     return Need(cell.plan(eta, seed), cell.target, cap, stopped, reason, cell.setting.model.train_sample)

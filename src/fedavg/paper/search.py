@@ -2,9 +2,10 @@
 
 Rates lie on a multiplicative grid of 10^(1/3), refinable to 10^(1/6), and are counted in sixths of a decade: rate i is
 10^(i/6). The search starts in the middle and widens until the best rate is strictly inside: both its neighbours were
-tried and did no better. It is thrifty: a rate that has used as many rounds as the best one needed can no longer win and
-is not run any further, and divergence means never. Until a rate has reached the target none is run far ahead of its
-neighbours, so that a bad start costs little. Pure logic: nothing here knows plans, files or processes.
+tried and did no better. It is thrifty: a rate that has used as many rounds as the best one needed can no longer win,
+one that trails the best by far at the end of a stage will not, and divergence means never: these are not run any
+further. No rate is run far ahead of its neighbours, so that a bad start costs little. Pure logic: nothing here knows
+plans, files or processes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +18,13 @@ from fedavg.runlog.curves import monotone, rounds_to_target
 #: Between rates of the paper's coarser grid, in sixths of a decade.
 COARSE: Final = 2
 FINE: Final = 1
-#: The parts of the allowance that a rate is run for before its neighbours have come as far, and the least number of
-#: rounds that is worth a start.
-STAGES: Final = (1 / 8, 1 / 3, 1)
-LEAST_STAGE: Final = 20
+#: The parts of the cap that a rate is run for before its neighbours have come as far, and the least number of rounds
+#: that is worth a start.
+STAGES: Final = (1 / 8, 1 / 3, 2 / 3, 1)
+LEAST_STAGE: Final = 4
+#: A rate that took so many times the rounds that the best one took to come as far is given up. In the searches that
+#: were run without this rule, no rate that won in the end trailed by more than 1.25 at the end of a stage.
+TRAILING: Final = 1.5
 #: The paper's grids have 11 to 13 rates; a search that wants more is not going to end.
 MOST_RATES: Final = 13
 
@@ -42,12 +46,16 @@ def place(eta: float) -> int | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a run at one rate has come: rounds evaluated, where it crossed the target, its highest accuracy."""
+    """How far a run at one rate has come: rounds evaluated, where it crossed the target, its highest accuracy.
+
+    `curve`: the rounds that were evaluated, and the accuracies.
+    """
 
     rounds: int
     crossed: float | None
     best: float
     diverged: bool = False
+    curve: tuple[Sequence[int], Sequence[float]] = ((), ())
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,9 @@ class Search:
 
 @dataclass(frozen=True)
 class Todo:
-    """Rates to run next, the most telling first, up to `cap` rounds each; `leader` is the rate that set the cap.
+    """Rates to run next, the most telling first, up to `cap` rounds each; `leader` is the rate that needed no more.
 
-    Without a leader the cap is a stage on the way to the allowance, or the allowance.
+    Without a leader the cap is the end of a stage, or the allowance.
     """
 
     rates: tuple[int, ...]
@@ -87,7 +95,7 @@ class Verdict:
 
 def outcome(rounds: Sequence[int], accuracy: Sequence[float], target: float, diverged: bool) -> Outcome:
     crossed = rounds_to_target(rounds, accuracy, target)
-    return Outcome(rounds[-1] if rounds else 0, crossed, max(accuracy, default=0.0), diverged)
+    return Outcome(rounds[-1] if rounds else 0, crossed, max(accuracy, default=0.0), diverged, (rounds, accuracy))
 
 
 def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
@@ -97,18 +105,20 @@ def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
     target, is no special case.
     """
     cap, leader = round_cap(search, results)
+    stages = _stages(cap, search.every)
     on_grid = {i: o for i, o in results.items() if (i - search.middle) % COARSE == 0}
-    for stage in _stages(search) if leader is None else (cap,):
-        if wanted := _unsettled(search.middle, on_grid, COARSE, stage):
-            return Todo(wanted, stage, leader)
-    wanted = _unsettled(search.middle, results, FINE, cap) if search.refine else ()
-    return Todo(wanted, cap, leader) if wanted else _verdict(results)
+    grids = ((COARSE, on_grid), (FINE, results)) if search.refine else ((COARSE, on_grid),)
+    for step, known in grids:
+        for stage in stages:
+            if wanted := _unsettled(search.middle, known, step, stage, stages[0]):
+                return Todo(wanted, stage, leader if stage == cap else None)
+    return _verdict(results)
 
 
-def _stages(search: Search) -> list[int]:
-    """Rounds, rising to the allowance; an evaluation falls on each."""
-    wanted = [max(part * search.allowance, LEAST_STAGE) for part in STAGES]
-    return [min(search.every * ceil(rounds / search.every), search.allowance) for rounds in wanted]
+def _stages(cap: int, every: int) -> list[int]:
+    """Rounds, rising to the cap; an evaluation falls on each."""
+    wanted = [max(part * cap, LEAST_STAGE) for part in STAGES]
+    return [min(every * ceil(rounds / every), cap) for rounds in wanted]
 
 
 def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int | None]:
@@ -129,6 +139,12 @@ def settled(result: Outcome, cap: int) -> bool:
     return result.crossed is not None or result.diverged or result.rounds >= cap
 
 
+def lag(behind: Outcome, ahead: Outcome) -> float:
+    """How many times as many rounds it took to come as far as it has; 0 if the other one has not come so far."""
+    passed = rounds_to_target(*ahead.curve, behind.best)
+    return behind.rounds / passed if passed else 0.0
+
+
 def best_place(results: Mapping[int, Outcome]) -> int | None:
     """The rate that reached the target first; if none did, the one of the highest accuracy. None if all diverged."""
     reached = {i: o.crossed for i, o in results.items() if o.crossed is not None}
@@ -138,10 +154,10 @@ def best_place(results: Mapping[int, Outcome]) -> int | None:
     return max(alive, key=lambda i: (alive[i], -i)) if alive else None
 
 
-def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int) -> tuple[int, ...]:
+def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int, first: int) -> tuple[int, ...]:
     """Of the best rate and its two neighbours, those that are still to be run: the ones begun first, then higher ones.
 
-    A rate too high shows it soon, by diverging; one too low costs all its rounds.
+    A rate too high shows it soon, by diverging; one too low, by trailing, for which it runs `first` rounds at least.
     """
     best = best_place(results)
     if best is None:
@@ -150,8 +166,9 @@ def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int)
     else:
         trio = (best, best + step, best - step)
     begun = [i for i in trio if i in results and not settled(results[i], cap)]
+    worth = [i for i in begun if i == best or results[i].rounds < first or lag(results[i], results[trio[0]]) < TRAILING]
     new = [i for i in trio if i not in results]
-    return (*begun, *new[: max(MOST_RATES - len(results), 0)])
+    return (*worth, *new[: max(MOST_RATES - len(results), 0)])
 
 
 def _verdict(results: Mapping[int, Outcome]) -> Verdict:
