@@ -24,12 +24,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def reference(layer: PeepholeLSTM, x: Tensor) -> Tensor:
-    """The equations of the cell, one step at a time, by plain autograd."""
+def reference(layer: PeepholeLSTM, x: Tensor, starts: Tensor | None = None) -> Tensor:
+    """The equations of the cell, one step at a time, by plain autograd; from zero where a sequence starts."""
     w_ci, w_cf, w_co = layer.peephole
     h = c = x.new_zeros(len(x), layer.units)
     outputs = []
-    for x_t in x.unbind(1):
+    for t, x_t in enumerate(x.unbind(1)):
+        if starts is not None:
+            h, c = (torch.where(starts[:, t, None], 0, state) for state in (h, c))
         z_i, z_f, z_g, z_o = (x_t @ layer.weight_ih + h @ layer.weight_hh.t() + layer.bias).chunk(4, 1)
         i, f = torch.sigmoid(z_i + w_ci * c), torch.sigmoid(z_f + w_cf * c)
         c = f * c + i * torch.tanh(z_g)
@@ -95,6 +97,32 @@ def test_equals_the_reference_in_value_and_gradient(batch: int, steps: int, inpu
     )  # fmt: skip
 
 
+def some_starts(batch: int, steps: int) -> Tensor:
+    """At the first step, in a row each; and in the middle, so that a row has one, two or more sequences."""
+    return torch.rand(batch, steps, generator=torch.Generator().manual_seed(1)) < 0.3
+
+
+@pytest.mark.parametrize(("batch", "steps", "units"), [(3, 7, 5), (10, 20, 64), (1, 2, 32), (4, 1, 32), (13, 9, 96)])
+def test_a_row_of_several_sequences_equals_the_reference(batch: int, steps: int, units: int) -> None:
+    layer, x = layer_and_input(batch, steps, units=units)
+    starts = some_starts(batch, steps)
+    torch.testing.assert_close(
+        value_and_gradients(layer, x, layer(x, starts)), value_and_gradients(layer, x, reference(layer, x, starts)),
+        rtol=1e-5, atol=1e-5,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("units", [5, 64])
+def test_a_sequence_does_not_see_the_one_before_it_in_its_row(units: int) -> None:
+    layer, x = layer_and_input(batch=2, steps=9, units=units)
+    starts = torch.zeros(2, 9, dtype=torch.bool)
+    starts[0, 4] = True
+    packed = layer(x, starts)
+    torch.testing.assert_close(packed[:1, 4:], layer(x[:1, 4:]))
+    torch.testing.assert_close(packed[1:], layer(x[1:]))
+    assert not torch.allclose(packed[:1, 4:], layer(x)[:1, 4:])
+
+
 def test_equals_the_reference_closely_in_double_precision() -> None:
     layer, x = layer_and_input(dtype=torch.float64)
     fast, plain = value_and_gradients(layer, x, layer(x)), value_and_gradients(layer, x, reference(layer, x))
@@ -105,8 +133,10 @@ def test_gradient_is_that_of_finite_differences() -> None:
     layer, x = layer_and_input(batch=2, steps=3, inputs=2, units=3, dtype=torch.float64)
     names, weights = zip(*layer.named_parameters(), strict=True)
 
+    starts = torch.tensor([[False, True, False], [False, False, True]])
+
     def run(x: Tensor, *weights: Tensor) -> Tensor:
-        return functional_call(layer, dict(zip(names, weights, strict=True)), x)
+        return functional_call(layer, dict(zip(names, weights, strict=True)), (x, starts))
 
     assert torch.autograd.gradcheck(run, (x, *weights))
 
@@ -155,18 +185,19 @@ def test_traces_to_a_short_graph_with_plain_weight_gradients() -> None:
 
 def test_runs_inside_torchscript() -> None:
     unit = torch.jit.CompilationUnit("""
-def forward_and_back(z: Tensor, w: Tensor, p: Tensor):
-    h, c, tanh_c, gates = torch.ops.fedavg.peephole_scan(z, w, p)
-    dz, dp = torch.ops.fedavg.peephole_scan_backward(torch.ones_like(h), w, p, c, tanh_c, gates)
+def forward_and_back(z: Tensor, w: Tensor, p: Tensor, k: Tensor):
+    h, c, tanh_c, gates = torch.ops.fedavg.peephole_scan(z, w, p, k)
+    dz, dp = torch.ops.fedavg.peephole_scan_backward(torch.ones_like(h), w, p, k, c, tanh_c, gates)
     return h, dz, dp
 """)
     layer, _ = layer_and_input()
     z = torch.randn(7, 3, 20, requires_grad=True)
-    h = torch.ops.fedavg.peephole_scan(z, layer.weight_hh, layer.peephole)[0]
+    keep = torch.ones(7, 3)
+    h = torch.ops.fedavg.peephole_scan(z, layer.weight_hh, layer.peephole, keep)[0]
     dz, dp = torch.autograd.grad(h.sum(), [z, layer.peephole])
     with torch.no_grad():
         for _ in range(3):  # TorchScript runs a call's first, second and later executions by different programs
-            got = unit.forward_and_back(z, layer.weight_hh, layer.peephole)
+            got = unit.forward_and_back(z, layer.weight_hh, layer.peephole, keep)
             assert all(torch.equal(a, b) for a, b in zip(got, (h, dz, dp), strict=True))
 
 
@@ -192,7 +223,7 @@ def test_the_native_and_the_torchscript_loop_agree(batch: int) -> None:
     if lstm_native.kernel(64) != "native":
         pytest.skip("needs a C compiler")
     layer, _ = layer_and_input(units=64)
-    weights = layer.weight_hh.detach(), layer.peephole.detach()
+    weights = layer.weight_hh.detach(), layer.peephole.detach(), some_starts(9, batch).logical_not().float()
     z, dh = 3 * torch.randn(9, batch, 256), torch.randn(9, batch, 64)
     loops = lstm._loops_for(z)
     forward = lstm_native.scan(z, *weights)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedavg.tasks.packing import IGNORE
 from fedavg.tasks.posts import POSTS_LSTM, UNKNOWN, VOCABULARY, WordLSTM, known_word_accuracy
-from fedavg.tasks.shakespeare import IGNORE
 
 
 def test_it_has_the_papers_number_of_parameters() -> None:

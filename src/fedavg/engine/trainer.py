@@ -81,11 +81,13 @@ class Trainer:
         """One pass over prepared examples, in order. Returns the sum of the losses met on the way."""
         y = y.to(self._device)
         try:
-            if self.task.trim is None:
+            if self.task.pack is None:
                 return self._sgd_epoch(x, y, batch, lr)
             total = torch.zeros((), device=self._device)
             for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
-                total += self._sgd_epoch(*self.task.trim(xs, ys), len(ys), lr)
+                packed_x, packed_y = self.task.pack(xs, ys)
+                rows = len(packed_y)
+                total += self._sgd_epoch(packed_x, packed_y, rows, lr) * (len(ys) / rows)
             return total
         except Untraceable as error:  # a shape that the probe did not meet
             raise TaskError(f"'{self.task.name}' on {_form(x, y)}: {error}; use engine 'plain'") from error
@@ -128,8 +130,8 @@ class Trainer:
     def _judge(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The values of each metric, one per prediction."""
         try:
-            if self.task.trim is not None:
-                x, y = self.task.trim(x, y)
+            if self.task.pack is not None:
+                x, y = self.task.pack(x, y)
             with self._kernels:
                 output = self.model.module(self.prepare(x))
             return {name: metric(output, y) for name, metric in self.task.metrics.items()}

@@ -1,7 +1,8 @@
 /* The recurrence of a peephole LSTM and its gradient; lstm.py states the equations and the layouts.
  *
- * T steps, B sequences, H units (a multiple of PANEL), G = 4H gates in the order i, f, g, o. All arrays are dense and
- * row-major: gates and dz (T, B, G), h, c and tanh_c (T, B, H), w_hh (G, H), peephole (3, H). Single-threaded.
+ * T steps, B rows, H units (a multiple of PANEL), G = 4H gates in the order i, f, g, o. All arrays are dense and
+ * row-major: gates and dz (T, B, G), h, c and tanh_c (T, B, H), w_hh (G, H), peephole (3, H), keep (T, B), which is 0
+ * where a sequence starts and else 1. Single-threaded.
  *
  * Two things make it fast: the product of the few rows of a batch with the recurrent weights keeps its results in
  * registers while it streams the weights once, packed in the order in which they are read; and what follows it in a
@@ -99,8 +100,8 @@ static void product(int B, int K, int N, const float *x, const float *packed, fl
 }
 
 /* 0, or 1 if there is no memory. */
-int peephole_scan(int T, int B, int H, const float *gates_x, const float *w_hh, const float *peephole, float *h,
-                  float *c, float *tanh_c, float *gates) {
+int peephole_scan(int T, int B, int H, const float *gates_x, const float *w_hh, const float *peephole,
+                  const float *keep, float *h, float *c, float *tanh_c, float *gates) {
     const int G = 4 * H;
     float *packed = malloc(sizeof(float) * G * H);
     if (!packed) return 1;
@@ -114,12 +115,13 @@ int peephole_scan(int T, int B, int H, const float *gates_x, const float *w_hh, 
             for (int u = 0; u < H; u += LANES) {
                 float *z = gates + row * G + u;
                 const float *x = gates_x + row * G + u;
-                const vec c_before = t ? load(c + (row - B) * H + u) : all(0);
-                const vec i = sigmoid(load(z) + load(x) + load(w_i + u) * c_before);
-                const vec f = sigmoid(load(z + H) + load(x + H) + load(w_f + u) * c_before);
-                const vec g = hyperbolic_tangent(load(z + 2 * H) + load(x + 2 * H));
+                const vec kept = all(keep[row]);
+                const vec c_before = (t ? load(c + (row - B) * H + u) : all(0)) * kept;
+                const vec i = sigmoid(load(z) * kept + load(x) + load(w_i + u) * c_before);
+                const vec f = sigmoid(load(z + H) * kept + load(x + H) + load(w_f + u) * c_before);
+                const vec g = hyperbolic_tangent(load(z + 2 * H) * kept + load(x + 2 * H));
                 const vec cell = f * c_before + i * g;
-                const vec o = sigmoid(load(z + 3 * H) + load(x + 3 * H) + load(w_o + u) * cell);
+                const vec o = sigmoid(load(z + 3 * H) * kept + load(x + 3 * H) + load(w_o + u) * cell);
                 const vec tanh_cell = hyperbolic_tangent(cell);
                 store(z, i);
                 store(z + H, f);
@@ -136,7 +138,8 @@ int peephole_scan(int T, int B, int H, const float *gates_x, const float *w_hh, 
 
 /* 0, or 1 if there is no memory. */
 int peephole_scan_backward(int T, int B, int H, const float *dh_out, const float *w_hh, const float *peephole,
-                           const float *c, const float *tanh_c, const float *gates, float *dz, float *d_peephole) {
+                           const float *keep, const float *c, const float *tanh_c, const float *gates, float *dz,
+                           float *d_peephole) {
     const int G = 4 * H;
     float *memory = malloc(sizeof(float) * (G * H + 2 * B * H));
     if (!memory) return 1;
@@ -156,8 +159,9 @@ int peephole_scan_backward(int T, int B, int H, const float *dh_out, const float
                 float *d = dz + row * G + u, *carried = dc + b * H + u;
                 const vec i = load(z), f = load(z + H), g = load(z + 2 * H), o = load(z + 3 * H);
                 const vec cell = load(c + at), tanh_cell = load(tanh_c + at);
-                const vec c_before = t ? load(c + at - B * H) : all(0);
-                const vec from_h = load(dh + b * H + u) + load(dh_out + at);
+                const vec kept = all(keep[row]);
+                const vec c_before = (t ? load(c + at - B * H) : all(0)) * kept;
+                const vec from_h = load(dh + b * H + u) * all(t < T - 1 ? keep[row + B] : 0) + load(dh_out + at);
                 const vec z_o = from_h * tanh_cell * o * (1.0f - o);
                 const vec from_c = load(carried) + from_h * o * (1.0f - tanh_cell * tanh_cell) + z_o * load(w_o + u);
                 const vec z_i = from_c * g * i * (1.0f - i);
@@ -166,7 +170,7 @@ int peephole_scan_backward(int T, int B, int H, const float *dh_out, const float
                 store(d + H, z_f);
                 store(d + 2 * H, from_c * i * (1.0f - g * g));
                 store(d + 3 * H, z_o);
-                store(carried, from_c * f + z_i * load(w_i + u) + z_f * load(w_f + u));
+                store(carried, (from_c * f + z_i * load(w_i + u) + z_f * load(w_f + u)) * kept);
                 store(d_i + u, load(d_i + u) + z_i * c_before);
                 store(d_f + u, load(d_f + u) + z_f * c_before);
                 store(d_o + u, load(d_o + u) + z_o * cell);

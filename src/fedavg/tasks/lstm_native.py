@@ -25,20 +25,20 @@ def fits(x: Tensor, units: int) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and _library(units) is not None
 
 
-def scan(gates_x: Tensor, w_hh: Tensor, peephole: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def scan(gates_x: Tensor, w_hh: Tensor, peephole: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     steps, batch, gates = gates_x.shape
     units = gates // 4
     h, c, tanh_c = (gates_x.new_empty(steps, batch, units) for _ in range(3))
     out = gates_x.new_empty(gates_x.shape)
-    _call("peephole_scan", (steps, batch, units), (gates_x, w_hh, peephole), (h, c, tanh_c, out))
+    _call("peephole_scan", (steps, batch, units), (gates_x, w_hh, peephole, keep), (h, c, tanh_c, out))
     return h, c, tanh_c, out
 
 
 def scan_backward(
-    dh: Tensor, w_hh: Tensor, peephole: Tensor, c: Tensor, tanh_c: Tensor, gates: Tensor
+    dh: Tensor, w_hh: Tensor, peephole: Tensor, keep: Tensor, c: Tensor, tanh_c: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor]:
     dz, d_peephole = torch.empty_like(gates), torch.empty_like(peephole)
-    inputs = (dh, w_hh, peephole, c, tanh_c, gates)
+    inputs = (dh, w_hh, peephole, keep, c, tanh_c, gates)
     _call("peephole_scan_backward", tuple(c.shape), inputs, (dz, d_peephole))
     return dz, d_peephole
 

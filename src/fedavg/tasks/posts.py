@@ -1,21 +1,25 @@
 """The word LSTM for posts (§3 of the paper, "large-scale LSTM"): predict the next word.
 
-Input: ids of words as (B, T) int64, T = 10 in the paper; 0 is padding, 1 an unknown word. Output: (B, T, 10000)
-logits; targets: (B, T) ids, or -100 for padding, which is no prediction. An unknown word is learned like any other
-word, but no prediction of it counts as right: else a smaller vocabulary would look like a better model.
+Input: ids of words as (B, T) int64, T = 10 in the paper; 0 is padding, 1 an unknown word, 2 starts a post, and there
+the model starts afresh. Output: (B, T, 10000) logits; targets: (B, T) ids, or -100 for padding, which is no prediction.
+An unknown word is learned like any other word, but no prediction of it counts as right: else a smaller vocabulary would
+look like a better model.
 """
 
+from functools import partial
 from typing import Final
 
 from torch import Tensor, nn
 
 from fedavg.tasks.lstm import PeepholeLSTM
-from fedavg.tasks.shakespeare import token_accuracy, token_cross_entropy, token_loss, trim
+from fedavg.tasks.packing import pack
+from fedavg.tasks.shakespeare import token_accuracy, token_cross_entropy, token_loss
 from fedavg.tasks.task import Task
 
 VOCABULARY: Final = 10_000
 PADDING: Final = 0
 UNKNOWN: Final = 1
+BEGIN: Final = 2
 #: An id that no model predicts and that, unlike -100, counts.
 _NO_WORD: Final = -1
 
@@ -30,7 +34,7 @@ class WordLSTM(nn.Module):
         self.decoder = nn.Linear(256, VOCABULARY)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.lstm(self.embedding(x))
+        h = self.lstm(self.embedding(x), x == BEGIN)
         # The LSTM's memory is time-major; the decoder keeps to it and so copies nothing.
         logits: Tensor = self.decoder(h.transpose(0, 1)).transpose(0, 1)
         return logits
@@ -46,6 +50,6 @@ POSTS_LSTM = Task(
     WordLSTM,
     loss=token_loss,
     metrics={"accuracy": known_word_accuracy, "loss": token_cross_entropy},
-    trim=trim,
+    pack=partial(pack, begin=BEGIN, padding=PADDING),
     eval_batch=50,
 )

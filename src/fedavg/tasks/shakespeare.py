@@ -1,23 +1,23 @@
 """The character LSTM for Shakespeare (§3 of the paper): predict the next character.
 
 Input: ids of characters as (B, T) int64, T = 80 in the paper; output: (B, T, 258) logits; targets: (B, T) ids, or -100
-where there is nothing to predict.
+where there is nothing to predict. A line starts with the id 256, wherever in a row: the model starts afresh there.
 """
 
+from functools import partial
 from typing import Final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg.tasks.lstm import PeepholeLSTM
+from fedavg.tasks.packing import IGNORE, pack
 from fedavg.tasks.task import Task
 
 #: 256 bytes and two more (begin, padding): what the paper's number of parameters needs.
 VOCABULARY: Final = 258
-#: A target of no prediction; the value that PyTorch's cross entropy leaves out by default.
-IGNORE: Final = -100
-#: Batches are cut to a multiple of so many tokens: each length is compiled once, so there should be few.
-LENGTHS: Final = 8
+BEGIN: Final = 256
+PADDING: Final = 257
 
 
 class CharLSTM(nn.Module):
@@ -31,7 +31,8 @@ class CharLSTM(nn.Module):
         self.decoder = nn.Linear(256, VOCABULARY)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.upper(self.lower(self.embedding(x)))
+        starts = x == BEGIN
+        h = self.upper(self.lower(self.embedding(x), starts), starts)
         # The LSTM's memory is time-major; the decoder keeps to it and so copies nothing.
         logits: Tensor = self.decoder(h.transpose(0, 1)).transpose(0, 1)
         return logits
@@ -57,19 +58,11 @@ def token_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output[counted], y[counted], reduction="none")
 
 
-def trim(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """A batch (B, T) without the last columns, where all its texts have ended. Most lines of a play are half of T."""
-    ends = (y != IGNORE).any(0).nonzero()
-    length = int(ends[-1]) + 1 if len(ends) else 1
-    columns = slice(0, length + -length % LENGTHS)
-    return x[:, columns].contiguous(), y[:, columns].contiguous()
-
-
 SHAKESPEARE_LSTM = Task(
     "shakespeare-lstm",
     CharLSTM,
     loss=token_loss,
     metrics={"accuracy": token_accuracy, "loss": token_cross_entropy},
-    trim=trim,
+    pack=partial(pack, begin=BEGIN, padding=PADDING),
     eval_batch=50,
 )

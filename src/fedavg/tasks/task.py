@@ -32,8 +32,8 @@ class Task:
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
     `loss(output, y)` is the mean over the batch. Each metric gives one value per prediction (a 1-D tensor); its
     mean over the whole set is reported. `prepare` turns raw `x` into the module's input; `augment`, where given,
-    does it in training, for all examples of a local epoch at once, with its own generator. `trim`, where given, cuts
-    off from the x and y of one batch what neither its loss nor its metrics depend on.
+    does it in training, for all examples of a local epoch at once, with its own generator. `pack`, where given, gives
+    the x and y of one batch a smaller form, of the same loss, gradient and metrics.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Task:
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": accuracy, "loss": cross_entropy})
     prepare: Callable[[Tensor], Tensor] = as_float
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None
-    trim: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
 

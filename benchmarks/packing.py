@@ -1,0 +1,90 @@
+"""The character LSTM on real clients with two lines in a row, beside one padded line in a row.
+
+Each repetition runs both, in turn, on one thread; times are medians, and only their ratios mean something: of a local
+epoch on five clients, and of an evaluation on their data. Needs the plays in FEDAVG_DATA.
+
+    python benchmarks/packing.py [--repeats 5] [--out docs/results/packing.json]
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.trainer import Trainer
+from fedavg.plan import make_plan
+from fedavg.setup import resolve
+from fedavg.tasks.shakespeare import SHAKESPEARE_LSTM
+from fedavg.types import Examples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    clients = five_clients()
+    padded, packed = (trainer(pack, clients[0]) for pack in (None, SHAKESPEARE_LSTM.pack))
+    rows = []
+    for batch in (10, 50):
+        times = race(partial(epoch, clients=clients, batch=batch), padded, packed, options.repeats)
+        rows.append({"what": "training", "batch": batch} | times)
+    times = race(partial(evaluate, clients=clients), padded, packed, options.repeats)
+    rows.append({"what": "evaluation", "batch": SHAKESPEARE_LSTM.eval_batch} | times)
+    for row in rows:
+        print(json.dumps(row))
+    if options.out:
+        lines = sum(len(examples) for examples in clients)
+        head = {"torch": torch.__version__, "engine": packed.engine.name, "lines": lines}
+        options.out.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+
+
+def five_clients() -> list[Examples]:
+    """Of middling size, evenly spread: the 200th, 260th ... largest of the 1144."""
+    data = resolve(make_plan({"task": "shakespeare-lstm", "data": "shakespeare", "lr": 1.0, "rounds": 1})).data
+    by_size = np.argsort(-np.asarray(data.sizes), kind="stable")
+    return [data.client(int(k)) for k in by_size[200:500:60]]
+
+
+def trainer(pack: object, examples: Examples) -> Trainer:
+    made = Trainer(replace(SHAKESPEARE_LSTM, pack=pack), seed=0)  # type: ignore[arg-type]
+    made.choose_engine("graph", examples.x[:3], examples.y[:3])
+    return made
+
+
+def epoch(trainer: Trainer, clients: list[Examples], batch: int) -> None:
+    for examples in clients:
+        trainer.sgd_epoch(examples.x, examples.y, batch, 0.0)
+
+
+def evaluate(trainer: Trainer, clients: list[Examples]) -> None:
+    for examples in clients:
+        trainer.evaluate(examples)
+
+
+def race(run: Callable[[Trainer], None], padded: Trainer, packed: Trainer, repeats: int) -> dict[str, float]:
+    """Milliseconds of both, and the median of their ratios within a repetition; the first one compiles."""
+    times = [(timed(run, padded), timed(run, packed)) for _ in range(repeats + 1)][1:]
+    slow, quick = (list(column) for column in zip(*times, strict=True))
+    ratio = median(a / b for a, b in times)
+    return {"padded_ms": round(median(slow)), "packed_ms": round(median(quick)), "ratio": round(ratio, 2)}
+
+
+def timed(run: Callable[[Trainer], None], trainer: Trainer) -> float:
+    start = time.perf_counter()
+    run(trainer)
+    return 1e3 * (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()
