@@ -25,7 +25,7 @@ def test_a_cell_without_records(store):
     assert result_of(CELL, store, frozenset({CELL.setting.key})).status == RUNNING
     wanted = needs(CELL, store)
     assert [need.plan.lr for need in wanted] == [0.215, 0.464, 0.1]
-    assert {(need.cap, need.target, need.stopped) for need in wanted} == {(35, 0.97, "abandoned")}
+    assert {(need.cap, need.target, need.stopped) for need in wanted} == {(12, 0.97, "abandoned")}
     assert {need.reason for need in wanted} == {"a stage of the search ended, and rates that trail are not run on"}
 
 

@@ -187,6 +187,16 @@ def test_no_stage_is_so_short_that_it_is_not_worth_a_start():
     assert next_step(Search(middle=-4, allowance=3), {}) == Todo((-4, -2, -6), 3, None)
 
 
+def test_stages_are_of_the_rounds_that_are_expected():
+    soon = Search(middle=-4, allowance=300, expected=48)
+    found, stages = {}, []
+    while isinstance(step := next_step(soon, found), Todo):
+        assert step.leader is None
+        stages.append(step.cap)
+        found = dict.fromkeys((-6, -4, -2), short(step.cap)) | {-4: short(step.cap, 0.95)}
+    assert stages == [6, 16, 32, 48, 300]
+
+
 def test_runs_that_were_broken_off_are_gone_on_with_first():
     found = {-4: short(30, 0.8), -2: short(31, 0.85)}
     assert next_step(SEARCH, found) == Todo((-2, -4, 0), 38, None)

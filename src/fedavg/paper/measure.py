@@ -115,7 +115,8 @@ def _need(cell: Cell, eta: float, seed: int, cap: int, leader: int | None) -> Ne
 
 
 def _search(cell: Cell, records: Records, refine: bool = False) -> Search:
-    return Search(middle(cell.setting, records), cell.allowance, cell.setting.eval_every, refine)
+    expected = cell.paper if cell.paper is not None else inf
+    return Search(middle(cell.setting, records), cell.allowance, cell.setting.eval_every, refine, expected)
 
 
 def middle(setting: Setting, records: Records) -> int:

@@ -10,7 +10,7 @@ plans, files or processes.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, log10
+from math import ceil, inf, log10
 from typing import Final
 
 from fedavg.runlog.curves import monotone, rounds_to_target
@@ -18,8 +18,8 @@ from fedavg.runlog.curves import monotone, rounds_to_target
 #: Between rates of the paper's coarser grid, in sixths of a decade.
 COARSE: Final = 2
 FINE: Final = 1
-#: The parts of the cap that a rate is run for before its neighbours have come as far, and the least number of rounds
-#: that is worth a start.
+#: Of the rounds that the best rate needs, or may need: the parts that a rate is run for before its neighbours have come
+#: as far. Much earlier, rates that win in the end do trail. And the least number of rounds that is worth a start.
 STAGES: Final = (1 / 8, 1 / 3, 2 / 3, 1)
 LEAST_STAGE: Final = 4
 #: A rate that took so many times the rounds that the best one took to come as far is given up. In the searches that
@@ -60,12 +60,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Search:
-    """`allowance`: rounds after which the target counts as not reached; `every`: rounds between evaluations."""
+    """`allowance`: rounds after which the target counts as not reached; `every`: rounds between evaluations.
+
+    `expected`: rounds that the best rate may need; a guess, which only costs time if it is wrong.
+    """
 
     middle: int
     allowance: int
     every: int = 1
     refine: bool = False
+    expected: float = inf
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
     target, is no special case.
     """
     cap, leader = round_cap(search, results)
-    stages = _stages(cap, search.every)
+    stages = _stages(cap if leader is not None else min(search.expected, cap), cap, search.every)
     on_grid = {i: o for i, o in results.items() if (i - search.middle) % COARSE == 0}
     grids = ((COARSE, on_grid), (FINE, results)) if search.refine else ((COARSE, on_grid),)
     for step, known in grids:
@@ -115,9 +119,9 @@ def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
     return _verdict(results)
 
 
-def _stages(cap: int, every: int) -> list[int]:
-    """Rounds, rising to the cap; an evaluation falls on each."""
-    wanted = [max(part * cap, LEAST_STAGE) for part in STAGES]
+def _stages(needed: float, cap: int, every: int) -> list[int]:
+    """Rounds, rising to what is needed and to the cap; an evaluation falls on each."""
+    wanted = [*(max(part * needed, LEAST_STAGE) for part in STAGES), cap]
     return [min(every * ceil(rounds / every), cap) for rounds in wanted]
 
 
