@@ -90,12 +90,12 @@ from fedavg.paper.measure import needs
 from fedavg.paper.records import Records
 from paper_toys import TOY_CELL
 from dataclasses import replace
-cell = replace(TOY_CELL, target=1.0, allowance=7200)
+cell = replace(TOY_CELL, target=1.0, paper=None, allowance=7200)
 goal = Goal(cell.name, cell.command, lambda records: needs(cell, records))
 path = Path(sys.argv[1])
 Campaign([goal], Records(path / "records"), path / "runs", Outlay(2), print).run()
 """
-SLOW = replace(TOY_CELL, target=1.0, allowance=7200)
+SLOW = replace(TOY_CELL, target=1.0, paper=None, allowance=7200)
 
 
 def wait_until(condition, seconds=60):
