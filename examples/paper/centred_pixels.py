@@ -66,7 +66,9 @@ def main() -> None:
             rows.append({"model": options.model, "partition": partition, "pixels": scale, "rounds_to_target": reached})
             print(json.dumps(rows[-1]), flush=True)
     if options.out:
-        options.out.write_text(json.dumps({"date": f"{date.today()}", "seed": 0, "rows": rows}, indent=1) + "\n")
+        options.out.write_text(
+            json.dumps({"date": f"{date.today()}", "seed": 0, "rounds": options.rounds, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
