@@ -98,7 +98,7 @@ def test_equals_the_reference_in_value_and_gradient(batch: int, steps: int, inpu
 
 
 def some_starts(batch: int, steps: int) -> Tensor:
-    """At the first step, in a row each; and in the middle, so that a row has one, two or more sequences."""
+    """In any places, so that a row has one, two or more sequences."""
     return torch.rand(batch, steps, generator=torch.Generator().manual_seed(1)) < 0.3
 
 

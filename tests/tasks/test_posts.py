@@ -3,12 +3,17 @@
 import pytest
 import torch
 
+from fedavg.data import posts as data
 from fedavg.tasks.packing import IGNORE
-from fedavg.tasks.posts import POSTS_LSTM, UNKNOWN, VOCABULARY, WordLSTM, known_word_accuracy
+from fedavg.tasks.posts import BEGIN, PADDING, POSTS_LSTM, UNKNOWN, VOCABULARY, WordLSTM, known_word_accuracy
 
 
 def test_it_has_the_papers_number_of_parameters() -> None:
     assert sum(p.numel() for p in POSTS_LSTM.build().parameters()) == 4_950_544
+
+
+def test_ids_are_those_of_the_data() -> None:
+    assert (BEGIN, PADDING, UNKNOWN, IGNORE) == (data.BEGIN, data.PADDING, data.UNKNOWN, data.IGNORE)
 
 
 def test_an_unknown_word_counts_as_wrong_and_padding_does_not_count() -> None:

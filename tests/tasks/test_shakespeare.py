@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedavg.data import shakespeare as data
 from fedavg.engine.trainer import Trainer
 from fedavg.tasks.packing import IGNORE
 from fedavg.tasks.shakespeare import (
@@ -74,6 +75,11 @@ def test_its_loss_falls() -> None:
         losses.append(float(loss.detach()))
     assert losses[0] == pytest.approx(math.log(VOCABULARY), rel=0.1)
     assert losses[-1] < losses[0] - 1
+
+
+def test_a_line_begins_as_the_data_has_it() -> None:
+    """Else nothing would be packed, and the model would not start afresh."""
+    assert (BEGIN, PADDING, IGNORE) == (data.BEGIN, data.PADDING, data.IGNORE)
 
 
 def lines(*lengths: int) -> Examples:
