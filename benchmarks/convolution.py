@@ -1,7 +1,8 @@
-"""The paper's two convolutional models with convolutions by Fourier transforms, beside PyTorch's own.
+"""The paper's two convolutional models with convolutions and pooling of our own in C, beside PyTorch's.
 
 Each repetition runs both, in turn, on one thread; times are medians, and only their ratios mean something: of the
-second convolution alone, forward and backward, and of a whole training step and an evaluation. Needs a C compiler.
+second convolution alone, forward and backward, of the first one with its pooling (MNIST's, whose pooling is of 2 x 2),
+and of a whole training step and an evaluation. Needs a C compiler.
 
     python benchmarks/convolution.py [--repeats 15] [--out docs/results/convolution.json]
 """
@@ -42,7 +43,7 @@ def main() -> None:
     rows = []
     for model in LAYERS:
         for batch in (10, 50, 600):
-            for what, direct, fast in (*layer(model, batch), step(model, batch)):
+            for what, direct, fast in (*layer(model, batch), *first_layer(model, batch), step(model, batch)):
                 rows.append({"model": model, "batch": batch, "what": what} | race(direct, fast, options.repeats))
                 print(json.dumps(rows[-1]), flush=True)
         rows.append({"model": model, "batch": 200, "what": "evaluation"} | race(*evaluation(model), options.repeats))
@@ -69,7 +70,31 @@ def layer(model: str, batch: int) -> Iterator[Contest]:
         return aten.convolution_backward(dy, x, w, [outputs], *shape, [True, True, True])
 
     yield "convolution", forward, under(FastConvolutions(), forward)
-    yield "its gradients", backward, under(FastConvolutions(), backward)
+    yield "gradients of the convolution", backward, under(FastConvolutions(), backward)
+
+
+def first_layer(model: str, batch: int) -> Iterator[Contest]:
+    """The first convolution with its pooling and ReLU, and the gradients of its kernels."""
+    if model != "mnist-cnn":
+        return
+    x, dy = images(batch, 1, 28), images(batch, 32, 14)
+    w, b = torch.randn(32, 1, 5, 5), torch.randn(32)
+    shape, halves = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1), ([2, 2], [2, 2], [0, 0], [1, 1], False)
+    planes = aten.convolution(x, w, b, *shape)
+    places = aten.max_pool2d_with_indices(planes, *halves)[1]
+    y, origin = torch.ops.fedavg.pooled_convolution(x, w, b, 2, True)
+
+    def forward() -> object:
+        return aten.relu(aten.max_pool2d_with_indices(aten.convolution(x, w, b, *shape), *halves)[0])
+
+    def backward() -> object:
+        through = aten.threshold_backward(dy, y, 0)
+        dense = aten.max_pool2d_with_indices_backward(through, planes, *halves, places)
+        return aten.convolution_backward(dense, x, w, [32], *shape, [False, True, True])
+
+    yield "first layer", forward, lambda: torch.ops.fedavg.pooled_convolution(x, w, b, 2, True)
+    gradients = torch.ops.fedavg.pooled_convolution_backward
+    yield "gradients of the first layer", backward, lambda: gradients(dy, origin, x, w, 2, False)
 
 
 def step(model: str, batch: int) -> Contest:

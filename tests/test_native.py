@@ -28,4 +28,4 @@ def test_it_builds(source: Path) -> None:
 
 
 def test_there_are_sources() -> None:
-    assert {path.stem for path in SOURCES} >= {"lstm_native", "convolution"}
+    assert {path.stem for path in SOURCES} >= {"lstm_native", "convolution", "direct"}

@@ -4,30 +4,27 @@
  * eighth of the products that a 5 x 5 kernel on 14 x 14 planes takes directly. B images of H x W (h x w after), `in`
  * and `out` channels, each a multiple of LANES, K x K kernels, P zeros around an image with P < K and
  * max(H, W) + P <= N, so that what wraps around in a plane of N x N falls outside of what is read. All arrays are dense:
- * images (B, H, W, channels), kernels (out, in, K, K), bias (out). Single-threaded.
+ * images (B, H, W, channels), kernels (out, in, K, K), bias (out). Single-threaded. What comes out may be pooled: see
+ * vectors.h.
  *
  * A spectrum of `rows` vectors of `width` channels lies as [frequency][row][width / LANES][real, imaginary][LANES].
  * Spectra are ten times as large as what they are of, so they are made for few images and LANES channels at a time, used
  * and made again: that is cheaper than to fetch them from beyond the cache.
  */
 #include <stdlib.h>
-#include <string.h>
 
-/* Lanes of a vector; rows of a product whose complex sums fit in the registers, and a divisor of LANES that does. */
-#if defined(__AVX512F__)
-#define LANES 16
+#include "vectors.h"
+
+/* Rows of a product whose complex sums fit in the registers, and a divisor of LANES that does. */
+#if LANES == 16
 #define ROWS 12
 #define DIVISOR 8
-#elif defined(__AVX__)
-#define LANES 8
+#elif LANES == 8
 #define ROWS 5
 #define DIVISOR 4
-#elif defined(__aarch64__)
-#define LANES 4
+#else
 #define ROWS 12
 #define DIVISOR 4
-#else
-#error "nothing is gained here without wide vectors"
 #endif
 #define PAIR (2 * LANES)
 
@@ -40,14 +37,7 @@
 /* Spectra of real planes come out doubled, and going there and back multiplies by N x N. */
 #define SCALE (1.0f / (4 * N * N))
 
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-static inline vec load(const float *from) { return *(const vec *)from; }
-static inline void store(float *to, vec v) { *(vec *)to = v; }
 static inline int rows_of(int column) { return column == 0 || column == HALF - 1 ? HALF : N; }
-static inline int smaller(int a, int b) { return a < b ? a : b; }
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* ---- transforms: LANES planes at a time ---- */
 
@@ -227,6 +217,22 @@ static void images_to_spectrum(const float *images, int count, int height, int w
                         out + 2L * (b * some + c), stride_of(count, some));
 }
 
+/* LANES of the `channels` of pooled gradients (height / 2, width / 2), spread over what was pooled. */
+static void pooled_to_spectrum(const float *pooled, const unsigned char *from, int count, int height, int width,
+                               int channels, int shift, float *out) {
+    float plane[N * N * LANES] = {0}; /* an odd row or column at the end stays 0 */
+    vec four[4];
+    for (int b = 0; b < count; b++) {
+        for (int i = 0; i < height / 2; i++)
+            for (int j = 0; j < width / 2; j++, pooled += channels, from += channels) {
+                spread(pooled, from, four);
+                for (int p = 0; p < 4; p++)
+                    store(plane + ((2 * i + p / 2) * width + 2 * j + p % 2) * LANES, four[p]);
+            }
+        to_spectrum(plane, LANES, height, width, shift, out + b * PAIR, stride_of(count, LANES));
+    }
+}
+
 /* `bias` may be null. */
 static void images_from_spectrum(const float *in, int count, int height, int width, int channels, int some, int shift,
                                  const float *bias, float *images) {
@@ -240,6 +246,21 @@ static void images_from_spectrum(const float *in, int count, int height, int wid
                 for (int j = 0; j < width; j++)
                     store(image + (i * width + j) * channels, plane[i][j + shift] + added);
         }
+}
+
+/* The same for LANES of the channels, pooled. */
+static void pooled_from_spectrum(const float *in, int count, int height, int width, int channels, int shift,
+                                 const float *bias, int relu, float *pooled, unsigned char *from) {
+    vec plane[N][N], four[4];
+    const vec added = bias ? load(bias) : (vec){0};
+    for (int b = 0; b < count; b++) {
+        from_spectrum(in + b * PAIR, stride_of(count, LANES), shift, height, plane);
+        for (int i = 0; i < height / 2; i++)
+            for (int j = 0; j < width / 2; j++, pooled += channels, from += channels) {
+                for (int p = 0; p < 4; p++) four[p] = plane[2 * i + p / 2][2 * j + p % 2 + shift] + added;
+                pool(four, relu, pooled, from);
+            }
+    }
 }
 
 /* [rows][width] of kernels turned around, where going to the next row or column of channels skips so many kernels. */
@@ -272,9 +293,9 @@ static void add_to_kernels(const float *spectrum, int K, int in, float *kernels)
 
 int lanes(void) { return LANES; }
 
-/* y = convolution of x by w, plus bias. Not zero if there is no memory. */
-int convolve(int batch, int H, int W, int in, int out, int K, int P, const float *x, const float *w, const float *bias,
-             float *y) {
+/* y = convolution of x by w, plus bias; pooled unless `from` is null. Not zero if there is no memory. */
+int convolve(int batch, int H, int W, int in, int out, int K, int P, int relu, const float *x, const float *w,
+             const float *bias, float *y, unsigned char *from) {
     const int h = H + 2 * P - K + 1, width = W + 2 * P - K + 1, shift = K - 1 - P;
     const long of_x = FREQUENCIES * stride_of(CHUNK, in), of_w = FREQUENCIES * stride_of(in, LANES);
     float *images = scratch(of_x + of_w + FREQUENCIES * stride_of(CHUNK, LANES));
@@ -288,16 +309,22 @@ int convolve(int batch, int H, int W, int in, int out, int K, int P, const float
             for (int f = 0; f < FREQUENCIES; f++)
                 product(0, 0, count, in, images + f * stride_of(count, in), 2L * in,
                         kernels + f * stride_of(in, LANES), PAIR, results + f * stride_of(count, LANES), PAIR);
-            images_from_spectrum(results, count, h, width, out, LANES, shift, bias ? bias + o : NULL,
-                                 y + (long)first * h * width * out + o);
+            const float *added = bias ? bias + o : NULL;
+            if (from) {
+                const long at = (long)first * (h / 2) * (width / 2) * out + o;
+                pooled_from_spectrum(results, count, h, width, out, shift, added, relu, y + at, from + at);
+            } else
+                images_from_spectrum(results, count, h, width, out, LANES, shift, added,
+                                     y + (long)first * h * width * out + o);
         }
     }
     return 0;
 }
 
-/* The gradients dw and db, and dx unless it is null, from that of y. Not zero if there is no memory. */
-int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, const float *dy, const float *x,
-                      const float *w, float *dx, float *dw, float *db) {
+/* The gradients dw and db, and dx unless it is null, from that of y, which was pooled unless `from` is null. Not zero
+ * if there is no memory. */
+int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, const float *dy,
+                      const unsigned char *from, const float *x, const float *w, float *dx, float *dw, float *db) {
     const int h = H + 2 * P - K + 1, width = W + 2 * P - K + 1, shift = K - 1 - P;
     const long of_x = FREQUENCIES * stride_of(CHUNK, in), of_w = FREQUENCIES * stride_of(in, LANES);
     float *images = scratch(2 * of_x + of_w + FREQUENCIES * stride_of(CHUNK, LANES));
@@ -310,7 +337,11 @@ int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, co
         images_to_spectrum(x + (long)first * H * W * in, count, H, W, in, in, 0, images);
         if (dx) memset(back, 0, FREQUENCIES * stride_of(count, in) * sizeof(float));
         for (int o = 0; o < out; o += LANES) {
-            images_to_spectrum(dy + (long)first * h * width * out + o, count, h, width, out, LANES, shift, errors);
+            if (from) {
+                const long at = (long)first * (h / 2) * (width / 2) * out + o;
+                pooled_to_spectrum(dy + at, from + at, count, h, width, out, shift, errors);
+            } else
+                images_to_spectrum(dy + (long)first * h * width * out + o, count, h, width, out, LANES, shift, errors);
             /* The first frequency is the sum over the plane, doubled. */
             for (int b = 0; b < count; b++) store(db + o, load(db + o) + 0.5f * load(errors + b * PAIR));
             for (int f = 0; f < FREQUENCIES; f++)

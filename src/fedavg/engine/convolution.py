@@ -5,6 +5,7 @@ plain path never does: it is what this is tested against. They round differently
 run's engine names them.
 """
 
+from ctypes import CDLL
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,26 +60,41 @@ def _fits(
     groups: int,
 ) -> bool:
     """Whether this convolution can be done so, and is worth it; hangs on its shape and on the machine alone."""
-    plain = stride == [1, 1] and dilation == [1, 1] and groups == 1 and not transposed
-    if not plain or x.dim() != 4 or x.device.type != "cpu" or {x.dtype, w.dtype} != {torch.float32}:
+    if x.device.type != "cpu" or {x.dtype, w.dtype} != {torch.float32}:
+        return False
+    if x.dim() != 4 or not is_plain(w.shape, stride, padding, dilation, transposed, output_padding, groups):
         return False
     height, width = x.shape[2:]
-    outputs, inputs, *kernel = w.shape
-    side, zeros = kernel[0], padding[0]
-    if kernel != [side, side] or padding != [zeros, zeros] or zeros >= side or max(height, width) + zeros > SIDE:
+    outputs, inputs, side, _ = w.shape
+    zeros = padding[0]
+    if zeros >= side or max(height, width) + zeros > SIDE:
         return False
     out_height, out_width = height + 2 * zeros - side + 1, width + 2 * zeros - side + 1
     if min(out_height, out_width) < 1 or out_height * out_width * side**2 < SAVED * PRODUCTS:
         return False
-    built = native.library(SOURCE)
-    return built is not None and inputs % built.lanes() == outputs % built.lanes() == 0
+    library = native.library(SOURCE)
+    return library is not None and inputs % library.lanes() == outputs % library.lanes() == 0
+
+
+def is_plain(
+    kernels: torch.Size,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> bool:
+    """Square kernels, moved pixel by pixel over images with the same number of zeros on all sides."""
+    moved = stride == [1, 1] and dilation == [1, 1] and groups == 1 and not transposed
+    return moved and len(kernels) == 4 and kernels[2] == kernels[3] and len(padding) == 2 and padding[0] == padding[1]
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     grown = 2 * padding - w.shape[2] + 1
     shape = (x.shape[0], w.shape[0], x.shape[2] + grown, x.shape[3] + grown)
     y = torch.empty(shape, memory_format=torch.channels_last)
-    _call("convolve", x, w, padding, (_by_pixel(x), w.contiguous(), bias, y))
+    native.call(built(), "convolve", (*sizes(x, w, padding), 0), (by_pixel(x), w.contiguous(), bias, y, None))
     return y
 
 
@@ -86,19 +102,24 @@ def _convolution_backward(dy: Tensor, x: Tensor, w: Tensor, padding: int, back: 
     """The gradients of the images (nothing unless `back`), the kernels and the bias."""
     dx = torch.empty(x.shape if back else (0, 0, 0, 0), memory_format=torch.channels_last)
     dw, db = torch.empty(w.shape), torch.empty(len(w))
-    inputs = (_by_pixel(dy), _by_pixel(x), w.contiguous())
-    _call("convolve_backward", x, w, padding, (*inputs, dx if back else None, dw, db))
+    inputs = (by_pixel(dy), None, by_pixel(x), w.contiguous())
+    native.call(built(), "convolve_backward", sizes(x, w, padding), (*inputs, dx if back else None, dw, db))
     return dx, dw, db
 
 
-def _call(name: str, x: Tensor, w: Tensor, padding: int, tensors: tuple[Tensor | None, ...]) -> None:
+def built() -> CDLL:
+    library = native.library(SOURCE)
+    assert library, "_fits() said so"
+    return library
+
+
+def sizes(x: Tensor, w: Tensor, padding: int) -> tuple[int, ...]:
+    """As the kernels in C take them."""
     batch, inputs, height, width = x.shape
-    built = native.library(SOURCE)
-    assert built, "_fits() said so"
-    native.call(built, name, (batch, height, width, inputs, w.shape[0], w.shape[2], padding), tensors)
+    return batch, height, width, inputs, w.shape[0], w.shape[2], padding
 
 
-def _by_pixel(images: Tensor) -> Tensor:
+def by_pixel(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 

@@ -4,7 +4,7 @@ One step is recorded per batch shape as a flat list of ATen operators, the SGD u
 whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter runs without Python or autograd in
 between. What is gained, in order of size: no Python between operators; no gradient buffer for a weight whose gradient
 is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass. Convolutions that fit are done by
-Fourier transforms (`convolution.py`).
+Fourier transforms (`convolution.py`), and together with the pooling after them (`pooled.py`).
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedavg.engine.convolution import FastConvolutions
 from fedavg.engine.model import Model
+from fedavg.engine.pooled import fuse_pooling, is_pooled
 from fedavg.engine.tape import Op, Ref, Tape, Untraceable, record
 
 aten = torch.ops.aten
@@ -66,6 +67,9 @@ class GraphEpoch:
 def compile_epoch(model: Model, x: Tensor, y: Tensor, kernels: FastConvolutions) -> tuple[Epoch, list[Tensor]]:
     """The native epoch for batches shaped like (x, y), and the tensors besides parameters that it reads or writes."""
     tape = record(model, x, y, kernels)
+    if x.device.type == "cpu":
+        tape = fuse_pooling(tape)
+        kernels.used |= any(is_pooled(op) for op in tape.ops)
     try:
         unit = torch.jit.CompilationUnit(Emitter(tape).source())
     except RuntimeError as error:
@@ -118,7 +122,7 @@ class Emitter:
     def _starts_backward(self, op: Op) -> bool:
         """The gradient of the loss by itself: the same 1 in every step."""
         is_one = op.func is aten.ones_like.default and op.args[0].name == self._tape.loss
-        return is_one and not self._tape.shapes[self._tape.loss] and op.outputs[0] not in self._mutated
+        return is_one and not self._tape.forms[self._tape.loss].shape and op.outputs[0] not in self._mutated
 
     def _update(self, parameter: str, gradient: str) -> str:
         """The line that takes the SGD step of one parameter. Updates stand last, when nothing reads the old values."""
@@ -145,8 +149,8 @@ class Emitter:
         if not self._foldable(chain, aten.sum.dim_IntList) or self._maker[chain[-1]].args[1] != [0]:
             return ""
         matrix = self._maker[chain[-1]].args[0].name
-        rows, *columns = self._tape.shapes[matrix]
-        if torch.Size(columns) != self._tape.shapes[parameter] or len(columns) != 1:
+        rows, *columns = self._tape.forms[matrix].shape
+        if torch.Size(columns) != self._tape.forms[parameter].shape or len(columns) != 1:
             return ""
         self._folded.update(chain)
         self._ones.add(rows)

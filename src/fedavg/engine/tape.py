@@ -69,7 +69,8 @@ class Tape:
     gradients: list[str | None]
     #: For each name the name of the tensor whose memory it is a view of; itself if of none.
     roots: dict[str, str]
-    shapes: dict[str, torch.Size]
+    #: For each name a tensor of its shape, type and layout, without data.
+    forms: dict[str, Tensor]
 
 
 def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[Any] | None = None) -> Tape:
@@ -98,7 +99,7 @@ def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[A
         loss=str(names[0]),
         gradients=names[1:],
         roots=recorder.roots,
-        shapes=recorder.shapes,
+        forms=recorder.forms,
     )
 
 
@@ -113,7 +114,7 @@ class _Recorder(TorchDispatchMode):
         self.ops: list[Op] = []
         self.constants: dict[str, Tensor] = {}
         self.roots: dict[str, str] = {}
-        self.shapes: dict[str, torch.Size] = {}
+        self.forms: dict[str, Tensor] = {}
         self._names: dict[Any, str] = {}
         self._storages: dict[str, int] = {}
         self._alive: list[Tensor] = []
@@ -152,7 +153,7 @@ class _Recorder(TorchDispatchMode):
         self._names[_key(tensor)] = name
         self._storages[name] = tensor.untyped_storage().data_ptr()
         self.roots[name] = root
-        self.shapes[name] = tensor.shape
+        self.forms[name] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         self._alive.append(tensor)
 
     def _named(self, value: Any) -> Any:

@@ -1,0 +1,209 @@
+"""A convolution, the 2 x 2 pooling after it and their ReLU as one operator, in C where there is a compiler.
+
+What lies between them is four times as large as what comes out, and with its gradient most of what a step of a
+convolutional network would write to memory; here it never leaves the processor. `fuse_pooling` finds such layers on a
+tape, in whichever order ReLU and pooling stand. It takes convolutions that are done by Fourier transforms already, and
+those of a first layer, of images with few channels, which come from here (`direct.c`).
+"""
+
+from collections.abc import Sequence
+from ctypes import CDLL
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from fedavg import native
+from fedavg.engine import convolution
+from fedavg.engine.tape import Op, Ref, Tape
+
+aten = torch.ops.aten
+SOURCE: Final = Path(__file__).with_name("direct.c")
+#: Channels of a first layer's images, at most: grey or coloured.
+FEW: Final = 3
+
+RELU: Final = aten.relu.default
+POOL: Final = aten.max_pool2d_with_indices.default
+BY_FOURIER: Final = torch.ops.fedavg.convolution.default
+BY_PYTORCH: Final = aten.convolution.default
+BACKWARD: Final = {
+    RELU: aten.threshold_backward.default,
+    POOL: aten.max_pool2d_with_indices_backward.default,
+    BY_FOURIER: torch.ops.fedavg.convolution_backward.default,
+    BY_PYTORCH: aten.convolution_backward.default,
+}
+#: What may stand after a convolution, the longest first. ReLU and pooling give the same in either order.
+ORDERS: Final = ((POOL, RELU), (RELU, POOL), (POOL,))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The operators of a layer, from the convolution on, and those of its gradients, down to the convolution's."""
+
+    forward: list[Op]
+    backward: list[Op]
+
+    @property
+    def output(self) -> str | None:
+        return self.forward[-1].outputs[0]
+
+    @property
+    def inner(self) -> list[str]:
+        """What is made on the way: all but the output, and the gradients of the convolution."""
+        made = [name for op in (*self.forward, *self.backward[:-1]) for name in op.outputs]
+        return [name for name in made if name and name != self.output]
+
+    def has(self, op: Op) -> bool:
+        return any(op is own for own in (*self.forward, *self.backward))
+
+
+def fuse_pooling(tape: Tape) -> Tape:
+    """The same step, with one operator for each such layer, and one for its gradients."""
+    ops = tape.ops
+    for op in tape.ops:
+        if op.func in (BY_FOURIER, BY_PYTORCH) and (layer := _layer(op, tape)):
+            ops = _replaced(ops, layer)
+    return replace(tape, ops=ops)
+
+
+def is_pooled(op: Op) -> bool:
+    return op.func is torch.ops.fedavg.pooled_convolution.default
+
+
+def _layer(op: Op, tape: Tape) -> Layer | None:
+    for order in ORDERS:
+        layer = _followed(op, order, tape)
+        if layer and _alone(layer, tape) and _fits(layer, tape):
+            return layer
+    return None
+
+
+def _followed(op: Op, order: Sequence[Any], tape: Tape) -> Layer | None:
+    """The layer that begins with a convolution and goes on in this order, if it does."""
+    forward = [op]
+    for func in order:
+        after = [
+            other for other in tape.ops if other.func is func and other.args[0] == Ref(str(forward[-1].outputs[0]))
+        ]
+        if len(after) != 1:
+            return None
+        forward += after
+    backward = [other for own in reversed(forward) for other in tape.ops if _is_gradient_of(other, own)]
+    linked = all(b.args[0] == Ref(str(a.outputs[0])) for a, b in pairwise(backward))
+    return Layer(forward, backward) if len(backward) == len(forward) and linked else None
+
+
+def _is_gradient_of(other: Op, own: Op) -> bool:
+    if other.func is not BACKWARD[own.func]:
+        return False
+    if own.func is RELU:
+        return bool(other.args[1] == Ref(str(own.outputs[0])) and other.args[2] == 0)
+    if own.func is POOL:
+        return bool(other.args[-1] == Ref(str(own.outputs[1])))
+    return other.args[1:3] == own.args[:2]
+
+
+def _alone(layer: Layer, tape: Tape) -> bool:
+    """Nobody else reads what is made on the way, or writes to it."""
+    inner = set(layer.inner)
+    asked = {tape.loss, *tape.gradients} & inner
+    return not asked and not any(inner & set(op.refs) for op in tape.ops if not layer.has(op))
+
+
+def _fits(layer: Layer, tape: Tape) -> bool:
+    first = layer.forward[0]
+    pool = next(op for op in layer.forward if op.func is POOL)
+    if not _halves(*pool.args[1:]):
+        return False
+    if first.func is BY_FOURIER:
+        return True
+    built = native.library(SOURCE)
+    x, w = (tape.forms[arg.name] for arg in first.args[:2])
+    y = tape.forms[str(layer.output)]
+    return (
+        built is not None
+        and x.dtype == w.dtype == torch.float32
+        and convolution.is_plain(w.shape, *first.args[3:])
+        and w.shape[0] % built.lanes() == 0
+        and w.shape[1] <= FEW
+        and y.is_contiguous(memory_format=torch.channels_last)  # as it will be: others may have been recorded for it
+        and not layer.backward[-1].args[-1][0]  # the gradient of the images: a first layer is not asked for it
+    )
+
+
+def _halves(
+    kernel: list[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> bool:
+    """Whether this is pooling of each 2 x 2 pixels."""
+    return {*kernel, *stride} == {2} and {*padding} == {0} and {*dilation} == {1} and not ceil_mode
+
+
+def _replaced(ops: list[Op], layer: Layer) -> list[Op]:
+    """The layer's operators go; the two that stand for them come in the places of the last of either kind."""
+    first, last, gradients = layer.forward[0], layer.forward[-1], layer.backward[-1]
+    x, w, bias = first.args[:3]
+    by_fourier = first.func is BY_FOURIER
+    padding = first.args[3] if by_fourier else first.args[4][0]
+    relu = any(op.func is RELU for op in layer.forward)
+    origin = f"{layer.output}_origin"
+    forward = Op(torch.ops.fedavg.pooled_convolution.default, (x, w, bias, padding, relu), {}, (layer.output, origin))
+    backward = Op(
+        torch.ops.fedavg.pooled_convolution_backward.default,
+        (layer.backward[0].args[0], Ref(origin), x, w, padding, by_fourier and gradients.args[-1]),
+        {},
+        gradients.outputs,
+    )
+    kept = [forward if op is last else backward if op is gradients else op for op in ops]
+    return [op for op in kept if not layer.has(op)]
+
+
+def _pooled_convolution(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, relu: bool) -> tuple[Tensor, Tensor]:
+    """The pooled images, and which pixel each came from (`vectors.h`)."""
+    height, width = ((side + 2 * padding - w.shape[2] + 1) // 2 for side in x.shape[2:])
+    y = torch.empty((x.shape[0], w.shape[0], height, width), memory_format=torch.channels_last)
+    origin = torch.empty_like(y, dtype=torch.uint8)
+    inputs = (convolution.by_pixel(x), w.contiguous(), bias)
+    native.call(_built(x), "convolve", (*convolution.sizes(x, w, padding), int(relu)), (*inputs, y, origin))
+    return y, origin
+
+
+def _pooled_convolution_backward(
+    dy: Tensor, origin: Tensor, x: Tensor, w: Tensor, padding: int, back: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the images (nothing unless `back`), the kernels and the bias."""
+    dx = torch.empty(x.shape if back else (0, 0, 0, 0), memory_format=torch.channels_last)
+    dw, db = torch.empty(w.shape), torch.empty(len(w))
+    inputs = (convolution.by_pixel(dy), origin, convolution.by_pixel(x), w.contiguous())
+    sizes = convolution.sizes(x, w, padding)
+    native.call(_built(x), "convolve_backward", sizes, (*inputs, dx if back else None, dw, db))
+    return dx, dw, db
+
+
+def _built(x: Tensor) -> CDLL:
+    """Of images with few channels the direct kernel, else the one by Fourier transforms."""
+    library = native.library(SOURCE) if x.shape[1] <= FEW else convolution.built()
+    assert library, "_fits() said so"
+    return library
+
+
+def _register() -> None:
+    forward, backward = "fedavg::pooled_convolution", "fedavg::pooled_convolution_backward"
+    torch.library.define(
+        forward, "(Tensor x, Tensor w, Tensor? bias, int padding, bool relu) -> (Tensor y, Tensor origin)"
+    )
+    torch.library.define(
+        backward,
+        "(Tensor dy, Tensor origin, Tensor x, Tensor w, int padding, bool back) -> (Tensor dx, Tensor dw, Tensor db)",
+    )
+    torch.library.impl(forward, "CPU", _pooled_convolution)
+    torch.library.impl(backward, "CPU", _pooled_convolution_backward)
+
+
+_register()
