@@ -1,8 +1,8 @@
 """The paper's two convolutional models with convolutions and pooling of our own in C, beside PyTorch's.
 
 Each repetition runs both, in turn, on one thread; times are medians, and only their ratios mean something: of the
-second convolution alone, forward and backward, of the first one with its pooling (MNIST's, whose pooling is of 2 x 2),
-and of a whole training step and an evaluation. Needs a C compiler.
+second convolution alone, forward and backward, of MNIST's first one with its pooling, and of a whole training step and
+an evaluation. Needs a C compiler.
 
     python benchmarks/convolution.py [--repeats 15] [--out docs/results/convolution.json]
 """
@@ -82,7 +82,8 @@ def first_layer(model: str, batch: int) -> Iterator[Contest]:
     shape, halves = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1), ([2, 2], [2, 2], [0, 0], [1, 1], False)
     planes = aten.convolution(x, w, b, *shape)
     places = aten.max_pool2d_with_indices(planes, *halves)[1]
-    y, origin = torch.ops.fedavg.pooled_convolution(x, w, b, 2, True)
+    options = (2, 2, 2, [14, 14])
+    y, origin = torch.ops.fedavg.pooled_convolution(x, w, b, *options, True)
 
     def forward() -> object:
         return aten.relu(aten.max_pool2d_with_indices(aten.convolution(x, w, b, *shape), *halves)[0])
@@ -92,9 +93,9 @@ def first_layer(model: str, batch: int) -> Iterator[Contest]:
         dense = aten.max_pool2d_with_indices_backward(through, planes, *halves, places)
         return aten.convolution_backward(dense, x, w, [32], *shape, [False, True, True])
 
-    yield "first layer", forward, lambda: torch.ops.fedavg.pooled_convolution(x, w, b, 2, True)
+    yield "first layer", forward, lambda: torch.ops.fedavg.pooled_convolution(x, w, b, *options, True)
     gradients = torch.ops.fedavg.pooled_convolution_backward
-    yield "gradients of the first layer", backward, lambda: gradients(dy, origin, x, w, 2, False)
+    yield "gradients of the first layer", backward, lambda: gradients(dy, origin, x, w, *options, False)
 
 
 def step(model: str, batch: int) -> Contest:

@@ -217,19 +217,14 @@ static void images_to_spectrum(const float *images, int count, int height, int w
                         out + 2L * (b * some + c), stride_of(count, some));
 }
 
-/* LANES of the `channels` of pooled gradients (height / 2, width / 2), spread over what was pooled. */
-static void pooled_to_spectrum(const float *pooled, const unsigned char *from, int count, int height, int width,
-                               int channels, int shift, float *out) {
-    float plane[N * N * LANES] = {0}; /* an odd row or column at the end stays 0 */
-    vec four[4];
+/* The gradients of pooled images, LANES of the `channels`, spread over what was pooled. */
+static void pooled_to_spectrum(const Pooling *how, const float *pooled, const unsigned char *from, int count, int height,
+                               int width, int channels, int shift, float *out) {
+    vec plane[N * N];
+    const long size = (long)how->height * how->width * channels;
     for (int b = 0; b < count; b++) {
-        for (int i = 0; i < height / 2; i++)
-            for (int j = 0; j < width / 2; j++, pooled += channels, from += channels) {
-                spread(pooled, from, four);
-                for (int p = 0; p < 4; p++)
-                    store(plane + ((2 * i + p / 2) * width + 2 * j + p % 2) * LANES, four[p]);
-            }
-        to_spectrum(plane, LANES, height, width, shift, out + b * PAIR, stride_of(count, LANES));
+        spread(how, pooled + b * size, from + b * size, channels, height, width, plane);
+        to_spectrum((const float *)plane, LANES, height, width, shift, out + b * PAIR, stride_of(count, LANES));
     }
 }
 
@@ -249,17 +244,14 @@ static void images_from_spectrum(const float *in, int count, int height, int wid
 }
 
 /* The same for LANES of the channels, pooled. */
-static void pooled_from_spectrum(const float *in, int count, int height, int width, int channels, int shift,
-                                 const float *bias, int relu, float *pooled, unsigned char *from) {
-    vec plane[N][N], four[4];
+static void pooled_from_spectrum(const Pooling *how, const float *in, int count, int height, int width, int channels,
+                                 int shift, const float *bias, float *pooled, unsigned char *from) {
+    vec plane[N][N];
     const vec added = bias ? load(bias) : (vec){0};
+    const long size = (long)how->height * how->width * channels;
     for (int b = 0; b < count; b++) {
         from_spectrum(in + b * PAIR, stride_of(count, LANES), shift, height, plane);
-        for (int i = 0; i < height / 2; i++)
-            for (int j = 0; j < width / 2; j++, pooled += channels, from += channels) {
-                for (int p = 0; p < 4; p++) four[p] = plane[2 * i + p / 2][2 * j + p % 2 + shift] + added;
-                pool(four, relu, pooled, from);
-            }
+        pool(how, plane[0] + shift, N, height, width, added, channels, pooled + b * size, from + b * size);
     }
 }
 
@@ -294,8 +286,9 @@ static void add_to_kernels(const float *spectrum, int K, int in, float *kernels)
 int lanes(void) { return LANES; }
 
 /* y = convolution of x by w, plus bias; pooled unless `from` is null. Not zero if there is no memory. */
-int convolve(int batch, int H, int W, int in, int out, int K, int P, int relu, const float *x, const float *w,
-             const float *bias, float *y, unsigned char *from) {
+int convolve(int batch, int H, int W, int in, int out, int K, int P, int window, int stride, int tall, int wide,
+             int relu, const float *x, const float *w, const float *bias, float *y, unsigned char *from) {
+    const Pooling how = {window, stride, tall, wide, relu};
     const int h = H + 2 * P - K + 1, width = W + 2 * P - K + 1, shift = K - 1 - P;
     const long of_x = FREQUENCIES * stride_of(CHUNK, in), of_w = FREQUENCIES * stride_of(in, LANES);
     float *images = scratch(of_x + of_w + FREQUENCIES * stride_of(CHUNK, LANES));
@@ -311,8 +304,8 @@ int convolve(int batch, int H, int W, int in, int out, int K, int P, int relu, c
                         kernels + f * stride_of(in, LANES), PAIR, results + f * stride_of(count, LANES), PAIR);
             const float *added = bias ? bias + o : NULL;
             if (from) {
-                const long at = (long)first * (h / 2) * (width / 2) * out + o;
-                pooled_from_spectrum(results, count, h, width, out, shift, added, relu, y + at, from + at);
+                const long at = (long)first * how.height * how.width * out + o;
+                pooled_from_spectrum(&how, results, count, h, width, out, shift, added, y + at, from + at);
             } else
                 images_from_spectrum(results, count, h, width, out, LANES, shift, added,
                                      y + (long)first * h * width * out + o);
@@ -323,8 +316,10 @@ int convolve(int batch, int H, int W, int in, int out, int K, int P, int relu, c
 
 /* The gradients dw and db, and dx unless it is null, from that of y, which was pooled unless `from` is null. Not zero
  * if there is no memory. */
-int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, const float *dy,
-                      const unsigned char *from, const float *x, const float *w, float *dx, float *dw, float *db) {
+int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, int window, int stride, int tall,
+                      int wide, const float *dy, const unsigned char *from, const float *x, const float *w, float *dx,
+                      float *dw, float *db) {
+    const Pooling how = {window, stride, tall, wide, 0}; /* what ReLU did, `from` says */
     const int h = H + 2 * P - K + 1, width = W + 2 * P - K + 1, shift = K - 1 - P;
     const long of_x = FREQUENCIES * stride_of(CHUNK, in), of_w = FREQUENCIES * stride_of(in, LANES);
     float *images = scratch(2 * of_x + of_w + FREQUENCIES * stride_of(CHUNK, LANES));
@@ -338,8 +333,8 @@ int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, co
         if (dx) memset(back, 0, FREQUENCIES * stride_of(count, in) * sizeof(float));
         for (int o = 0; o < out; o += LANES) {
             if (from) {
-                const long at = (long)first * (h / 2) * (width / 2) * out + o;
-                pooled_to_spectrum(dy + at, from + at, count, h, width, out, shift, errors);
+                const long at = (long)first * how.height * how.width * out + o;
+                pooled_to_spectrum(&how, dy + at, from + at, count, h, width, out, shift, errors);
             } else
                 images_to_spectrum(dy + (long)first * h * width * out + o, count, h, width, out, LANES, shift, errors);
             /* The first frequency is the sum over the plane, doubled. */

@@ -23,6 +23,8 @@ PRODUCTS: Final = 4 * 130
 #: How many times as many products must be saved, so that the transforms are worth their time. The number of images is
 #: not asked: one way for batches of all sizes, and the engine's name is true of each.
 SAVED: Final = 4
+#: In the place of a window, its stride, and the height and width of what comes out.
+NOT_POOLED: Final = (0, 0, 0, 0)
 
 
 class FastConvolutions(TorchDispatchMode):
@@ -94,7 +96,8 @@ def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, padding: int) -> Ten
     grown = 2 * padding - w.shape[2] + 1
     shape = (x.shape[0], w.shape[0], x.shape[2] + grown, x.shape[3] + grown)
     y = torch.empty(shape, memory_format=torch.channels_last)
-    native.call(built(), "convolve", (*sizes(x, w, padding), 0), (by_pixel(x), w.contiguous(), bias, y, None))
+    tensors = (by_pixel(x), w.contiguous(), bias, y, None)
+    native.call(built(), "convolve", (*sizes(x, w, padding), *NOT_POOLED, 0), tensors)
     return y
 
 
@@ -102,8 +105,8 @@ def _convolution_backward(dy: Tensor, x: Tensor, w: Tensor, padding: int, back: 
     """The gradients of the images (nothing unless `back`), the kernels and the bias."""
     dx = torch.empty(x.shape if back else (0, 0, 0, 0), memory_format=torch.channels_last)
     dw, db = torch.empty(w.shape), torch.empty(len(w))
-    inputs = (by_pixel(dy), None, by_pixel(x), w.contiguous())
-    native.call(built(), "convolve_backward", sizes(x, w, padding), (*inputs, dx if back else None, dw, db))
+    tensors = (by_pixel(dy), None, by_pixel(x), w.contiguous(), dx if back else None, dw, db)
+    native.call(built(), "convolve_backward", (*sizes(x, w, padding), *NOT_POOLED), tensors)
     return dx, dw, db
 
 

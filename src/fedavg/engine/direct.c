@@ -2,19 +2,17 @@
  *
  * B images of H x W, `in` channels before and `out` after, a multiple of LANES; K x K kernels, P zeros around an image.
  * All arrays are dense: images (B, H, W, channels), kernels (out, in, K, K), bias (out). What comes out is pooled
- * (vectors.h), so that the large planes before pooling, and their gradients, never leave the registers. Single-threaded.
+ * (vectors.h): of what lies before pooling, and of its gradient, there is one plane at a time. Single-threaded.
  */
 #include <stdlib.h>
 
 #include "vectors.h"
 
-/* Pooled pixels side by side, and taps of a kernel, whose sums fit in the registers. */
+/* Pixels side by side, or taps of a kernel, whose sums fit in the registers. */
 #if LANES == 8
-#define CELLS 2
-#define TAPS 8
+#define MOST 10
 #else
-#define CELLS 5
-#define TAPS 15
+#define MOST 20
 #endif
 
 /* An image with zeros around it. */
@@ -40,111 +38,112 @@ static void turn_back(const float *turned, int out, int in, int taps, float *ker
                 kernels[((long)o * in + c) * taps + t] = turned[((long)t * in + c) * out + o];
 }
 
-/* LANES channels of `cells` pooled pixels. Inlined for each number, so that the sums are registers. */
-INLINE void cells_of(const int cells, int K, int in, int out, const float *x, long row, const float *w, vec bias,
-                     int relu, float *y, unsigned char *from) {
-    vec sums[CELLS][4];
-    for (int cell = 0; cell < cells; cell++)
-        for (int p = 0; p < 4; p++) sums[cell][p] = bias;
+/* LANES channels of `pixels` neighbours in a row. Inlined for each number, so that the sums are registers. */
+INLINE void pixels_of(const int pixels, int K, int in, int out, const float *x, long row, const float *w, vec *y) {
+    vec sums[MOST];
+    for (int p = 0; p < pixels; p++) sums[p] = (vec){0};
     for (int k = 0; k < K; k++)
         for (int t = 0; t < K * in; t++, w += out) {
             const vec weight = load(w);
-            const float *at = x + k * row + t;
-            for (int cell = 0; cell < cells; cell++)
-                for (int p = 0; p < 4; p++) sums[cell][p] += at[p / 2 * row + (2 * cell + p % 2) * in] * weight;
+            for (int p = 0; p < pixels; p++) sums[p] += x[k * row + t + p * in] * weight;
         }
-    for (int cell = 0; cell < cells; cell++) pool(sums[cell], relu, y + cell * out, from + cell * out);
+    for (int p = 0; p < pixels; p++) y[p] = sums[p];
 }
 
-/* Adds to the gradients of `taps` neighbours in a row of the kernels, for LANES channels and a whole image. */
-INLINE void taps_of(const int taps, int in, int out, int height, int width, const float *x, long row, const float *dy,
-                    const unsigned char *from, float *dw) {
-    vec sums[TAPS], four[4];
+/* Adds to the gradients of `taps` neighbours in a row of the kernels, for LANES channels of a plane. */
+INLINE void taps_of(const int taps, int in, int out, int height, int width, const float *x, long row, const vec *dy,
+                    float *dw) {
+    vec sums[MOST];
     for (int t = 0; t < taps; t++) sums[t] = load(dw + t * out);
     for (int i = 0; i < height; i++)
-        for (int j = 0; j < width; j++, dy += out, from += out) {
-            spread(dy, from, four);
-            for (int p = 0; p < 4; p++) {
-                const float *at = x + (2 * i + p / 2) * row + (2 * j + p % 2) * in;
-                for (int t = 0; t < taps; t++) sums[t] += at[t] * four[p];
-            }
-        }
+        for (int j = 0; j < width; j++)
+            for (int t = 0; t < taps; t++) sums[t] += x[i * row + j * in + t] * dy[i * width + j];
     for (int t = 0; t < taps; t++) store(dw + t * out, sums[t]);
+}
+
+/* Calls OF(n) for a number that is known when it runs. */
+#if MOST == 10
+#define EACH OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10)
+#else
+#define EACH                                                                                                          \
+    OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12) OF(13) OF(14) OF(15) OF(16) OF(17)      \
+    OF(18) OF(19) OF(20)
+#endif
+
+static void plane_of(int K, int in, int out, int height, int width, const float *x, long row, const float *w, vec *y) {
+    const int parts = (width + MOST - 1) / MOST;
+    for (int i = 0; i < height; i++)
+        for (int part = 0, j = 0, count; part < parts; part++, j += count) {
+            count = (width - j) / (parts - part); /* all of about the same size */
+#define OF(n)                                                                                                         \
+    case n:                                                                                                           \
+        pixels_of(n, K, in, out, x + i * row + j * in, row, w, y + i * width + j);                                    \
+        break;
+            switch (count) { EACH }
+#undef OF
+        }
+}
+
+static void kernels_of(int K, int in, int out, int height, int width, const float *x, long row, const vec *dy, float *dw) {
+    const int across = K * in, parts = (across + MOST - 1) / MOST;
+    for (int k = 0; k < K; k++)
+        for (int part = 0, t = 0, count; part < parts; part++, t += count) {
+            count = (across - t) / (parts - part);
+#define OF(n)                                                                                                         \
+    case n:                                                                                                           \
+        taps_of(n, in, out, height, width, x + k * row + t, row, dy, dw + ((long)k * across + t) * out);              \
+        break;
+            switch (count) { EACH }
+#undef OF
+        }
 }
 
 int lanes(void) { return LANES; }
 
 /* y = convolution of x by w, plus bias (which may be null), pooled. Not zero if there is no memory. */
-int convolve(int batch, int H, int W, int in, int out, int K, int P, int relu, const float *x, const float *w,
-             const float *bias, float *y, unsigned char *from) {
-    const int height = (H + 2 * P - K + 1) / 2, width = (W + 2 * P - K + 1) / 2;
-    const int parts = (width + CELLS - 1) / CELLS;
-    const long row = (W + 2L * P) * in, image = (H + 2 * P) * row;
-    float *padded = malloc((image + (long)K * K * in * out) * sizeof(float)), *kernels = padded + image;
-    if (!padded) return 1;
+int convolve(int batch, int H, int W, int in, int out, int K, int P, int window, int stride, int tall, int wide,
+             int relu, const float *x, const float *w, const float *bias, float *y, unsigned char *from) {
+    const Pooling how = {window, stride, tall, wide, relu};
+    const int height = H + 2 * P - K + 1, width = W + 2 * P - K + 1;
+    const long row = (W + 2L * P) * in, image = (H + 2 * P) * row, area = (long)height * width * LANES;
+    float *plane = aligned_alloc(64, (area + image + (long)K * K * in * out + 15) / 16 * 64);
+    if (!plane) return 1;
+    float *padded = plane + area, *kernels = padded + image;
     turn(w, out, in, K * K, kernels);
     for (int b = 0; b < batch; b++) {
         pad(x + (long)b * H * W * in, H, W, in, P, padded);
-        for (int i = 0; i < height; i++)
-            for (int part = 0, j = 0, count; part < parts; part++, j += count, y += count * out, from += count * out) {
-                count = (width - j) / (parts - part);
-                for (int o = 0; o < out; o += LANES)
-#define OF(n)                                                                                                         \
-    case n:                                                                                                           \
-        cells_of(n, K, in, out, padded + 2 * i * row + 2 * j * in, row, kernels + o, bias ? load(bias + o) : (vec){0}, \
-                 relu, y + o, from + o);                                                                              \
-        break;
-                    switch (count) {
-                        OF(1) OF(2)
-#if CELLS > 2
-                        OF(3) OF(4) OF(5)
-#endif
-                    }
-#undef OF
-            }
+        for (int o = 0; o < out; o += LANES) {
+            const long at = (long)b * how.height * how.width * out + o;
+            plane_of(K, in, out, height, width, padded, row, kernels + o, (vec *)plane);
+            pool(&how, (vec *)plane, width, height, width, bias ? load(bias + o) : (vec){0}, out, y + at, from + at);
+        }
     }
-    free(padded);
+    free(plane);
     return 0;
 }
 
 /* The gradients dw and db from that of the pooled y; w and dx are not used. Not zero if there is no memory. */
-int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, const float *dy,
-                      const unsigned char *from, const float *x, const float *w, float *dx, float *dw, float *db) {
-    const int height = (H + 2 * P - K + 1) / 2, width = (W + 2 * P - K + 1) / 2;
-    const int across = K * in, parts = (across + TAPS - 1) / TAPS;
-    const long row = (W + 2L * P) * in, image = (H + 2 * P) * row, pooled = (long)height * width * out;
-    float *padded = malloc((image + (long)K * across * out) * sizeof(float)), *kernels = padded + image;
-    if (!padded) return 1;
-    memset(kernels, 0, (long)K * across * out * sizeof(float));
+int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, int window, int stride, int tall,
+                      int wide, const float *dy, const unsigned char *from, const float *x, const float *w, float *dx,
+                      float *dw, float *db) {
+    const Pooling how = {window, stride, tall, wide, 0}; /* what ReLU did, `from` says */
+    const int height = H + 2 * P - K + 1, width = W + 2 * P - K + 1;
+    const long row = (W + 2L * P) * in, image = (H + 2 * P) * row, area = (long)height * width * LANES;
+    float *plane = aligned_alloc(64, (area + image + (long)K * K * in * out + 15) / 16 * 64);
+    if (!plane) return 1;
+    float *padded = plane + area, *kernels = padded + image;
+    memset(kernels, 0, (long)K * K * in * out * sizeof(float));
     memset(db, 0, out * sizeof(float));
-    for (int b = 0; b < batch; b++, dy += pooled, from += pooled) {
+    for (int b = 0; b < batch; b++) {
         pad(x + (long)b * H * W * in, H, W, in, P, padded);
         for (int o = 0; o < out; o += LANES) {
-            vec sum = load(db + o), four[4];
-            for (long at = o; at < pooled; at += out) {
-                spread(dy + at, from + at, four);
-                sum += (four[0] + four[1]) + (four[2] + four[3]);
-            }
-            store(db + o, sum);
-            for (int k = 0; k < K; k++)
-                for (int part = 0, t = 0, count; part < parts; part++, t += count) {
-                    count = (across - t) / (parts - part);
-#define OF(n)                                                                                                         \
-    case n:                                                                                                           \
-        taps_of(n, in, out, height, width, padded + k * row + t, row, dy + o, from + o,                               \
-                kernels + ((long)k * across + t) * out + o);                                                          \
-        break;
-                    switch (count) {
-                        OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8)
-#if TAPS > 8
-                        OF(9) OF(10) OF(11) OF(12) OF(13) OF(14) OF(15)
-#endif
-                    }
-#undef OF
-                }
+            const long at = (long)b * how.height * how.width * out + o;
+            spread(&how, dy + at, from + at, out, height, width, (vec *)plane);
+            for (long pixel = 0; pixel < area; pixel += LANES) store(db + o, load(db + o) + load(plane + pixel));
+            kernels_of(K, in, out, height, width, padded, row, (vec *)plane, kernels + o);
         }
     }
     turn_back(kernels, out, in, K * K, dw);
-    free(padded);
+    free(plane);
     return 0;
 }

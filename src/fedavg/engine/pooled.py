@@ -1,7 +1,7 @@
-"""A convolution, the 2 x 2 pooling after it and their ReLU as one operator, in C where there is a compiler.
+"""A convolution, the max pooling after it and their ReLU as one operator, in C where there is a compiler.
 
-What lies between them is four times as large as what comes out, and with its gradient most of what a step of a
-convolutional network would write to memory; here it never leaves the processor. `fuse_pooling` finds such layers on a
+What lies between them is four times as large as what comes out, or more, and with its gradient most of what a step of a
+convolutional network would write to memory; here it never leaves the cache. `fuse_pooling` finds such layers on a
 tape, in whichever order ReLU and pooling stand. It takes convolutions that are done by Fourier transforms already, and
 those of a first layer, of images with few channels, which come from here (`direct.c`).
 """
@@ -24,6 +24,8 @@ aten = torch.ops.aten
 SOURCE: Final = Path(__file__).with_name("direct.c")
 #: Channels of a first layer's images, at most: grey or coloured.
 FEW: Final = 3
+#: Pixels of a window each way, at most: which of them was the largest is noted in a byte, with one number to spare.
+WIDEST: Final = 15
 
 RELU: Final = aten.relu.default
 POOL: Final = aten.max_pool2d_with_indices.default
@@ -47,6 +49,10 @@ class Layer:
     backward: list[Op]
 
     @property
+    def pool(self) -> Op:
+        return next(op for op in self.forward if op.func is POOL)
+
+    @property
     def output(self) -> str | None:
         return self.forward[-1].outputs[0]
 
@@ -65,7 +71,7 @@ def fuse_pooling(tape: Tape) -> Tape:
     ops = tape.ops
     for op in tape.ops:
         if op.func in (BY_FOURIER, BY_PYTORCH) and (layer := _layer(op, tape)):
-            ops = _replaced(ops, layer)
+            ops = _replaced(ops, layer, tape.forms[str(layer.output)].shape[2:])
     return replace(tape, ops=ops)
 
 
@@ -115,8 +121,7 @@ def _alone(layer: Layer, tape: Tape) -> bool:
 
 def _fits(layer: Layer, tape: Tape) -> bool:
     first = layer.forward[0]
-    pool = next(op for op in layer.forward if op.func is POOL)
-    if not _halves(*pool.args[1:]):
+    if not _is_plain(*layer.pool.args[1:]):
         return False
     if first.func is BY_FOURIER:
         return True
@@ -134,29 +139,37 @@ def _fits(layer: Layer, tape: Tape) -> bool:
     )
 
 
-def _halves(
-    kernel: list[int],
+def _is_plain(
+    window: list[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> bool:
-    """Whether this is pooling of each 2 x 2 pixels."""
-    return {*kernel, *stride} == {2} and {*padding} == {0} and {*dilation} == {1} and not ceil_mode
+    """Square windows, moved by as much each way, without padding."""
+    square = len({*window}) == 1 and window[0] <= WIDEST and len({*stride}) <= 1
+    return square and {*padding} == {0} and {*dilation} == {1}
 
 
-def _replaced(ops: list[Op], layer: Layer) -> list[Op]:
-    """The layer's operators go; the two that stand for them come in the places of the last of either kind."""
+def _replaced(ops: list[Op], layer: Layer, size: Sequence[int]) -> list[Op]:
+    """The layer's operators go; the two that stand for them come in the places of the last of either kind.
+
+    `size`: the height and width of what comes out.
+    """
     first, last, gradients = layer.forward[0], layer.forward[-1], layer.backward[-1]
     x, w, bias = first.args[:3]
     by_fourier = first.func is BY_FOURIER
     padding = first.args[3] if by_fourier else first.args[4][0]
     relu = any(op.func is RELU for op in layer.forward)
+    window = layer.pool.args[1][0]
+    stride = layer.pool.args[2][0] if layer.pool.args[2:] and layer.pool.args[2] else window
     origin = f"{layer.output}_origin"
-    forward = Op(torch.ops.fedavg.pooled_convolution.default, (x, w, bias, padding, relu), {}, (layer.output, origin))
+    options = (padding, window, stride, list(size))
+    forward = Op(torch.ops.fedavg.pooled_convolution.default, (x, w, bias, *options, relu), {}, (layer.output, origin))
+    dy, back = layer.backward[0].args[0], by_fourier and gradients.args[-1]
     backward = Op(
         torch.ops.fedavg.pooled_convolution_backward.default,
-        (layer.backward[0].args[0], Ref(origin), x, w, padding, by_fourier and gradients.args[-1]),
+        (dy, Ref(origin), x, w, *options, back),
         {},
         gradients.outputs,
     )
@@ -164,25 +177,34 @@ def _replaced(ops: list[Op], layer: Layer) -> list[Op]:
     return [op for op in kept if not layer.has(op)]
 
 
-def _pooled_convolution(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, relu: bool) -> tuple[Tensor, Tensor]:
-    """The pooled images, and which pixel each came from (`vectors.h`)."""
-    height, width = ((side + 2 * padding - w.shape[2] + 1) // 2 for side in x.shape[2:])
-    y = torch.empty((x.shape[0], w.shape[0], height, width), memory_format=torch.channels_last)
+def _pooled_convolution(
+    x: Tensor, w: Tensor, bias: Tensor | None, padding: int, window: int, stride: int, size: list[int], relu: bool
+) -> tuple[Tensor, Tensor]:
+    """The pooled images, and which pixel of its window each came from (`vectors.h`)."""
+    y = torch.empty((x.shape[0], w.shape[0], *size), memory_format=torch.channels_last)
     origin = torch.empty_like(y, dtype=torch.uint8)
-    inputs = (convolution.by_pixel(x), w.contiguous(), bias)
-    native.call(_built(x), "convolve", (*convolution.sizes(x, w, padding), int(relu)), (*inputs, y, origin))
+    numbers = (*convolution.sizes(x, w, padding), window, stride, *size, int(relu))
+    native.call(_built(x), "convolve", numbers, (convolution.by_pixel(x), w.contiguous(), bias, y, origin))
     return y, origin
 
 
 def _pooled_convolution_backward(
-    dy: Tensor, origin: Tensor, x: Tensor, w: Tensor, padding: int, back: bool
+    dy: Tensor,
+    origin: Tensor,
+    x: Tensor,
+    w: Tensor,
+    padding: int,
+    window: int,
+    stride: int,
+    size: list[int],
+    back: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the images (nothing unless `back`), the kernels and the bias."""
     dx = torch.empty(x.shape if back else (0, 0, 0, 0), memory_format=torch.channels_last)
     dw, db = torch.empty(w.shape), torch.empty(len(w))
-    inputs = (convolution.by_pixel(dy), origin, convolution.by_pixel(x), w.contiguous())
-    sizes = convolution.sizes(x, w, padding)
-    native.call(_built(x), "convolve_backward", sizes, (*inputs, dx if back else None, dw, db))
+    numbers = (*convolution.sizes(x, w, padding), window, stride, *size)
+    tensors = (convolution.by_pixel(dy), origin, convolution.by_pixel(x), w.contiguous(), dx if back else None, dw, db)
+    native.call(_built(x), "convolve_backward", numbers, tensors)
     return dx, dw, db
 
 
@@ -195,12 +217,13 @@ def _built(x: Tensor) -> CDLL:
 
 def _register() -> None:
     forward, backward = "fedavg::pooled_convolution", "fedavg::pooled_convolution_backward"
+    options = "int padding, int window, int stride, int[] size"
     torch.library.define(
-        forward, "(Tensor x, Tensor w, Tensor? bias, int padding, bool relu) -> (Tensor y, Tensor origin)"
+        forward, f"(Tensor x, Tensor w, Tensor? bias, {options}, bool relu) -> (Tensor y, Tensor origin)"
     )
     torch.library.define(
         backward,
-        "(Tensor dy, Tensor origin, Tensor x, Tensor w, int padding, bool back) -> (Tensor dx, Tensor dw, Tensor db)",
+        f"(Tensor dy, Tensor origin, Tensor x, Tensor w, {options}, bool back) -> (Tensor dx, Tensor dw, Tensor db)",
     )
     torch.library.impl(forward, "CPU", _pooled_convolution)
     torch.library.impl(backward, "CPU", _pooled_convolution_backward)

@@ -1,8 +1,8 @@
 /* What the convolutions share: vectors as wide as the machine's, over channels, and pooling.
  *
- * A pooled image has the largest of each 2 x 2 pixels, by channel, after ReLU if asked; an odd row or column at the end
- * is left out. `from` says which of the four it was (0 to 3, row by row), the first if several are the same, and
- * NOWHERE if ReLU made it 0: that is all that the gradient needs.
+ * A pooled plane has the largest of the pixels in a window that is moved over the plane, after ReLU if asked; a window
+ * that stands over the end has fewer pixels. `from` says which pixel of the window it was (row by row), the first if
+ * several are the same, and NOWHERE if ReLU made it 0: that is all that the gradient needs.
  */
 #include <string.h>
 
@@ -15,7 +15,7 @@
 #else
 #error "nothing is gained here without wide vectors"
 #endif
-#define NOWHERE 4
+#define NOWHERE 255
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -28,27 +28,66 @@ INLINE void store(float *to, vec v) { *(vec *)to = v; }
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
 INLINE ints choose(ints which, ints yes, ints no) { return (which & yes) | (~which & no); }
 
-/* As PyTorch pools: what is not a number wins. */
-INLINE void pool(const vec four[4], int relu, float *y, unsigned char *from) {
-    vec best = four[0];
-    ints place = {0};
-    for (int p = 1; p < 4; p++) {
-        const ints larger = (four[p] > best) | (four[p] != four[p]);
-        best = (vec)choose(larger, (ints)four[p], (ints)best);
-        place = choose(larger, (ints){0} + p, place);
-    }
-    if (relu) {
-        const ints off = best <= 0.0f;
-        best = (vec)(~off & (ints)best);
-        place = choose(off, (ints){0} + NOWHERE, place);
-    }
-    store(y, best);
-    *(bytes *)from = __builtin_convertvector(place, bytes);
+/* A window of so many pixels each way, moved by `stride`; the size of what comes out; whether ReLU is taken. */
+typedef struct {
+    int window, stride, height, width, relu;
+} Pooling;
+
+/* The largest of (rows, columns) pixels, and its place in a window. As PyTorch pools: what is not a number wins. */
+INLINE void largest(const int window, const int rows, const int columns, const vec *plane, int row, vec added, vec *best,
+                    ints *place) {
+    *best = *plane + added, *place = (ints){0};
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) {
+            const vec value = plane[r * row + c] + added;
+            const ints larger = (value > *best) | (value != value);
+            *best = (vec)choose(larger, (ints)value, (ints)*best);
+            *place = choose(larger, (ints){0} + (r * window + c), *place);
+        }
 }
 
-/* The gradient by the four pixels, from that of the pooled one. */
-INLINE void spread(const float *dy, const unsigned char *from, vec four[4]) {
-    const vec gradient = load(dy);
-    const ints place = __builtin_convertvector(*(const bytes *)from, ints);
-    for (int p = 0; p < 4; p++) four[p] = (vec)((place == p) & (ints)gradient);
+/* LANES channels of planes (rows, columns), `row` vectors from one row to the next, plus `added`, to pooled ones whose
+ * pixels are `step` apart. */
+INLINE void pool_by(const int window, const Pooling *how, const vec *plane, int row, int rows, int columns, vec added,
+                    long step, float *y, unsigned char *from) {
+    for (int i = 0; i < how->height; i++)
+        for (int j = 0; j < how->width; j++, y += step, from += step) {
+            const int top = i * how->stride, left = j * how->stride;
+            const int down = smaller(window, rows - top), across = smaller(window, columns - left);
+            const vec *at = plane + top * row + left;
+            vec best;
+            ints place;
+            if (down == window && across == window) largest(window, window, window, at, row, added, &best, &place);
+            else largest(window, down, across, at, row, added, &best, &place);
+            if (how->relu) {
+                const ints off = best <= 0.0f;
+                best = (vec)(~off & (ints)best);
+                place = choose(off, (ints){0} + NOWHERE, place);
+            }
+            store(y, best);
+            *(bytes *)from = __builtin_convertvector(place, bytes);
+        }
+}
+
+static void pool(const Pooling *how, const vec *plane, int row, int rows, int columns, vec added, long step, float *y,
+                 unsigned char *from) {
+    if (how->window == 2) pool_by(2, how, plane, row, rows, columns, added, step, y, from); /* the usual ones, faster */
+    else if (how->window == 3) pool_by(3, how, plane, row, rows, columns, added, step, y, from);
+    else pool_by(how->window, how, plane, row, rows, columns, added, step, y, from);
+}
+
+/* The gradient by the dense planes (rows, columns), from that of the pooled ones. */
+static void spread(const Pooling *how, const float *dy, const unsigned char *from, long step, int rows, int columns,
+                   vec *plane) {
+    memset(plane, 0, (long)rows * columns * sizeof(vec));
+    for (int i = 0; i < how->height; i++)
+        for (int j = 0; j < how->width; j++, dy += step, from += step) {
+            const int top = i * how->stride, left = j * how->stride;
+            const int down = smaller(how->window, rows - top), across = smaller(how->window, columns - left);
+            const vec gradient = load(dy);
+            const ints place = __builtin_convertvector(*(const bytes *)from, ints);
+            for (int r = 0; r < down; r++)
+                for (int c = 0; c < across; c++)
+                    plane[(top + r) * columns + left + c] += (vec)((place == r * how->window + c) & (ints)gradient);
+        }
 }

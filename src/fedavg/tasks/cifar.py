@@ -90,7 +90,7 @@ class CifarCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # With the channels last in memory pooling and normalisation are vectorised: the step takes a quarter less time.
         x = x.contiguous(memory_format=torch.channels_last)
-        x = self.norm(self.pool(F.relu(self.conv1(x))))
+        x = self.norm(F.relu(self.pool(self.conv1(x))))  # the same as ReLU first, of a quarter of the numbers
         x = self.pool(self.norm(F.relu(self.conv2(x))))
         x = F.relu(self.fc3(x.flatten(1)))
         logits: Tensor = self.fc5(F.relu(self.fc4(x)))
