@@ -9,11 +9,9 @@ an evaluation. Needs a C compiler.
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.trainer import Trainer
 from fedavg.tasks import TASKS
 from fedavg.types import Examples
+from race import Run, race
 
 #: Channels before and after, and the side of the planes, of each model's second convolution; the shape of its images.
 LAYERS = {"mnist-cnn": (32, 64, 14), "cifar-cnn": (64, 64, 12)}
@@ -41,18 +40,24 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     rows = []
-    for model in LAYERS:
-        for batch in (10, 50, 600):
-            for what, direct, fast in (*layer(model, batch), *first_layer(model, batch), step(model, batch)):
-                rows.append({"model": model, "batch": batch, "what": what} | race(direct, fast, options.repeats))
-                print(json.dumps(rows[-1]), flush=True)
-        rows.append({"model": model, "batch": 200, "what": "evaluation"} | race(*evaluation(model), options.repeats))
+    for model, batch, what, pytorchs, ours in contests():
+        times = race(("pytorch", pytorchs), ("ours", ours), options.repeats)
+        rows.append({"model": model, "batch": batch, "what": what} | times)
         print(json.dumps(rows[-1]), flush=True)
     if options.out:
         options.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
 
 
-Contest = tuple[str, Callable[[], object], Callable[[], object]]
+#: What is timed, and how PyTorch and we do it.
+Contest = tuple[str, Run, Run]
+
+
+def contests() -> Iterator[tuple[str, int, str, Run, Run]]:
+    for model in LAYERS:
+        for batch in (10, 50, 600):
+            for contest in (*layer(model, batch), *first_layer(model, batch), step(model, batch)):
+                yield model, batch, *contest
+        yield model, 200, *evaluation(model)
 
 
 def layer(model: str, batch: int) -> Iterator[Contest]:
@@ -105,11 +110,11 @@ def step(model: str, batch: int) -> Contest:
     return "training step", lambda: slow.sgd_epoch(x, y, batch, 0.0), lambda: fast.sgd_epoch(x, y, batch, 0.0)
 
 
-def evaluation(model: str) -> tuple[Callable[[], object], Callable[[], object]]:
+def evaluation(model: str) -> Contest:
     x = torch.rand(10, *IMAGES[model]).to(memory_format=torch.channels_last)
     slow, fast = trainers(model, x, torch.randint(0, 10, (10,)))
     test = Examples(torch.randint(0, 256, (1000, *RAW[model]), dtype=torch.uint8), torch.randint(0, 10, (1000,)))
-    return lambda: slow.evaluate(test), lambda: fast.evaluate(test)
+    return "evaluation", lambda: slow.evaluate(test), lambda: fast.evaluate(test)
 
 
 def trainers(model: str, x: Tensor, y: Tensor) -> tuple[Trainer, Trainer]:
@@ -137,26 +142,12 @@ def images(batch: int, channels: int, side: int) -> Tensor:
     return torch.randn(batch, channels, side, side).to(memory_format=torch.channels_last)
 
 
-def under(mode: AbstractContextManager[Any], run: Callable[[], object]) -> Callable[[], object]:
+def under(mode: AbstractContextManager[Any], run: Run) -> Run:
     def inside() -> object:
         with mode:
             return run()
 
     return inside
-
-
-def race(direct: Callable[[], object], fast: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Milliseconds of both, and the median of their ratios within a repetition."""
-    times = [(timed(direct), timed(fast)) for _ in range(repeats + 1)][1:]
-    slow, quick = (list(column) for column in zip(*times, strict=True))
-    ratio = median(a / b for a, b in times)
-    return {"pytorch_ms": round(median(slow), 3), "ours_ms": round(median(quick), 3), "ratio": round(ratio, 2)}
-
-
-def timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - start)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ epoch on five clients, and of an evaluation on their data. Needs the plays in FE
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -24,6 +21,7 @@ from fedavg.plan import make_plan
 from fedavg.setup import resolve
 from fedavg.tasks.shakespeare import SHAKESPEARE_LSTM
 from fedavg.types import Examples
+from race import race
 
 
 def main() -> None:
@@ -35,11 +33,13 @@ def main() -> None:
     keep_freed_memory()
     clients = five_clients()
     padded, packed = (trainer(pack, clients[0]) for pack in (None, SHAKESPEARE_LSTM.pack))
-    rows = []
+    rows: list[dict[str, object]] = []
     for batch in (10, 50):
-        times = race(partial(epoch, clients=clients, batch=batch), padded, packed, options.repeats)
+        slow, fast = (partial(epoch, trainer, clients, batch) for trainer in (padded, packed))
+        times = race(("padded", slow), ("packed", fast), options.repeats)
         rows.append({"what": "training", "batch": batch} | times)
-    times = race(partial(evaluate, clients=clients), padded, packed, options.repeats)
+    slow, fast = (partial(evaluate, trainer, clients) for trainer in (padded, packed))
+    times = race(("padded", slow), ("packed", fast), options.repeats)
     rows.append({"what": "evaluation", "batch": SHAKESPEARE_LSTM.eval_batch} | times)
     for row in rows:
         print(json.dumps(row))
@@ -70,20 +70,6 @@ def epoch(trainer: Trainer, clients: list[Examples], batch: int) -> None:
 def evaluate(trainer: Trainer, clients: list[Examples]) -> None:
     for examples in clients:
         trainer.evaluate(examples)
-
-
-def race(run: Callable[[Trainer], None], padded: Trainer, packed: Trainer, repeats: int) -> dict[str, float]:
-    """Milliseconds of both, and the median of their ratios within a repetition; the first one compiles."""
-    times = [(timed(run, padded), timed(run, packed)) for _ in range(repeats + 1)][1:]
-    slow, quick = (list(column) for column in zip(*times, strict=True))
-    ratio = median(a / b for a, b in times)
-    return {"padded_ms": round(median(slow)), "packed_ms": round(median(quick)), "ratio": round(ratio, 2)}
-
-
-def timed(run: Callable[[Trainer], None], trainer: Trainer) -> float:
-    start = time.perf_counter()
-    run(trainer)
-    return 1e3 * (time.perf_counter() - start)
 
 
 if __name__ == "__main__":
