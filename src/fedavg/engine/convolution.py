@@ -51,20 +51,11 @@ class FastConvolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _fits(
-    x: Tensor,
-    w: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> bool:
+def _fits(x: Tensor, w: Tensor, stride: list[int], padding: list[int], *others: Any) -> bool:
     """Whether this convolution can be done so, and is worth it; hangs on its shape and on the machine alone."""
     if x.device.type != "cpu" or {x.dtype, w.dtype} != {torch.float32}:
         return False
-    if x.dim() != 4 or not is_plain(w.shape, stride, padding, dilation, transposed, output_padding, groups):
+    if x.dim() != 4 or not is_plain(w.shape, stride, padding, *others):
         return False
     height, width = x.shape[2:]
     outputs, inputs, side, _ = w.shape

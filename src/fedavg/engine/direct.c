@@ -84,7 +84,8 @@ static void plane_of(int K, int in, int out, int height, int width, const float 
         }
 }
 
-static void kernels_of(int K, int in, int out, int height, int width, const float *x, long row, const vec *dy, float *dw) {
+static void kernels_of(int K, int in, int out, int height, int width, const float *x, long row, const vec *dy,
+                       float *dw) {
     const int across = K * in, parts = (across + MOST - 1) / MOST;
     for (int k = 0; k < K; k++)
         for (int part = 0, t = 0, count; part < parts; part++, t += count) {

@@ -34,8 +34,8 @@ typedef struct {
 } Pooling;
 
 /* The largest of (rows, columns) pixels, and its place in a window. As PyTorch pools: what is not a number wins. */
-INLINE void largest(const int window, const int rows, const int columns, const vec *plane, int row, vec added, vec *best,
-                    ints *place) {
+INLINE void largest(const int window, const int rows, const int columns, const vec *plane, int row, vec added,
+                    vec *best, ints *place) {
     *best = *plane + added, *place = (ints){0};
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) {
