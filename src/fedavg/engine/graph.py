@@ -4,7 +4,8 @@ One step is recorded per batch shape as a flat list of ATen operators, the SGD u
 whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter runs without Python or autograd in
 between. What is gained, in order of size: no Python between operators; no gradient buffer for a weight whose gradient
 is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass. Convolutions that fit are done by
-Fourier transforms (`convolution.py`), and together with the pooling after them (`pooled.py`).
+Fourier transforms (`convolution.py`), and together with the pooling after them (`pooled.py`); a large layer's step is
+taken while its gradient is passed on (`dense.py`).
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedavg.engine.convolution import FastConvolutions
+from fedavg.engine.dense import fuse_steps, is_fused
 from fedavg.engine.model import Model
 from fedavg.engine.pooled import fuse_pooling, is_pooled
 from fedavg.engine.tape import Op, Ref, Tape, Untraceable, record
@@ -29,8 +31,10 @@ class GraphEpoch:
     """`sgd_epoch` for one model: compiles one native function per batch shape and keeps it."""
 
     def __init__(self, model: Model) -> None:
-        #: What stands in for PyTorch's own kernels.
+        #: What stands in for PyTorch's own kernels, in evaluation too.
         self.kernels = FastConvolutions()
+        #: The kinds of layers that have kernels of our own.
+        self.native: set[str] = set()
         self._model = model
         self._parameters = [p.detach() for p in model.parameters.values()]
         self._compiled: dict[tuple[torch.Size, torch.Size], tuple[Epoch, list[Tensor]]] = {}
@@ -52,7 +56,19 @@ class GraphEpoch:
                 self._model.unchanged(),
                 torch.random.fork_rng(devices=[]),
             ):  # recording takes a step that does not count
-                self._compiled[x.shape, y.shape] = compile_epoch(self._model, x, y, self.kernels)
+                tape = self._recorded(x, y)
+                self._compiled[x.shape, y.shape] = compile_epoch(tape), tape.state_tensors
+
+    def _recorded(self, x: Tensor, y: Tensor) -> Tape:
+        """A step, with kernels of our own where there are any."""
+        tape = record(self._model, x, y, self.kernels)
+        if x.device.type == "cpu":
+            tape = fuse_steps(fuse_pooling(tape))
+        if self.kernels.used or any(map(is_pooled, tape.ops)):
+            self.native.add("convolution")
+        if any(map(is_fused, tape.ops)):
+            self.native.add("dense layers")
+        return tape
 
     def _run(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
         self.prepare(x[:batch], y[:batch])
@@ -64,17 +80,14 @@ class GraphEpoch:
             return native(x, y, batch, lr, self._parameters, state)
 
 
-def compile_epoch(model: Model, x: Tensor, y: Tensor, kernels: FastConvolutions) -> tuple[Epoch, list[Tensor]]:
-    """The native epoch for batches shaped like (x, y), and the tensors besides parameters that it reads or writes."""
-    tape = record(model, x, y, kernels)
-    if x.device.type == "cpu":
-        tape = fuse_pooling(tape)
-        kernels.used |= any(is_pooled(op) for op in tape.ops)
+def compile_epoch(tape: Tape) -> Epoch:
+    """The native epoch for batches shaped like what was recorded."""
     try:
         unit = torch.jit.CompilationUnit(Emitter(tape).source())
     except RuntimeError as error:
         raise Untraceable(f"an operator of the module has no TorchScript form: {error}") from error
-    return unit.epoch, tape.state_tensors
+    epoch: Epoch = unit.epoch
+    return epoch
 
 
 class Emitter:

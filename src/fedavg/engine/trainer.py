@@ -160,7 +160,7 @@ class Trainer:
             self.engine = Engine("plain" + self._loops(), reason)
             return
         self._sgd_epoch, self._kernels = graph, graph.kernels
-        fast = " with native convolution" if graph.kernels.used else ""
+        fast = f" with native {' and '.join(sorted(graph.native))}" if graph.native else ""
         self.engine = Engine("graph" + fast + self._loops(), "traced, agrees with the plain path")
 
     def _loops(self) -> str:

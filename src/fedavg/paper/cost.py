@@ -13,7 +13,7 @@ RUNS_PER_SEARCH: Final = 2.5
 LATEST: Final = 10
 
 #: Seconds for a thousand examples on one core of an AMD EPYC: to train on them at each B, and (at 0) to evaluate them.
-#: By `benchmarks/convolution.py` or a client's epoch timed alone. They only serve until there is a record of the model;
+#: By `benchmarks/kernels.py` or a client's epoch timed alone. They only serve until there is a record of the model;
 #: then its own pace counts.
 REFERENCE: Final[dict[str, dict[float, float]]] = {
     "2nn": {10.0: 0.025, 50.0: 0.013, inf: 0.011, 0.0: 0.008},
