@@ -109,10 +109,10 @@ def _is_linear(layer: Layer, tape: Tape) -> bool:
 
 
 def _fits(weight: Tensor) -> bool:
-    built = native.library(SOURCE)
-    if built is None or weight.dim() != 2 or weight.numel() < MANY or not weight.is_contiguous():
+    if weight.dim() != 2 or weight.numel() < MANY or not weight.is_contiguous():
         return False
-    return bool(weight.shape[0] % built.outputs() == 0 and weight.shape[1] % built.lanes() == 0)
+    built = native.library(SOURCE)
+    return built is not None and weight.shape[0] % built.outputs() == weight.shape[1] % built.lanes() == 0
 
 
 def _alone(layer: Layer, tape: Tape) -> bool:

@@ -12,7 +12,7 @@
 #if LANES == 8
 #define MOST 10
 #else
-#define MOST 20
+#define MOST 15
 #endif
 
 /* An image with zeros around it. */
@@ -65,9 +65,7 @@ INLINE void taps_of(const int taps, int in, int out, int height, int width, cons
 #if MOST == 10
 #define EACH OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10)
 #else
-#define EACH                                                                                                          \
-    OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12) OF(13) OF(14) OF(15) OF(16) OF(17)      \
-    OF(18) OF(19) OF(20)
+#define EACH OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12) OF(13) OF(14) OF(15)
 #endif
 
 static void plane_of(int K, int in, int out, int height, int width, const float *x, long row, const float *w, vec *y) {

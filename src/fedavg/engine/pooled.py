@@ -125,17 +125,16 @@ def _fits(layer: Layer, tape: Tape) -> bool:
         return False
     if first.func is BY_FOURIER:
         return True
-    built = native.library(SOURCE)
     x, w = (tape.forms[arg.name] for arg in first.args[:2])
     y = tape.forms[str(layer.output)]
     return (
-        built is not None
-        and x.dtype == w.dtype == torch.float32
+        x.dtype == w.dtype == torch.float32
         and convolution.is_plain(w.shape, *first.args[3:])
-        and w.shape[0] % built.lanes() == 0
         and w.shape[1] <= FEW
         and y.is_contiguous(memory_format=torch.channels_last)  # as it will be: others may have been recorded for it
         and not layer.backward[-1].args[-1][0]  # the gradient of the images: a first layer is not asked for it
+        and (built := native.library(SOURCE)) is not None
+        and w.shape[0] % built.lanes() == 0
     )
 
 
