@@ -78,7 +78,7 @@ def page(record: dict[str, Any]) -> str:
         "Made by `python benchmarks/peers.py` from [speed.json](speed.json).",
         "Medians of the turns; in each turn everything runs one after the other on the same machine.",
         "The floor is the time of only the matrix products and convolutions of the same steps on the same cores, as",
-        "PyTorch does them; below 1 x floor are convolutions that are done by Fourier transforms instead.",
+        "PyTorch does them; below 1 x floor is what the engine's own kernels gain on them.",
         "",
         *(f"- {name}: {measured(turns)}" for name, turns in by_workload.items()),
         "",
