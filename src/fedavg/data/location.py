@@ -1,8 +1,9 @@
 """Where data sets live on this machine. Knows folders and file names, not what is in the files."""
 
 import os
-import sys
 from pathlib import Path
+
+from fedavg.files import user_cache
 
 #: Names the data directory where no option does.
 VARIABLE = "FEDAVG_DATA"
@@ -13,7 +14,7 @@ def data_directory(asked: Path | None) -> Path:
     if asked is not None:
         return asked.expanduser()
     named = os.environ.get(VARIABLE)
-    return Path(named).expanduser() if named else _platform_cache() / "fedavg"
+    return Path(named).expanduser() if named else user_cache()
 
 
 def cache_directory(data_dir: Path) -> Path:
@@ -25,12 +26,4 @@ def cache_directory(data_dir: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
     writable = os.access(folder, os.W_OK) and folder.stat().st_mode & 0o222
-    return data_dir if writable else _platform_cache() / "fedavg"
-
-
-def _platform_cache() -> Path:
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return data_dir if writable else user_cache()
