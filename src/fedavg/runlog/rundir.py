@@ -88,7 +88,7 @@ class RunDir:
         if (self.path / "run.json").exists() and self.identity()["engine"] != engine:
             raise RunDirError(
                 f"{self.path} was started with engine '{self.identity()['engine']}', but here it would be '{engine}': "
-                "the task or PyTorch has changed; go on where the run was started"
+                "the task or PyTorch has changed; go on where the run was started, or delete it to begin anew"
             )
 
     def plan(self, **objects: Any) -> Plan:
