@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -149,14 +147,6 @@ def test_evaluation_uses_it_and_agrees() -> None:
     assert got["accuracy"] == expected["accuracy"]
     assert got["loss"][0] == pytest.approx(expected["loss"][0], rel=1e-5)
     assert got["loss"][0] != expected["loss"][0]
-
-
-@pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(native.VARIABLE, "0")
-    native.library.cache_clear()
-    yield
-    native.library.cache_clear()
 
 
 @pytest.mark.usefixtures("no_compiler")

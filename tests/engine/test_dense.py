@@ -139,8 +139,6 @@ def test_the_engine_is_named_after_it() -> None:
     assert trainer.engine.name == "graph with native dense layers"
 
 
-def test_without_a_compiler_pytorch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.VARIABLE, "0")
-    native.library.cache_clear()
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_pytorch_does_it() -> None:
     assert fused(lambda: Net(lambda large, x: large(x))) == 0
-    native.library.cache_clear()

@@ -330,8 +330,6 @@ def test_the_engine_is_named_after_it() -> None:
     assert trainer.engine.name == "graph with native convolution"
 
 
-def test_without_a_compiler_pytorch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.VARIABLE, "0")
-    native.library.cache_clear()
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_pytorch_does_it() -> None:
     assert fused(lambda: one_layer(half), side=13) == 0
-    native.library.cache_clear()

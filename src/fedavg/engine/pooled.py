@@ -145,7 +145,7 @@ def _is_plain(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> bool:
-    """Square windows, moved by as much each way, without padding."""
+    """Square windows, moved by as much each way, without padding. A rest at the end may count or not (`ceil_mode`)."""
     square = len({*window}) == 1 and window[0] <= WIDEST and len({*stride}) <= 1
     return square and {*padding} == {0} and {*dilation} == {1}
 

@@ -1,4 +1,4 @@
-/* What the convolutions share: vectors as wide as the machine's, over channels, and pooling.
+/* What the kernels share: vectors as wide as the machine's, and, over channels, pooling.
  *
  * A pooled plane has the largest of the pixels in a window that is moved over the plane, after ReLU if asked; a window
  * that stands over the end has fewer pixels. `from` says which pixel of the window it was (row by row), the first if
