@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from math import log10
 from pathlib import Path
 from shutil import rmtree
@@ -20,6 +21,7 @@ from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged, FedAvgError
 from fedavg.paper.orders import Order, read_order, run_directory
 from fedavg.paper.records import CAP, DIVERGED, TARGET, is_locked
+from fedavg.paper.search import lost
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import curve
 from fedavg.runner import Watcher, resume, run
@@ -50,6 +52,7 @@ class Overseer:
         self._path = path
         self._read_at = 0
         self._parent = os.getppid()
+        self._accuracy: list[float] = []
         self.last = 0
         self.order = self._current()
 
@@ -59,11 +62,17 @@ class Overseer:
             self.order, self._read_at = read_order(self._path), changed_at
         return self.order
 
-    def check(self, round: int, accuracy: float | None) -> None:
-        """Raises Stop if the order is fulfilled after this round, KeyboardInterrupt if nobody waits for it any more."""
+    def check(self, round: int, accuracy: Sequence[float]) -> None:
+        """Raises Stop if the run is to end after this round, KeyboardInterrupt if nobody waits for it any more.
+
+        `accuracy`: what was evaluated since the last check.
+        """
         self.last, order = round, self._current()
-        if order.target is not None and accuracy is not None and accuracy >= order.target:
+        self._accuracy.extend(accuracy)
+        if order.target is not None and max(accuracy, default=0.0) >= order.target:
             raise Stop(TARGET, f"reached {order.target:g} in round {round}")
+        if lost(self._accuracy):
+            raise Stop(DIVERGED, f"fell from {max(self._accuracy):g} to {self._accuracy[-1]:g} by round {round}")
         if round >= order.cap:
             raise Stop(order.stopped, f"stopped after round {round}: {order.reason}")
         if os.getppid() != self._parent:
@@ -71,7 +80,7 @@ class Overseer:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Round):
-            self.check(event.round, event.test["accuracy"] if event.test else None)
+            self.check(event.round, [event.test["accuracy"]] if event.test else [])
 
 
 class TrainingSample:
@@ -121,7 +130,7 @@ def follow(path: Path) -> None:
     if begun:
         rows = directory.rows()
         _, accuracy = curve(rows)
-        overseer.check(len(rows), max(accuracy, default=None))
+        overseer.check(len(rows), accuracy)
     elif directory.path.exists():  # killed before its first round was begun
         rmtree(directory.path)
     watchers: list[Watcher] = [*_sampling(overseer.order, directory), overseer]

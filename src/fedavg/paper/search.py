@@ -3,9 +3,9 @@
 Rates lie on a multiplicative grid of 10^(1/3), refinable to 10^(1/6), and are counted in sixths of a decade: rate i is
 10^(i/6). The search starts in the middle and widens until the best rate is strictly inside: both its neighbours were
 tried and did no better. It is thrifty: a rate that has used as many rounds as the best one needed can no longer win,
-one that trails the best by far at the end of a stage will not, and divergence means never: these are not run any
-further. No rate is run far ahead of its neighbours, so that a bad start costs little. Pure logic: nothing here knows
-plans, files or processes.
+one that trails the best by far at the end of a stage will not, and divergence means never, as does a fall for good from
+what had been reached: these are not run any further. No rate is run far ahead of its neighbours, so that a bad start
+costs little. Pure logic: nothing here knows plans, files or processes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +25,9 @@ LEAST_STAGE: Final = 4
 #: A rate that took so many times the rounds that the best one took to come as far is given up. In the searches that
 #: were run without this rule, no rate that won in the end trailed by more than 1.25 at the end of a stage.
 TRAILING: Final = 1.5
+#: A run is lost whose latest evaluations, so many, are all below half of what it had reached. Of the runs that reached
+#: their targets, none had more than 6 such in a row.
+LOST: Final = 30
 #: The paper's grids have 11 to 13 rates; a search that wants more is not going to end.
 MOST_RATES: Final = 13
 
@@ -141,6 +144,12 @@ def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int 
 def settled(result: Outcome, cap: int) -> bool:
     """Nothing more is to be learned from this run: it has reached the target, diverged, or can no longer win."""
     return result.crossed is not None or result.diverged or result.rounds >= cap
+
+
+def lost(accuracy: Sequence[float]) -> bool:
+    """A model that learned and fell back for good, as at a rate that is just too high: it will not come again."""
+    before, latest = accuracy[:-LOST], accuracy[-LOST:]
+    return bool(before) and max(latest) < max(before) / 2
 
 
 def lag(behind: Outcome, ahead: Outcome) -> float:
