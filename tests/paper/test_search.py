@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from fedavg.paper.cells import CELLS
-from fedavg.paper.records import Records
+from fedavg.paper.records import TARGET, Records
 from fedavg.paper.search import (
     LEAST_STAGE,
+    LOST,
     MOST_RATES,
     STAGES,
     TRAILING,
@@ -18,6 +19,7 @@ from fedavg.paper.search import (
     best_place,
     envelope,
     lag,
+    lost,
     next_step,
     outcome,
     place,
@@ -118,6 +120,21 @@ def _until(result, last):
     rounds, accuracy = result.curve
     seen = [i for i, k in enumerate(rounds) if k <= last]
     return outcome([rounds[i] for i in seen], [accuracy[i] for i in seen], 1.0, False)
+
+
+def test_a_run_is_lost_that_stays_below_half_of_what_it_had_reached():
+    assert lost([0.2, 0.9] + [0.44] * LOST)
+    assert not lost([0.2, 0.9] + [0.44] * (LOST - 1))  # not for long enough
+    assert not lost([0.2, 0.9] + [0.44] * (LOST - 1) + [0.45])  # half of it is not below half
+    assert not lost([0.1] * 2 * LOST)  # never learned anything; trailing will end it
+    assert not lost([])
+
+
+def test_no_run_on_record_that_reached_its_target_looked_lost_before():
+    reached = [run for run in RECORDS if run.stopped == TARGET]
+    assert len(reached) > 30
+    for run in reached:
+        assert not any(lost(run.accuracy[:end]) for end in range(len(run.accuracy)))
 
 
 def test_the_cap_is_a_round_that_is_evaluated():
