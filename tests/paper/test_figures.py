@@ -4,7 +4,7 @@ from paper_toys import measured, record
 from fedavg.paper import figure1
 from fedavg.paper.cells import CELLS
 from fedavg.paper.choose import choose
-from fedavg.paper.figures import CHARTS, draw, line_needs, lines, missing, sample_loss, with_rates
+from fedavg.paper.figures import CHARTS, draw, line_needs, lines, missing, new_figure, sample_loss, with_rates
 from fedavg.paper.records import RecordError, Records
 
 (CELL,) = choose([c for c in CELLS if c.table == 4], ["partition=iid,E=1,B=10"])
@@ -41,6 +41,16 @@ def test_only_what_has_records_is_drawn(store, tmp_path):
     assert "MNIST 2NN, IID: B=10 E=1" not in drawn.missing
     svg = drawn.files[1].read_bytes()
     assert draw(CHARTS[7], store, tmp_path / "figures").files[1].read_bytes() == svg, "the same records, the same file"
+
+
+@pytest.mark.parametrize("number", CHARTS)
+def test_no_title_is_cut_off(number):
+    chart = CHARTS[number]
+    figure = new_figure(f"Figure {chart.number}. {chart.title}", len(chart.panels))
+    figure.draw_without_rendering()
+    (title,) = figure.texts
+    box = title.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
 def test_training_loss_is_that_of_the_shared_model(store, tmp_path):

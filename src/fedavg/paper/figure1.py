@@ -121,8 +121,7 @@ def read(records: Path) -> Mixtures | None:
 def draw(mixtures: Mixtures, folder: Path) -> tuple[Path, ...]:
     from fedavg.paper.figures import grid_of, new_figure, save_figure
 
-    figure = new_figure(2)
-    figure.suptitle("Figure 1. Loss on the training set of θw + (1-θ)w', two MNIST 2NNs", fontsize=11)
+    figure = new_figure("Figure 1. Loss on the training set of θw + (1-θ)w', two MNIST 2NNs", panels=2)
     panels = (("different initial weights", mixtures.different), ("shared initial weights", mixtures.shared))
     for axes, (title, losses) in zip(grid_of(figure, 2), panels, strict=True):
         axes.plot(mixtures.theta, losses, color="C0")

@@ -239,7 +239,7 @@ CHARTS: Final[dict[int, Chart]] = {
         ),
         Chart(
             10,
-            "Next-word accuracy by round, as measured: posts, 200 clients a round",
+            "Next-word accuracy as measured: posts, 200 clients a round",
             (
                 Panel(
                     "posts by author",
@@ -311,8 +311,7 @@ def draw(chart: Chart, records: Records, folder: Path) -> Drawn:
     absent = missing(chart, records)
     if len(absent) == len(list(lines(chart))):
         return Drawn(missing=absent)
-    figure = new_figure(len(chart.panels))
-    figure.suptitle(f"Figure {chart.number}. {chart.title}", fontsize=11)
+    figure = new_figure(f"Figure {chart.number}. {chart.title}", len(chart.panels))
     for panel, axes in zip(chart.panels, grid_of(figure, len(chart.panels)), strict=True):
         _draw_panel(chart, panel, axes, records)
     return Drawn(save_figure(figure, chart.number, folder), absent)
@@ -339,18 +338,20 @@ def _draw_panel(chart: Chart, panel: Panel, axes: "Axes", records: Records) -> N
     axes.set_ylabel(chart.ylabel, fontsize=9)
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, loc="lower right" if panel.targets else "best")
+        axes.legend(fontsize=8, loc="best")
     else:
         axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#888888")
 
 
-def new_figure(panels: int) -> "Figure":
+def new_figure(title: str, panels: int) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise FedAvgError("figures need matplotlib, which is not installed: pip install 'fedavg[plots]'") from None
     rows = -(-panels // 2)
-    return Figure(figsize=(5.6 * min(panels, 2) + 0.4, 3.9 * rows), layout="constrained")
+    figure = Figure(figsize=(5.6 * min(panels, 2) + 0.4, 3.9 * rows), layout="constrained")
+    figure.suptitle(title, fontsize=11, wrap=True)
+    return figure
 
 
 def grid_of(figure: "Figure", panels: int) -> list["Axes"]:
