@@ -338,7 +338,7 @@ def _draw_panel(chart: Chart, panel: Panel, axes: "Axes", records: Records) -> N
     axes.set_ylabel(chart.ylabel, fontsize=9)
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, loc="best")
+        axes.legend(fontsize=8)
     else:
         axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#888888")
 
