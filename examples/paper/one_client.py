@@ -7,7 +7,7 @@ And where one client is drawn in each round, as in Algorithm 1, 50 rounds meet s
 would meet 50. This trains with one of these and notes the rounds to 99 %; null where they are not reached. What FILE
 has is not run again.
 
-usage: python examples/paper/one_client.py [--variants ours,pixels,weights,both,dropout,turns] [--seeds 1]
+usage: python examples/paper/one_client.py [--variants ours,pixels,weights,both,glorot,dropout,turns] [--seeds 1]
                                            [--rates 0.0464,0.1,0.215] [--rounds 120] [--out FILE]
 """
 
@@ -42,6 +42,17 @@ def as_tensorflow_drew_them() -> nn.Module:
     return module
 
 
+def as_glorot_drew_them() -> nn.Module:
+    """The default of TensorFlow's layers: variance 2 / (inputs + outputs), biases of 0."""
+    module = cnn()
+    for name, parameter in module.named_parameters():
+        if name.endswith("weight"):
+            nn.init.xavier_uniform_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+    return module
+
+
 def dropping_half() -> nn.Module:
     *layers, last = cnn().children()
     return nn.Sequential(*layers, nn.Dropout(0.5), last)
@@ -73,6 +84,7 @@ VARIANTS = {
     "pixels": Variant(prepare=centred),
     "weights": Variant(as_tensorflow_drew_them),
     "both": Variant(as_tensorflow_drew_them, centred),
+    "glorot": Variant(as_glorot_drew_them),
     "dropout": Variant(dropping_half),
     "turns": Variant(fleet=InTurns),
 }
