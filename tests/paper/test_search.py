@@ -94,6 +94,15 @@ def test_the_best_rate_does_not_trail_itself_on_a_plateau():
     assert next_step(SEARCH, {-4: stuck, -2: diverged(), -6: straight(38, 0.001)}) == Todo((-4,), 200, None)
 
 
+def test_a_rate_that_was_given_up_is_taken_up_again_if_the_one_ahead_diverges():
+    ahead, behind = straight(34, 0.0097), straight(34, 0.0063)
+    found = {-4: ahead, -2: diverged(), -6: behind, -8: straight(13, 0.002)}
+    search = Search(middle=-4, allowance=200, expected=100)
+    assert next_step(search, found) == Todo((-4,), 67, None)
+    found[-4] = diverged()
+    assert next_step(search, found) == Todo((-6,), 67, None)
+
+
 def test_no_winner_on_record_trailed_so_far():
     """Where the rule comes from: of all pairs of rates on record, the better one never trailed the other by so much."""
     cells = [cell for cell in CELLS if cell.setting.key in {record.key for record in RECORDS}]
@@ -103,13 +112,17 @@ def test_no_winner_on_record_trailed_so_far():
 
 
 def winners_lags(cell):
-    """How far the best rate was behind each other one that reached the target or came as far, at the ends of stages."""
+    """How far the best rate was behind each other one that reached the target or came as far, at the ends of stages.
+
+    Not behind those that diverged in the end: a rate that was given up for one of these is taken up again.
+    """
     runs = {run.plan.lr: run for run in RECORDS.of(cell.setting.key) if run.plan.seed == 0}
     known = {lr: outcome(run.rounds, run.accuracy, cell.target, run.diverged) for lr, run in runs.items()}
     best = best_place(known)
     if best is None or known[best].crossed is None:
         return
-    for lr, other in known.items():
+    lasting = {lr: other for lr, other in known.items() if not other.diverged}
+    for lr, other in lasting.items():
         end = other.crossed or known[best].crossed
         for stage in STAGES[:-1]:
             if lr != best and (k := max(round(stage * end), LEAST_STAGE)) <= known[best].crossed:
