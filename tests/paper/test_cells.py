@@ -3,7 +3,7 @@ from math import inf
 
 import pytest
 
-from fedavg.paper.cells import CELLS, baseline, first_guess
+from fedavg.paper.cells import CELLS, baseline, first_guess, per_round
 from fedavg.paper.choose import choose
 from fedavg.plan import Plan
 
@@ -78,10 +78,17 @@ def test_plans_of_some_cells():
     lstm = cell(2, "model=lstm,partition=non-iid,E=5,B=10").plan(1.47)
     assert (lstm.task, lstm.data, lstm.partition, lstm.eval_every) == ("shakespeare-lstm", "shakespeare", "natural", 1)
     fedavg = cell(3, "algorithm=fedavg,target=0.8").plan(0.1)
-    assert (fedavg.lr_decay, fedavg.algorithm, fedavg.work(1).epochs, fedavg.work(1).batch) == (0.99, "fedavg", 5, 50)
-    assert cell(3, "algorithm=fedsgd,target=0.8").plan(0.1).lr_decay == 0.9934
+    assert (fedavg.algorithm, fedavg.work(1).epochs, fedavg.work(1).batch) == ("fedavg", 5, 50)
     sgd = cell(3, "algorithm=sgd,target=0.8").plan(0.1)
     assert (sgd.algorithm, sgd.work(1).batch, sgd.eval_every) == ("sgd", 100, 100)
+
+
+def test_on_cifar_the_rate_has_decayed_once_when_as_many_clients_came_as_there_are():
+    fedavg, fedsgd = (cell(3, f"algorithm={name},target=0.8").plan(0.1) for name in ("fedavg", "fedsgd"))
+    assert (fedavg.work(1).lr, fedavg.work(11).lr, fedavg.work(21).lr) == pytest.approx((0.1, 0.099, 0.09801))
+    assert (fedsgd.work(1).lr, fedsgd.work(11).lr) == pytest.approx((0.1, 0.09934))
+    assert per_round(0.99, 1.0) == 0.99
+    assert per_round(0.99, 0.0) ** 100 == pytest.approx(0.99)  # one client a round
 
 
 def test_equal_settings_of_different_tables_share_their_runs():

@@ -234,10 +234,21 @@ _TABLE_3: Final[dict[str, tuple[float | None, ...]]] = {
     "fedavg": (280, 630, 2000),
 }
 _TARGETS_3: Final = (0.80, 0.82, 0.85)
+
+
+def per_round(decay: float, C: float) -> float:
+    """A round's share of a decay of eta on CIFAR-10, which we take to be that of 1/C rounds: one turn for every client.
+
+    Figure 4 says "per round". If that was a round of communication, FedSGD with its 0.9934 could learn as much in all
+    as in 151 rounds at full rate, but Table 3 has it rise until round 6600.
+    """
+    return float(decay ** max(C, 1 / CIFAR.clients))
+
+
 CIFAR_SETTINGS: Final = {
     "sgd": Setting(CIFAR, IID, C=0.0, E=1, B=100.0, algorithm="sgd", eval_every=100),
-    "fedsgd": Setting(CIFAR, IID, C=0.1, E=1, B=inf, algorithm="fedsgd", lr_decay=0.9934),
-    "fedavg": Setting(CIFAR, IID, C=0.1, E=5, B=50.0, lr_decay=0.99),
+    "fedsgd": Setting(CIFAR, IID, C=0.1, E=1, B=inf, algorithm="fedsgd", lr_decay=per_round(0.9934, 0.1)),
+    "fedavg": Setting(CIFAR, IID, C=0.1, E=5, B=50.0, lr_decay=per_round(0.99, 0.1)),
 }
 TARGETS: Final = {"2nn": 0.97, "cnn": 0.99, "lstm": 0.54}
 _MODELS: Final = {model.name: model for model in (TWO_NN, CNN, LSTM, CIFAR)}

@@ -24,6 +24,7 @@ from fedavg.paper.cells import (
     Model,
     Setting,
     federated,
+    per_round,
 )
 from fedavg.paper.execute import Need
 from fedavg.paper.measure import result_of
@@ -155,7 +156,7 @@ def _cifar_by_gradients() -> tuple[Line, ...]:
     lines = [Line("SGD", sgd, rates=(rate(-6),))]
     for C in (0.0, 0.1, 1.0):
         for E in (1, 5):
-            setting = Setting(CIFAR, IID, C, E, 50.0, lr_decay=0.99, eval_every=5 if C == 0 else 1)
+            setting = Setting(CIFAR, IID, C, E, 50.0, lr_decay=per_round(0.99, C), eval_every=5 if C == 0 else 1)
             gradients = setting.cohort * setting.updates
             lines.append(Line(f"C={C:g} E={E}", setting, rates=(rate(-4),), per_round=gradients))
     return tuple(lines)
