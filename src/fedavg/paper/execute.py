@@ -168,20 +168,13 @@ class Campaign:
     def _start(self, goal: Goal, need: Need) -> None:
         order = self._order(need, goal.command)
         path = self.runs / f"{need.plan.digest}.json"
-        write_order(path, order)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        with path.with_suffix(".log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fedavg.paper.one", str(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is this process's to pass on
-            )
         known = self.records.find(need.plan)
-        self._running[need.plan.digest] = _Running(process, order, path, goal, known.rounds_run if known else 0)
-        self.say(f"{goal.name}: lr {need.plan.lr:g} seed {need.plan.seed}, up to {need.cap} rounds")
+        on_record = known.rounds_run if known else 0
+        lost = on_record and not run_directory(path).exists()
+        again = f"; {on_record} are on record, but their run directory is not here: from the start" if lost else ""
+        write_order(path, order)
+        self._running[need.plan.digest] = _Running(_process(path), order, path, goal, on_record)
+        self.say(f"{goal.name}: lr {need.plan.lr:g} seed {need.plan.seed}, up to {need.cap} rounds{again}")
 
     def _order(self, need: Need, command: str) -> Order:
         values = plan_values(need.plan) | {"data_dir": self.outlay.data_dir, "workers": 1}
@@ -234,6 +227,20 @@ class Campaign:
 
     def _time_left(self) -> float:
         return float("inf") if self._end is None else self._end - monotonic()
+
+
+def _process(path: Path) -> subprocess.Popen[bytes]:
+    """At work on the order in this file."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with path.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedavg.paper.one", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is this process's to pass on
+        )
 
 
 def _no_longer_needed(running: _Running) -> Need:
