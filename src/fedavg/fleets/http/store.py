@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from threading import RLock
+from time import monotonic, sleep
 from typing import Any, Final, Literal, Protocol, Self
 
 from sqlalchemy import (
@@ -46,6 +47,8 @@ from fedavg.errors import FedAvgError
 
 #: How long one writer waits for another before it gives up, in seconds.
 PATIENCE_S: Final = 30
+#: Between two tries of what SQLite does not wait for by itself.
+RETRY_S: Final = 0.01
 #: Large pages keep the chain of a state's pages short, and a commit of megabytes faster than SQLite's usual 4 KiB.
 SQLITE_PAGE_BYTES: Final = 32768
 #: Blobs kept besides the newest, so that a damaged one is not the end of a run.
@@ -627,6 +630,19 @@ def _answers(connection: Connection) -> bool:
     return True
 
 
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Who finds another connection at this in a new file is refused at once, whatever its timeout: it tries again."""
+    end = monotonic() + PATIENCE_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > end:
+                raise
+        sleep(RETRY_S)
+
+
 class SQLite:
     """One file, in WAL mode, so that readers never wait for the writer. The owner's lock is on a file beside it."""
 
@@ -663,13 +679,21 @@ class SQLite:
         return engine
 
     def _make_private(self) -> None:
-        """The file is made by us and not by SQLite, so that only its user can read it."""
-        os.close(self._opened(self._path))
+        """The file is made by us and not by SQLite, so that only its user can read it.
+
+        One that is there is let be: to open and close it would undo this process's locks on it, which are SQLite's.
+        """
+        if self._path.is_file():
+            return
+        with suppress(FileExistsError):  # made by another just now
+            os.close(self._opened(self._path, 0 if self._path.is_dir() else os.O_EXCL))
 
     @staticmethod
-    def _opened(path: Path) -> int:
+    def _opened(path: Path, flags: int = 0) -> int:
         try:
-            return os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            return os.open(path, os.O_CREAT | os.O_RDWR | flags, 0o600)
+        except FileExistsError:
+            raise
         except OSError as error:
             raise StoreError(
                 f"can not open {path}: {error.strerror}; make its directory and give this user access to it",
@@ -680,7 +704,7 @@ class SQLite:
     def _prepare(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # we say ourselves where a transaction begins
         connection.execute(f"PRAGMA page_size = {SQLITE_PAGE_BYTES}")
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
 
