@@ -683,17 +683,13 @@ class SQLite:
 
         One that is there is let be: to open and close it would undo this process's locks on it, which are SQLite's.
         """
-        if self._path.is_file():
-            return
-        with suppress(FileExistsError):  # made by another just now
-            os.close(self._opened(self._path, 0 if self._path.is_dir() else os.O_EXCL))
+        if not self._path.is_file():
+            os.close(self._opened(self._path))
 
     @staticmethod
-    def _opened(path: Path, flags: int = 0) -> int:
+    def _opened(path: Path) -> int:
         try:
-            return os.open(path, os.O_CREAT | os.O_RDWR | flags, 0o600)
-        except FileExistsError:
-            raise
+            return os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
             raise StoreError(
                 f"can not open {path}: {error.strerror}; make its directory and give this user access to it",
