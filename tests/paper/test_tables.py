@@ -37,6 +37,7 @@ def test_markdown_of_a_table_with_measured_cells(store):
     text = tables.markdown(4, [by_cell[c] for c in FOUR], by_cell, COSTS)
     assert "| 2NN FedAvg | 1 | 10 | 60 | **2.5 (2.0x)** / 92 (16.0x) | not run / 831 (2.2x) |" in text
     assert "| 2NN FedSGD | 1 | ∞ | 1 | **5.0** / 1468 | not run / 1817 |" in text
+    assert "| 2NN FedAvg | 20 | 10 | 1200 | not run / 32 (45.9x) | not run / 738 (2.5x) |" in text
     values = "92 | 2.5 | 0.03 | 16.0x | 2.0x | 0.215 | 0.1, 0.215, 0.464 | 0 | 2026-01-02"
     assert f"| partition=iid,E=1,B=10 | {values} | `fedavg paper table4 --only partition=iid,E=1,B=10` |" in text
     assert "- `fedavg paper table4 --only partition=non-iid,E=1,B=10` (about 2.0 h on one core)" in text

@@ -329,6 +329,10 @@ def _draw_panel(chart: Chart, panel: Panel, axes: "Axes", records: Records) -> N
             points = [value * line.per_round for value in x]
             axes.plot(points, y, style, color=f"C{index}", linewidth=1.4, label=line.label)
             top = max(top, *y)
+    if not axes.lines:
+        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#888888")
+        axes.set(xticks=[], yticks=[])
+        return
     for target in panel.targets:
         axes.axhline(target, color="#888888", linewidth=0.8, linestyle=":")
     if panel.ylim and top > panel.ylim[0]:
@@ -338,10 +342,7 @@ def _draw_panel(chart: Chart, panel: Panel, axes: "Axes", records: Records) -> N
     axes.set_xlabel(chart.xlabel, fontsize=9)
     axes.set_ylabel(chart.ylabel, fontsize=9)
     axes.grid(alpha=0.25)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8)
-    else:
-        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#888888")
+    axes.legend(fontsize=8)
 
 
 def new_figure(title: str, panels: int) -> "Figure":

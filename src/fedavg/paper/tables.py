@@ -48,7 +48,7 @@ def _partition(cell: Cell) -> str:
 def _by_epochs(cell: Cell) -> tuple[str, ...]:
     s = cell.setting
     name = "FedSGD" if s.algorithm == "fedsgd" else "FedAvg"
-    return (f"{cell.model.upper()} {name}", str(s.E), _size(s.B), f"{s.updates:.3g}")
+    return (f"{cell.model.upper()} {name}", str(s.E), _size(s.B), f"{float(f'{s.updates:.3g}'):g}")
 
 
 LAYOUTS: Final = {
