@@ -18,6 +18,7 @@ from fedavg.paper.cells import CELLS
 from fedavg.paper.choose import choose
 from fedavg.paper.measure import results
 from fedavg.paper.records import Record, Records
+from fedavg.paper.tables import rounds_text
 from fedavg.runlog.curves import rounds_to_target
 
 
@@ -45,7 +46,7 @@ def main() -> None:
             print(f"{cell.name}, seed {run.plan.seed}, {run.rounds_run} rounds run; paper {cell.paper}:")
             for every in map(int, options.every.split(",")):
                 rounds = tested_every(run, every, cell.target)
-                print(f"  tested every {every}: {'not reached' if rounds == inf else f'{rounds:.0f}'}")
+                print(f"  tested every {every}: {'not reached' if rounds == inf else rounds_text(rounds)}")
 
 
 if __name__ == "__main__":
