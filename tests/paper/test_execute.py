@@ -14,7 +14,7 @@ import fedavg
 from fedavg.errors import FedAvgError
 from fedavg.paper.execute import Campaign, Goal, Need, Outlay, check_report
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, needs, result_of, running_keys
-from fedavg.paper.records import CAP, DIVERGED, INTERRUPTED, TARGET, Records
+from fedavg.paper.records import ABANDONED, CAP, DIVERGED, INTERRUPTED, TARGET, Records
 from fedavg.runlog.curves import rounds_to_target
 
 
@@ -169,6 +169,22 @@ def test_a_diverged_run_is_settled(tmp_path):
     (run,) = Records(tmp_path / "records")
     assert (run.stopped, run.rounds_run) == (DIVERGED, 0)
     assert "diverged" in run.reason
+
+
+def test_spare_runs_come_after_all_others_and_end_when_nobody_needs_them(tmp_path):
+    first, second = fixed_plan(0.1, 40), fixed_plan(0.2, 40)
+    spare = Need(TOY_SETTING.plan(0.3), None, 1000, CAP, "enough", spare=True)
+    with_spare = replace(first, needs=lambda records: [*needed, spare] if (needed := first.needs(records)) else [])
+    report, said = campaign(tmp_path, with_spare, second, jobs=3)
+    assert len(report.met) == 2
+    assert [line.split(",")[0] for line in said[:3]] == [
+        "lr 0.1: lr 0.1 seed 0",
+        "lr 0.2: lr 0.2 seed 0",
+        "lr 0.1: lr 0.3 seed 0",
+    ]
+    run = Records(tmp_path / "records").find(spare.plan)
+    assert run.stopped == ABANDONED
+    assert 0 < run.rounds_run < 1000
 
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path):

@@ -24,6 +24,7 @@ from fedavg.paper.search import (
     outcome,
     place,
     rate,
+    spare_step,
 )
 
 RECORDS = Records(Path(__file__).parents[2] / "docs/results/records")
@@ -148,6 +149,26 @@ def test_no_run_on_record_that_reached_its_target_looked_lost_before():
     assert len(reached) > 30
     for run in reached:
         assert not any(lost(run.accuracy[:end]) for end in range(len(run.accuracy)))
+
+
+def test_a_free_core_goes_on_with_rates_that_wait_but_one_stage_at_the_most():
+    # 300 rounds in stages of 38, 100, 200 and 300.
+    assert spare_step(SEARCH, {}) is None
+    found = {-4: short(38, 0.8)}
+    assert next_step(SEARCH, found) == Todo((-2, -6), 38, None)
+    assert spare_step(SEARCH, found) == Todo((-4,), 100, None)
+    found[-4], found[-2] = short(100, 0.8), short(38, 0.7)
+    assert next_step(SEARCH, found) == Todo((-6,), 38, None)
+    assert spare_step(SEARCH, found) == Todo((-2,), 100, None)
+    found[-2] = short(100, 0.7)
+    assert spare_step(SEARCH, found) is None
+
+
+def test_a_free_core_does_not_go_on_with_a_rate_that_trails_or_can_no_longer_win():
+    best = straight(38, 0.02)
+    assert spare_step(SEARCH, {-4: best, -2: straight(38, 0.01)}) == Todo((-4,), 100, None)
+    assert spare_step(SEARCH, {-4: reached(80.4), -2: short(81)}) is None
+    assert spare_step(SEARCH, {-4: reached(80.4), -2: short(81), -6: reached(120.0)}) is None, "nothing is left to do"
 
 
 def test_the_cap_is_a_round_that_is_evaluated():

@@ -39,7 +39,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Need:
-    """A run that a goal still needs: this plan, until the target or the cap (`stopped`, `reason`: see Order)."""
+    """A run that a goal still needs: this plan, until the target or the cap (`stopped`, `reason`: see Order).
+
+    `spare`: it may turn out to be needed, and is run only where no goal needs anything else.
+    """
 
     plan: Plan
     target: float | None
@@ -47,6 +50,7 @@ class Need:
     stopped: str
     reason: str
     train_sample: int = 0
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,18 +148,17 @@ class Campaign:
         return elsewhere
 
     def _wanted(self) -> tuple[dict[str, tuple[Goal, Need]], bool]:
-        """By digest, in the order of the goals. Runs at which another process is at work are left to it."""
+        """By digest, in the order of the goals, spare ones last. What another process is at work on is left to it."""
         wanted: dict[str, tuple[Goal, Need]] = {}
         elsewhere = False
-        for goal in self.goals:
-            if goal.name in self._failed:
-                continue
-            for need in goal.needs(self.records):
-                digest = need.plan.digest
-                if digest not in self._running and is_locked(self.runs / digest):
-                    elsewhere = True
-                else:
-                    wanted.setdefault(digest, (goal, need))
+        pursued = [goal for goal in self.goals if goal.name not in self._failed]
+        needed = [(goal, need) for goal in pursued for need in goal.needs(self.records)]
+        for goal, need in sorted(needed, key=lambda pair: pair[1].spare):
+            digest = need.plan.digest
+            if digest not in self._running and is_locked(self.runs / digest):
+                elsewhere = True
+            else:
+                wanted.setdefault(digest, (goal, need))
         return wanted, elsewhere
 
     def _fits(self, goal: Goal) -> bool:

@@ -1,7 +1,7 @@
 """What a cell came to, by the records, and what it still needs. Puts cells, search and records together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 from pathlib import Path
@@ -24,6 +24,7 @@ from fedavg.paper.search import (
     place,
     rate,
     settled,
+    spare_step,
 )
 from fedavg.runlog.rundir import RunDir
 
@@ -94,14 +95,21 @@ def needs(cell: Cell, records: Records, seeds: int = 1, refine: bool = False) ->
 
     Where no rate reached the target, other seeds are not tried.
     """
-    step = next_step(_search(cell, records, refine), _outcomes(cell, _by_place(cell.setting, records, 0)))
+    search, outcomes = _search(cell, records, refine), _outcomes(cell, _by_place(cell.setting, records, 0))
+    step = next_step(search, outcomes)
     if isinstance(step, Todo):
-        return [_need(cell, rate(index), 0, step.cap, step.leader) for index in step.rates]
+        meanwhile = spare_step(search, outcomes)
+        spare = [replace(need, spare=True) for need in _rate_needs(cell, meanwhile)] if meanwhile else []
+        return [*_rate_needs(cell, step), *spare]
     if step.place is None or step.rounds is None:
         return []
     eta = rate(step.place)
     done = {run.plan.seed for run in _seed_runs(cell, records, step.place)}
     return [_need(cell, eta, seed, cell.allowance, None) for seed in range(1, seeds) if seed not in done]
+
+
+def _rate_needs(cell: Cell, todo: Todo) -> list[Need]:
+    return [_need(cell, rate(index), 0, todo.cap, todo.leader) for index in todo.rates]
 
 
 def _need(cell: Cell, eta: float, seed: int, cap: int, leader: int | None) -> Need:

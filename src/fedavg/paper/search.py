@@ -5,11 +5,13 @@ Rates lie on a multiplicative grid of 10^(1/3), refinable to 10^(1/6), and are c
 tried and did no better. It is thrifty: a rate that has used as many rounds as the best one needed can no longer win,
 one that trails the best by far at the end of a stage will not, and divergence means never, as does a fall for good from
 what had been reached: these are not run any further. No rate is run far ahead of its neighbours, so that a bad start
-costs little. Pure logic: nothing here knows plans, files or processes.
+costs little: one stage at the most, and only where a core would be idle. Pure logic: nothing here knows plans, files or
+processes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil, inf, log10
 from typing import Final
 
@@ -111,6 +113,23 @@ def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
     Rates that were only partly run are taken up where they stand: a search that was killed, or one that ran for another
     target, is no special case.
     """
+    return next(_todos(search, results), None) or _verdict(results)
+
+
+def spare_step(search: Search, results: Mapping[int, Outcome]) -> Todo | None:
+    """What may be run meanwhile where a core is free: rates that wait for others to end the stage, in the next one.
+
+    As things stand they will be wanted there; if one of the others turns out better, it was in vain.
+    """
+    match list(islice(_todos(search, results), 2)):
+        case [now, then]:
+            waiting = tuple(i for i in then.rates if i in results and i not in now.rates)
+            return replace(then, rates=waiting) if waiting else None
+    return None
+
+
+def _todos(search: Search, results: Mapping[int, Outcome]) -> Iterator[Todo]:
+    """What each stage still wants, from the first that wants anything."""
     cap, leader = round_cap(search, results)
     stages = _stages(cap if leader is not None else min(search.expected, cap), cap, search.every)
     on_grid = {i: o for i, o in results.items() if (i - search.middle) % COARSE == 0}
@@ -118,8 +137,7 @@ def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
     for step, known in grids:
         for stage in stages:
             if wanted := _unsettled(search.middle, known, step, stage, stages[0]):
-                return Todo(wanted, stage, leader if stage == cap else None)
-    return _verdict(results)
+                yield Todo(wanted, stage, leader if stage == cap else None)
 
 
 def _stages(needed: float, cap: int, every: int) -> list[int]:
