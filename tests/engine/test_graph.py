@@ -171,6 +171,18 @@ def test_the_update_is_folded_into_the_product():
     assert "aten.detach" not in source
 
 
+def test_a_bias_is_rounded_once_however_many_rows_there_are():
+    """600 rows of one positive gradient each: added to the bias one by one, each would be rounded to its last digit."""
+    task = Task("bias", lambda: nn.Linear(8, 3), loss=lambda output, y: (output * y).sum() / 600)
+    model = Model(task, seed=0)
+    x, y = torch.randn(600, 8), torch.rand(600, 3)
+    with torch.no_grad():
+        bias = model.parameters["bias"].fill_(1)
+    GraphEpoch(model)(x, y, 600, 0.01)
+    exact = 1 - 0.01 * y.double().mean(0)
+    assert (bias - exact).abs().max() <= torch.finfo(torch.float32).eps
+
+
 def test_a_product_whose_factor_is_overwritten_is_not_folded():
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -23,6 +23,9 @@ from fedavg.engine.tape import Op, Ref, Tape, Untraceable, record
 aten = torch.ops.aten
 #: Views of a parameter stay valid while it is updated in place, so they are made once, before the loop over batches.
 VIEWS = {aten.t.default, aten.transpose.int, aten.view.default, aten.permute.default, aten.unsqueeze.default}
+#: Up to so many rows are added to a bias one by one, which rounds each to the bias's last digit. Of more, as a language
+#: model has, the sum is taken first: the time of one more operator is little there, and the error would grow.
+FEW_ROWS = 64
 
 Epoch = Callable[[Tensor, Tensor, int, float, list[Tensor], list[Tensor]], Tensor]
 
@@ -157,13 +160,13 @@ class Emitter:
         return f"{parameter}.addmm_({a}, {b}, alpha=-lr)"
 
     def _row_sum(self, parameter: str, gradient: str) -> str:
-        """Where it is the sum over the rows of a matrix, as for a bias, that is a product with ones."""
+        """Where it is the sum over the few rows of a matrix, as for a bias, that is a product with ones."""
         chain = self._chain(gradient, aten.view.default)
         if not self._foldable(chain, aten.sum.dim_IntList) or self._maker[chain[-1]].args[1] != [0]:
             return ""
         matrix = self._maker[chain[-1]].args[0].name
         rows, *columns = self._tape.forms[matrix].shape
-        if torch.Size(columns) != self._tape.forms[parameter].shape or len(columns) != 1:
+        if torch.Size(columns) != self._tape.forms[parameter].shape or len(columns) != 1 or rows > FEW_ROWS:
             return ""
         self._folded.update(chain)
         self._ones.add(rows)
