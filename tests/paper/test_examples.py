@@ -27,10 +27,11 @@ def test_who_tests_seldom_misses_a_lucky_round(tmp_path):
     never, 5. Every tenth, beginning with 2, 5 or 6: at once; else never.
     """
     curve = tmp_path / "curve.json"
-    row = {"E": 1, "lr": 0.1, "seed": 0, "rounds": 6, "accuracy": [0.9, 0.99, 0.9, 0.9, 0.99, 0.99]}
+    row = {"E": 1, "lr": 0.1, "pixels": "[0, 1]", "seed": 0, "rounds": 6, "accuracy": [0.9, 0.99, 0.9, 0.9, 0.99, 0.99]}
     curve.write_text(json.dumps([row]))
     assert told("seldom.py", "--lr", 0.1, "--seeds", 1, "--rounds", 6, "--out", curve) == [
-        "E=1, eta 0.1, seed 0: every 1: 2.0, every 2: 3.5, every 5: 6.0, every 10: not reached, every 20: not reached"
+        "E=1, eta 0.1, pixels in [0, 1], seed 0: "
+        "every 1: 2.0, every 2: 3.5, every 5: 6.0, every 10: not reached, every 20: not reached"
     ]
 
 
