@@ -8,12 +8,11 @@ has is not run again.
 usage: python examples/paper/in_order.py [--rates 0.0464,0.1,0.215] [--rounds 500] [--out FILE]
 """
 
-import argparse
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+from study import Row, Study, study_options
 from torch import Tensor
 
 from fedavg import Plan, run
@@ -43,10 +42,10 @@ class InOrder(FedAvg):
 ALGORITHMS[InOrder.name] = InOrder
 
 
-def trained(lr: float, rounds: int) -> dict[str, float | None]:
+def trained(lr: float, seed: int, rounds: int) -> Row:
     plan = Plan(
         task="mnist-cnn", data="mnist", partition="shards", algorithm=InOrder.name, C=0.1, E=1, B=10, lr=lr,
-        rounds=rounds, target=0.99, workers=1,
+        rounds=rounds, target=0.99, seed=seed, workers=1,
     )  # fmt: skip
     try:
         summary = run(plan).summary
@@ -56,20 +55,13 @@ def trained(lr: float, rounds: int) -> dict[str, float | None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study_options(__doc__)
     parser.add_argument("--rates", default="0.0464,0.1,0.215")
     parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows = json.loads(options.out.read_text()) if options.out and options.out.exists() else []
+    study = Study(options.out)
     for lr in map(float, options.rates.split(",")):
-        setting = {"lr": lr, "seed": 0, "rounds": options.rounds}
-        if any(row.items() >= setting.items() for row in rows):
-            continue
-        rows.append(setting | trained(lr, options.rounds))
-        print(json.dumps(rows[-1]), flush=True)
-        if options.out:
-            options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        print(json.dumps(study.row(trained, lr=lr, seed=0, rounds=options.rounds)), flush=True)
 
 
 if __name__ == "__main__":

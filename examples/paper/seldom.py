@@ -13,27 +13,25 @@ usage: python examples/paper/seldom.py [-E 1] [--lr 0.215] [--pixels "[-0.5, 0.5
                                        [--out FILE]
 """
 
-import argparse
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
-from pathlib import Path
 from statistics import median
+
+from centred_pixels import SHIFTS
+from study import Row, Study, study_options
 
 from fedavg import Plan, Round, Task, train
 from fedavg.errors import Diverged
-from fedavg.files import write_atomically
 from fedavg.runlog.curves import rounds_to_target
 from fedavg.tasks.mnist import cnn, image
 
 TARGET = 0.99
-SHIFTS = {"[0, 1]": 0.0, "[-0.5, 0.5]": 0.5}
 EVERY = (1, 2, 5, 10, 20)
 
 
-def accuracies(E: int, lr: float, pixels: str, seed: int, rounds: int) -> list[float]:
-    """After each round; a run that diverges ends where it does."""
+def trained(E: int, lr: float, pixels: str, seed: int, rounds: int) -> Row:
+    """The accuracy after each round; a run that diverges ends where it does."""
     task = Task("cnn", cnn, prepare=lambda x: image(x) - SHIFTS[pixels], eval_batch=200)
     plan = Plan(
         task=task, data="mnist", partition="shards", C=0.1, E=E, B=10, lr=lr, rounds=rounds, seed=seed, workers=1
@@ -41,7 +39,7 @@ def accuracies(E: int, lr: float, pixels: str, seed: int, rounds: int) -> list[f
     curve: list[float] = []
     with suppress(Diverged):
         curve.extend(event.test["accuracy"] for event in train(plan) if isinstance(event, Round) and event.test)
-    return curve
+    return {"accuracy": curve}
 
 
 def tested_every(accuracy: Sequence[float], every: int) -> float:
@@ -60,33 +58,19 @@ def told(accuracy: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study_options(__doc__)
     parser.add_argument("-E", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.215)
     parser.add_argument("--pixels", choices=SHIFTS, default="[0, 1]")
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows = json.loads(options.out.read_text()) if options.out and options.out.exists() else []
+    study = Study(options.out)
     for seed in range(options.seeds):
-        setting = {
-            "E": options.E,
-            "lr": options.lr,
-            "pixels": options.pixels,
-            "seed": seed,
-            "rounds": options.rounds,
-        }
-        row = next((row for row in rows if row.items() >= setting.items()), None)
-        if row is None:
-            row = setting | {"accuracy": accuracies(**setting)}
-            rows.append(row)
-            if options.out:
-                write_atomically(options.out, ("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n").encode())
-        print(
-            f"E={options.E}, eta {options.lr:g}, pixels in {options.pixels}, seed {seed}: {told(row['accuracy'])}",
-            flush=True,
-        )
+        setting = {"E": options.E, "lr": options.lr, "pixels": options.pixels, "seed": seed, "rounds": options.rounds}
+        row = study.row(trained, **setting)
+        named = f"E={options.E}, eta {options.lr:g}, pixels in {options.pixels}, seed {seed}"
+        print(f"{named}: {told(row['accuracy'])}", flush=True)
 
 
 if __name__ == "__main__":
