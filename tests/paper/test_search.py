@@ -288,4 +288,11 @@ def test_the_best_rate_at_each_point():
     slow = ([1, 2, 3, 4], [0.1, 0.3, 0.2, 0.9])
     fast = ([1, 3], [0.2, 0.5])
     assert envelope([slow, fast]) == ([1, 2, 3, 4], [0.2, 0.3, 0.5, 0.9])
-    assert envelope([]) == ([], [])
+    assert envelope([]) == envelope([([], [])]) == ([], [])
+
+
+def test_the_best_rates_curve_ends_with_the_one_that_is_first_at_the_top():
+    fast, slow = ([1, 2, 3], [0.5, 0.9, 0.8]), ([1, 2, 3, 4, 5], [0.1, 0.2, 0.3, 0.4, 0.9])
+    assert envelope([slow, fast]) == ([1, 2, 3], [0.5, 0.9, 0.9])
+    higher = ([1, 2, 3, 4, 5], [0.1, 0.2, 0.3, 0.4, 0.91])
+    assert envelope([higher, fast]) == ([1, 2, 3, 4, 5], [0.5, 0.9, 0.9, 0.9, 0.91])

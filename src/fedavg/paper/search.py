@@ -213,11 +213,17 @@ def _verdict(results: Mapping[int, Outcome]) -> Verdict:
 def envelope(curves: Iterable[tuple[Sequence[int], Sequence[float]]]) -> tuple[list[int], list[float]]:
     """The best rate at each point (§3): the upper envelope of the monotone curves, at all rounds that any of them has.
 
-    A curve that ends early keeps its best value.
+    A curve that ends early keeps its best value. The envelope ends with the curve that is first at the top: what slower
+    ones do after it says nothing about the best rate.
     """
+    raised = [(rounds, monotone(values)) for rounds, values in curves if rounds]
     known: dict[int, float] = {}
-    for rounds, values in curves:
-        for round, value in zip(rounds, monotone(values), strict=True):
+    for rounds, values in raised:
+        for round, value in zip(rounds, values, strict=True):
             known[round] = max(value, known.get(round, value))
-    rounds = sorted(known)
-    return rounds, monotone([known[round] for round in rounds])
+    if not known:
+        return [], []
+    top = max(known.values())
+    first, _ = min((c for c in raised if top in c[1]), key=lambda c: c[0][c[1].index(top)])
+    kept = [round for round in sorted(known) if round <= first[-1]]
+    return kept, monotone([known[round] for round in kept])
