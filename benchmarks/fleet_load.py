@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedavg.bench.light import Body, ConnectionCut, LightClient, Server, Wire, poll_body
+from light_devices import Body, ConnectionCut, LightClient, Server, Wire, poll_body
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def serving(clients: int, cohort: int, rounds: int, tls: bool = False, more: tup
 
 
 def _tls_options(directory: Path) -> tuple[tuple[str, ...], Any]:
-    from fedavg.fleets.http.certs import client_context, make_certificates
+    from fedavg.fleets.http.protocol.certs import client_context, make_certificates
 
     made = make_certificates(directory / "certificates", ["127.0.0.1"])
     options = ("--cert", str(made.server.certificate), "--key", str(made.server.key))
@@ -153,7 +153,7 @@ class Uploads:
     """Clients that answer every offer at once with a ready-made update."""
 
     def __init__(self, plan_digest: str) -> None:
-        from fedavg.fleets.http.wire import UpdateHeader, encode_update
+        from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 
         self._plan = plan_digest
         self._header, self._encode = UpdateHeader, encode_update
@@ -277,7 +277,7 @@ class Probe:
 
 async def probe(port: int, token: str, ca: str | None) -> None:
     """Poll and ping at a steady pace until stdin ends; then print what it took."""
-    from fedavg.fleets.http.certs import client_context
+    from fedavg.fleets.http.protocol.certs import client_context
 
     server = Server("127.0.0.1", port, token, TASK, client_context(Path(ca)) if ca else None)
     clients = [LightClient(server, f"127.0.0.{10 + i}") for i in range(8)]

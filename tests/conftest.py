@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))
+TESTS = Path(__file__).parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent / "benchmarks")]
 
 # A busy machine must not fail a test of a law.
 settings.register_profile("fedavg", deadline=None)

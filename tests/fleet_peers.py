@@ -16,11 +16,11 @@ from time import monotonic, sleep
 
 import numpy as np
 
-from fedavg.fleets.http.keys import COUNTER, ClientKey, Signer
-from fedavg.fleets.http.messages import EnrolRequest, dump
-from fedavg.fleets.http.serve import Address, Options, serve
-from fedavg.fleets.http.wire import UpdateHeader, encode_update
+from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
+from fedavg.fleets.http.protocol.messages import EnrolRequest, dump
+from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan
+from fedavg.programs.serve import Address, Options, serve
 from toys import toy_data
 
 HOST = "127.0.0.1"

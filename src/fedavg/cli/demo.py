@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedavg.errors import FleetError, PlanError
-from fedavg.fleets.http.certs import make_certificates, server_context
-from fedavg.fleets.http.serve import JOIN_TOKEN, Address, Options, serve
+from fedavg.fleets.http.protocol.certs import make_certificates, server_context
 from fedavg.plan import Plan
+from fedavg.programs.serve import JOIN_TOKEN, Address, Options, serve
 from fedavg.runner import run
 from fedavg.server import Event, Round
 

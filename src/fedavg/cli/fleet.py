@@ -69,13 +69,13 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     """
     _needs_server_extra()
     from fedavg.cli.report import print_summary
-    from fedavg.fleets.http.certs import server_context
-    from fedavg.fleets.http.fleet import Stopped
-    from fedavg.fleets.http.hub import Guards
-    from fedavg.fleets.http.logs import log_to_stderr
-    from fedavg.fleets.http.rounds import Rules
-    from fedavg.fleets.http.serve import JOIN_TOKEN, Address, Options
-    from fedavg.fleets.http.serve import serve as run_server
+    from fedavg.fleets.http.protocol.certs import server_context
+    from fedavg.fleets.http.server.fleet import Stopped
+    from fedavg.fleets.http.server.hub import Guards
+    from fedavg.fleets.http.server.logs import log_to_stderr
+    from fedavg.fleets.http.server.rounds import Rules
+    from fedavg.programs.serve import JOIN_TOKEN, Address, Options
+    from fedavg.programs.serve import serve as run_server
 
     plan = _plan(source, settings, options)
     listen = Address(*_address(options["listen"], "--listen"))
@@ -161,11 +161,11 @@ def join(url: str, **options: Any) -> None:
     fedavg join https://server.example:8443 --data my-examples.npz --token-file join-token
     """
     _needs_server_extra()
-    from fedavg.fleets.http.certs import client_context
-    from fedavg.fleets.http.device import Device
-    from fedavg.fleets.http.eligibility import look
-    from fedavg.fleets.http.link import Link
-    from fedavg.fleets.http.logs import log_to_stderr
+    from fedavg.fleets.http.device.eligibility import look
+    from fedavg.fleets.http.device.link import Link
+    from fedavg.fleets.http.protocol.certs import client_context
+    from fedavg.fleets.http.server.logs import log_to_stderr
+    from fedavg.programs.device import Device
 
     _check_url(url, options["insecure"])
     log_to_stderr()
@@ -266,7 +266,7 @@ def _ask_server(
 ) -> dict[str, Any]:
     import httpx2 as httpx
 
-    from fedavg.fleets.http.certs import client_context
+    from fedavg.fleets.http.protocol.certs import client_context
 
     _check_url(url, insecure=True)  # which still keeps the operator's token off the network in the clear
     headers = {"Authorization": f"Bearer {token_file.read_text().strip()}"} if token_file else {}
@@ -295,7 +295,7 @@ def _ask_server(
 def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int) -> None:
     """Make a certificate authority and a server's certificate in DIRECTORY, for trying out and for closed networks."""
     _needs_server_extra()
-    from fedavg.fleets.http.certs import make_certificates
+    from fedavg.fleets.http.protocol.certs import make_certificates
 
     made = make_certificates(directory, hosts, days, clients)
     click.echo(f"server: --cert {made.server.certificate} --key {made.server.key}")

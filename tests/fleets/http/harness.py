@@ -30,9 +30,9 @@ from tiny import DATA
 
 from fedavg import Plan
 from fedavg.codecs import make_codec
-from fedavg.fleets.http.keys import ClientKey
-from fedavg.fleets.http.link import Link
-from fedavg.fleets.http.messages import (
+from fedavg.fleets.http.device.link import Link
+from fedavg.fleets.http.protocol.keys import ClientKey
+from fedavg.fleets.http.protocol.messages import (
     MAX_MESSAGE,
     PROTOCOL,
     Eligibility,
@@ -45,15 +45,15 @@ from fedavg.fleets.http.messages import (
     WorkOffer,
     parse,
 )
-from fedavg.fleets.http.store import Store
-from fedavg.fleets.http.wire import UpdateHeader, encode_update
+from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
+from fedavg.fleets.http.server.store import Store
 
 #: A machine that is busy with other things must not fail a test of what happens at all.
 PATIENCE_S = 120.0
 
 FORK = get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["fedavg.cli.fleet", "fedavg.cli.report", "fedavg.fleets.http.serve", "fedavg.fleets.http.device", "psycopg"]
+    ["fedavg.cli.fleet", "fedavg.cli.report", "fedavg.programs.serve", "fedavg.programs.device", "psycopg"]
 )
 
 
@@ -98,10 +98,10 @@ def _run_command(arguments: list[str], log: Path, clock: float = 0.0) -> None:
 def _run_device(url: str, directory: Path, k: int, token: str, log: Path, clock: float = 0.0) -> None:
     _log_to(log)
     _set_clock(clock)
-    from fedavg.fleets.http.device import Device
-    from fedavg.fleets.http.eligibility import look
-    from fedavg.fleets.http.link import Link
-    from fedavg.fleets.http.logs import log_to_stderr
+    from fedavg.fleets.http.device.eligibility import look
+    from fedavg.fleets.http.device.link import Link
+    from fedavg.fleets.http.server.logs import log_to_stderr
+    from fedavg.programs.device import Device
 
     log_to_stderr()
     device = Device(

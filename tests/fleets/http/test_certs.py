@@ -6,7 +6,7 @@ import threading
 import pytest
 from cryptography import x509
 
-from fedavg.fleets.http.certs import CertificateError, client_context, make_certificates, server_context
+from fedavg.fleets.http.protocol.certs import CertificateError, client_context, make_certificates, server_context
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from tiny import SIZES, tiny_plan
 
 import fedavg
 from fedavg.errors import DataError
-from fedavg.fleets.http.changes import Changes, longest, split
-from fedavg.fleets.http.link import ServerRefused
+from fedavg.fleets.http.device.link import ServerRefused
+from fedavg.fleets.http.protocol.changes import Changes, longest, split
 
 CLIENTS = len(SIZES)
 

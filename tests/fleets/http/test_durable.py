@@ -22,8 +22,8 @@ from tiny import DATA, SIZES, tiny_plan
 
 import fedavg
 from fedavg.cohort import sample_cohort
-from fedavg.fleets.http.messages import DoneAnswer, WorkOffer
-from fedavg.fleets.http.store import Store, StoreError
+from fedavg.fleets.http.protocol.messages import DoneAnswer, WorkOffer
+from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.setup import resolve
 
 CLIENTS = len(SIZES)

@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import load_file
 
 from fedavg.engine.trainer import Trainer
-from fedavg.fleets.http.keys import CLIENT, COUNTER, EPOCH, SIGNATURE
-from fedavg.fleets.http.messages import PROBLEMS, EnrolRequest, NewToken, PollRequest, ReportRequest, schema
-from fedavg.fleets.http.wire import Reason
+from fedavg.fleets.http.protocol.keys import CLIENT, COUNTER, EPOCH, SIGNATURE
+from fedavg.fleets.http.protocol.messages import PROBLEMS, EnrolRequest, NewToken, PollRequest, ReportRequest, schema
+from fedavg.fleets.http.protocol.wire import Reason
 from fedavg.setup import resolve
 from fleet_peers import ELIGIBLE, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving_process
 from toys import small_net

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedavg.fleets.http.keys import (
+from fedavg.fleets.http.protocol.keys import (
     WINDOW,
     ClientKey,
     KeyFileError,

@@ -8,10 +8,10 @@ from threading import Thread
 import pytest
 
 from fedavg.errors import FleetError
-from fedavg.fleets.http import link as module
-from fedavg.fleets.http.keys import ClientKey
-from fedavg.fleets.http.link import Link, ServerRefused
-from fedavg.fleets.http.messages import Problem, dump
+from fedavg.fleets.http.device import link as module
+from fedavg.fleets.http.device.link import Link, ServerRefused
+from fedavg.fleets.http.protocol.keys import ClientKey
+from fedavg.fleets.http.protocol.messages import Problem, dump
 
 STALE = Problem(error="stale-epoch", detail="sign again", epoch="new")
 

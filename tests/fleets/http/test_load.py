@@ -8,7 +8,7 @@ from time import perf_counter
 
 import pytest
 
-from fedavg.bench.light import Body, LightClient, poll_body
+from light_devices import Body, LightClient, poll_body
 
 pytest.importorskip("uvloop")
 

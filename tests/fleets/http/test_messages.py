@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg.errors import FedAvgError
-from fedavg.fleets.http import messages
-from fedavg.fleets.http.messages import (
+from fedavg.fleets.http.protocol import messages
+from fedavg.fleets.http.protocol.messages import (
     MAX_DEPTH,
     MAX_MESSAGE,
     MESSAGES,

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedavg.codecs import make_codec
-from fedavg.fleets.http import messages
-from fedavg.fleets.http.messages import MAX_DEPTH, MAX_MESSAGE, PROBLEMS, ReportRequest, dump
-from fedavg.fleets.http.wire import (
+from fedavg.fleets.http.protocol import messages
+from fedavg.fleets.http.protocol.messages import MAX_DEPTH, MAX_MESSAGE, PROBLEMS, ReportRequest, dump
+from fedavg.fleets.http.protocol.wire import (
     MAX_HEADER,
     Expected,
     Reason,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg.errors import PlanError
-from fedavg.fleets.http.rounds import Phase, Round, Rules, Verdict
+from fedavg.fleets.http.server.rounds import Phase, Round, Rules, Verdict
 
 
 def a_round(invited=(1, 2, 3, 4), goal=3, minimum=2):

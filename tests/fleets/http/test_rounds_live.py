@@ -14,9 +14,9 @@ from harness import Fleet, Hand, serving
 from tiny import SIZES, tiny_plan
 
 import fedavg
-from fedavg.fleets.http.link import ServerRefused
-from fedavg.fleets.http.messages import WaitAnswer, WorkOffer
-from fedavg.fleets.http.store import Store
+from fedavg.fleets.http.device.link import ServerRefused
+from fedavg.fleets.http.protocol.messages import WaitAnswer, WorkOffer
+from fedavg.fleets.http.server.store import Store
 
 CLIENTS = len(SIZES)
 
@@ -181,7 +181,7 @@ def test_clocks_that_are_off_and_step_back_lock_nobody_out(tmp_path):
 def test_only_logs_and_certificates_look_at_the_wall_clock():
     folder = Path(fedavg.__file__).parent / "fleets/http"
     reads = re.compile(r"\btime\.time\b|\bfrom time import [^\n]*\btime\b|\bdatetime\b|\bgmtime\b|\blocaltime\b")
-    found = {path.name for path in folder.glob("*.py") if reads.search(path.read_text())}
+    found = {path.name for path in folder.rglob("*.py") if reads.search(path.read_text())}
     assert found == {"certs.py", "logs.py"}
 
 

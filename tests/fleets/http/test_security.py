@@ -26,17 +26,18 @@ from fedavg.cli import cli
 from fedavg.codecs import make_codec
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import FedAvgError, FleetError, PlanError
-from fedavg.fleets.http import app, listener, wire
-from fedavg.fleets.http.certs import client_context, make_certificates, server_context
-from fedavg.fleets.http.device import Device
-from fedavg.fleets.http.hub import Group, Guards, Hub
-from fedavg.fleets.http.keys import ClientKey
-from fedavg.fleets.http.link import Link, ServerRefused
-from fedavg.fleets.http.messages import Eligibility, Problem, UpdateAnswer, WorkOffer, dump
-from fedavg.fleets.http.rounds import Round, Rules
-from fedavg.fleets.http.serve import Address
-from fedavg.fleets.http.store import ClientRow, Store
+from fedavg.fleets.http.device.link import Link, ServerRefused
+from fedavg.fleets.http.protocol import wire
+from fedavg.fleets.http.protocol.certs import client_context, make_certificates, server_context
+from fedavg.fleets.http.protocol.keys import ClientKey
+from fedavg.fleets.http.protocol.messages import Eligibility, Problem, UpdateAnswer, WorkOffer, dump
+from fedavg.fleets.http.server import app, listener
+from fedavg.fleets.http.server.hub import Group, Guards, Hub
+from fedavg.fleets.http.server.rounds import Round, Rules
+from fedavg.fleets.http.server.store import ClientRow, Store
 from fedavg.plan import Plan
+from fedavg.programs.device import Device
+from fedavg.programs.serve import Address
 from fedavg.setup import resolve
 from fedavg.types import Part
 from fleet_peers import DATA, HOST, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving, serving_process

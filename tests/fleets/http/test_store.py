@@ -19,8 +19,17 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from fedavg.errors import FedAvgError
-from fedavg.fleets.http import store as module
-from fedavg.fleets.http.store import ClientRow, Counted, EnrolRefused, RoundRow, RunRow, Store, StoreError, TokenRow
+from fedavg.fleets.http.server import store as module
+from fedavg.fleets.http.server.store import (
+    ClientRow,
+    Counted,
+    EnrolRefused,
+    RoundRow,
+    RunRow,
+    Store,
+    StoreError,
+    TokenRow,
+)
 
 FORK = get_context("fork")
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32

@@ -22,10 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fedavg.fleets.http import keys, metrics
-from fedavg.fleets.http.hub import Hub
-from fedavg.fleets.http.limits import Buckets
-from fedavg.fleets.http.messages import (
+from fedavg.fleets.http.protocol import keys
+from fedavg.fleets.http.protocol.messages import (
     MAX_MESSAGE,
     PROBLEMS,
     PROTOCOL,
@@ -42,9 +40,12 @@ from fedavg.fleets.http.messages import (
     parse,
     printable,
 )
-from fedavg.fleets.http.rounds import Verdict
-from fedavg.fleets.http.store import ClientRow, EnrolRefused, Store, StoreError
-from fedavg.fleets.http.wire import UpdateRefused
+from fedavg.fleets.http.protocol.wire import UpdateRefused
+from fedavg.fleets.http.server import metrics
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.limits import Buckets
+from fedavg.fleets.http.server.rounds import Verdict
+from fedavg.fleets.http.server.store import ClientRow, EnrolRefused, Store, StoreError
 from fedavg.plan import Plan
 
 log = logging.getLogger("fedavg.fleet")

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 import httpx2 as httpx
 
 from fedavg.errors import FleetError
-from fedavg.fleets.http.keys import COUNTER, ClientKey, Signer
-from fedavg.fleets.http.messages import MAX_MESSAGE, MessageRefused, Problem, dump, parse
+from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
+from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, MessageRefused, Problem, dump, parse
 
 log = logging.getLogger("fedavg.device")
 T = TypeVar("T")

@@ -15,9 +15,9 @@ import numpy as np
 
 from fedavg.client import Message
 from fedavg.errors import FedAvgError, FleetError
-from fedavg.fleets.http.files import DeviceFiles
-from fedavg.fleets.http.link import Link, ServerRefused
-from fedavg.fleets.http.messages import (
+from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.link import Link, ServerRefused
+from fedavg.fleets.http.protocol.messages import (
     MaskAnswer,
     ReportRequest,
     UpdateAnswer,

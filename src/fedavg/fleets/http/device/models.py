@@ -14,10 +14,10 @@ import torch
 
 from fedavg.downlink import Downlink
 from fedavg.errors import DataError, FleetError
-from fedavg.fleets.http import changes
-from fedavg.fleets.http.files import DeviceFiles
-from fedavg.fleets.http.link import Link, ServerRefused
-from fedavg.fleets.http.messages import WorkOffer
+from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.link import Link, ServerRefused
+from fedavg.fleets.http.protocol import changes
+from fedavg.fleets.http.protocol.messages import WorkOffer
 
 log = logging.getLogger("fedavg.device")
 

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from fedavg.errors import Diverged
-from fedavg.fleets.http.changes import Changes
-from fedavg.fleets.http.messages import DoneAnswer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
-from fedavg.fleets.http.rounds import Phase, Round, Verdict
-from fedavg.fleets.http.store import ClientRow, Counted
-from fedavg.fleets.http.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
+from fedavg.fleets.http.protocol.changes import Changes
+from fedavg.fleets.http.protocol.messages import DoneAnswer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
+from fedavg.fleets.http.protocol.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
+from fedavg.fleets.http.server.rounds import Phase, Round, Verdict
+from fedavg.fleets.http.server.store import ClientRow, Counted
 from fedavg.sums import ExactSum, to_float
 from fedavg.types import Examples, FederatedData, Part, Update
 
 if TYPE_CHECKING:
-    from fedavg.fleets.http.secure import SecureRound
+    from fedavg.fleets.http.server.secure import SecureRound
     from fedavg.secagg import Aggregate
 
 #: A client counts as present for so long after its last request: longer than a held poll and the pause after it.

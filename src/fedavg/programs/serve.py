@@ -22,15 +22,15 @@ from starlette.applications import Starlette
 
 from fedavg.errors import DiskError, PlanError
 from fedavg.files import write_atomically
-from fedavg.fleets.http import keys
-from fedavg.fleets.http.admin import Admin
-from fedavg.fleets.http.app import HTTP_PROBLEMS, FleetApp
-from fedavg.fleets.http.fleet import HttpFleet
-from fedavg.fleets.http.hub import Guards, Hub, RemoteData
-from fedavg.fleets.http.listener import Listener
-from fedavg.fleets.http.messages import DoneAnswer
-from fedavg.fleets.http.rounds import Rules
-from fedavg.fleets.http.store import Store
+from fedavg.fleets.http.protocol import keys
+from fedavg.fleets.http.protocol.messages import DoneAnswer
+from fedavg.fleets.http.server.admin import Admin
+from fedavg.fleets.http.server.app import HTTP_PROBLEMS, FleetApp
+from fedavg.fleets.http.server.fleet import HttpFleet
+from fedavg.fleets.http.server.hub import Guards, Hub, RemoteData
+from fedavg.fleets.http.server.listener import Listener
+from fedavg.fleets.http.server.rounds import Rules
+from fedavg.fleets.http.server.store import Store
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
 from fedavg.runlog.rundir import RunDir

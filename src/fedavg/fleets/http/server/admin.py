@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from fedavg.fleets.http import keys
-from fedavg.fleets.http.app import MESSAGE_BYTES, FleetApp, Refusal, parse_body, read_body
-from fedavg.fleets.http.hub import Hub
-from fedavg.fleets.http.messages import NewToken
-from fedavg.fleets.http.store import Store
+from fedavg.fleets.http.protocol import keys
+from fedavg.fleets.http.protocol.messages import NewToken
+from fedavg.fleets.http.server.app import MESSAGE_BYTES, FleetApp, Refusal, parse_body, read_body
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.store import Store
 
 
 class Admin:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedavg.codecs import Codec
 from fedavg.errors import FedAvgError, NotFinite
-from fedavg.fleets.http.messages import (
+from fedavg.fleets.http.protocol.messages import (
     ATTEMPT,
     METRICS,
     NUMBERS,

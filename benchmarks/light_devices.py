@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from fedavg.fleets.http.keys import ClientKey, Signer
-from fedavg.fleets.http.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest, dump
+from fedavg.fleets.http.protocol.keys import ClientKey, Signer
+from fedavg.fleets.http.protocol.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest, dump
 
 
 @dataclass(frozen=True)

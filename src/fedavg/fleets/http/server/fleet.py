@@ -21,11 +21,11 @@ from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError
 from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
-from fedavg.fleets.http.hub import Group, Hub, Received
-from fedavg.fleets.http.messages import WorkOffer
-from fedavg.fleets.http.rounds import Phase, Round, Rules
-from fedavg.fleets.http.store import Store, StoreError
-from fedavg.fleets.http.wire import Expected
+from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.fleets.http.protocol.wire import Expected
+from fedavg.fleets.http.server.hub import Group, Hub, Received
+from fedavg.fleets.http.server.rounds import Phase, Round, Rules
+from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import Evaluated, Worker, combine, eval_jobs
 from fedavg.setup import Setup
 from fedavg.types import Part, Split, Sum, Work
@@ -137,7 +137,7 @@ class HttpFleet(Fleet):
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | str:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
-        from fedavg.fleets.http.secure import SecureRound
+        from fedavg.fleets.http.server.secure import SecureRound
         from fedavg.secagg import SecAggError, ServerSession
 
         round, (group,) = invitation.round, invitation.groups

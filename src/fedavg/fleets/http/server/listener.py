@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedavg.errors import FleetError
-from fedavg.fleets.http.messages import Problem, dump
+from fedavg.fleets.http.protocol.messages import Problem, dump
 
 log = logging.getLogger("fedavg.fleet")
 

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from fedavg.client import Message, run_client
 from fedavg.errors import FedAvgError, FleetError
-from fedavg.fleets.http.files import DeviceFiles
-from fedavg.fleets.http.keys import ClientKey
-from fedavg.fleets.http.link import Link, ServerRefused
-from fedavg.fleets.http.masked import MaskedRounds
-from fedavg.fleets.http.messages import (
+from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.link import Link, ServerRefused
+from fedavg.fleets.http.device.masked import MaskedRounds
+from fedavg.fleets.http.device.models import Models
+from fedavg.fleets.http.protocol.keys import ClientKey
+from fedavg.fleets.http.protocol.messages import (
     MAX_MESSAGE,
     PROTOCOL,
     DoneAnswer,
@@ -45,8 +46,7 @@ from fedavg.fleets.http.messages import (
     parse,
     printable,
 )
-from fedavg.fleets.http.models import Models
-from fedavg.fleets.http.wire import UpdateHeader, encode_update
+from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import Setup, resolve

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Final, Literal
 
-from fedavg.fleets.http.messages import Eligibility
+from fedavg.fleets.http.protocol.messages import Eligibility
 
 Choice = Literal["auto", "yes", "no"]
 

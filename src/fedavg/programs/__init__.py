@@ -1,0 +1,1 @@
+"""The programs of a fleet over the network: `fedavg serve` and `fedavg join`."""
