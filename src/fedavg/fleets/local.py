@@ -32,7 +32,8 @@ from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.errors import FedAvgError, FleetError, TaskError
 from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
-from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, eval_jobs
+from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, add_up, eval_jobs
+from fedavg.metrics import report
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
@@ -189,7 +190,8 @@ class LocalFleet(Fleet):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._shared[: len(weights)].copy_(weights)
         results = self._run(eval_jobs(self._setup, on)).results
-        return combine([result for result in results if isinstance(result, Evaluated)])
+        pieces = [result for result in results if isinstance(result, Evaluated)]
+        return report(self._setup.task.judged_by, add_up(pieces))
 
     def _sum(self, finished: "_Finished") -> Tensor:
         """The sum over the rings of the workers that took part."""
