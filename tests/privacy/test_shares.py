@@ -95,12 +95,12 @@ def test_a_norm_that_adapts_stays_within_what_the_ring_holds():
     clip = resolve(noisy_plan(9, "complete:12:1", stages=stages)).stages[0]
     least, largest = clip.norms
     assert 0 < least < 0.5 < largest < 12
-    state = clip.initial(next(train(noisy_plan(9, "none"))).state)
+    kept = clip.initial()
     for fraction, limit in ((-0.5, largest), (0.5, least)):
         for _ in range(200):
-            work = Work(1, 1, 10, 0.1, settings=clip.settings(state))
-            state = clip.after(state, _counted(fraction), work)
-        assert float(state.slots[NORM]) == pytest.approx(limit)
+            work = Work(1, 1, 10, 0.1, settings=clip.settings(kept))
+            kept = clip.after(kept, _counted(fraction), work)
+        assert float(kept[NORM]) == pytest.approx(limit)
 
 
 def _counted(fraction):
