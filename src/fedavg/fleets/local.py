@@ -31,13 +31,13 @@ from fedavg.codecs import make_codec
 from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.errors import FedAvgError, FleetError, TaskError
-from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
+from fedavg.fleets.fleet import CohortResult, Fleet, join
 from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, eval_jobs
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
-from fedavg.types import Split, Sum, Work
+from fedavg.types import Cohort, Part, Split, Sum, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.options import Masking
@@ -152,8 +152,10 @@ class LocalFleet(Fleet):
     def _client_states(self, directory: Path | None) -> ClientStates:
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
 
-    def train(self, work: Work, assign: Assign) -> CohortResult:
-        parts = assign(sample_cohort(self._setup, work.round))
+    def draw(self, round: int) -> Cohort:
+        return Cohort(sample_cohort(self._setup, round), len(self._setup.data))
+
+    def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         return join([self._train(p.cohort, work, p.shared) for p in parts], [p.scale for p in parts])
 
     def _train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
