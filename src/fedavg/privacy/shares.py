@@ -27,7 +27,7 @@ def bind_shares(setup: "Setup") -> "Setup":
     assert noise.clip, "a plan with noise and no clip is refused"
     work, size = _first_work(setup, noise.clip), setup.update_size(len(Model(setup.task, 0).vector))
     shares = Shares(noise.clip.sensitivity(work), noise.share(work, size), noise.bits, noise.least)
-    masking = replace(setup.secagg, shares=shares)
+    masking = replace(setup.secagg, shares=shares)  # type: ignore[type-var]
     limits = _norms(noise.clip.norm, shares, masking, min(10 * setup.cohort_size, len(setup.data)))
     stages = (replace(stage, norms=limits) if isinstance(stage, Clip) else stage for stage in setup.stages)
     return replace(setup, secagg=masking, stages=tuple(stages))

@@ -47,13 +47,14 @@ class Shares:
         return self.norm + TAIL * self.std / sqrt(clients)
 
 
-@dataclass(frozen=True)
 class Masking(ABC):
     """Makes the terms of sessions."""
 
     clip: float
     cap: float
     bits: int
+    #: Against a server that lies: keys and survivor sets are signed by devices that an authority vouches for.
+    signed: bool
     #: The noise that updates carry; None if they carry none.
     shares: Shares | None
 
@@ -111,6 +112,7 @@ class Complete(Masking):
     cap: float
     bits: int = 32
     needed: float = 0.67
+    signed: bool = False
     shares: Shares | None = bound(None)
 
     def __post_init__(self) -> None:
@@ -119,7 +121,7 @@ class Complete(Masking):
 
     def _terms(self, session: bytes, round: int, model: bytes, encoding: Encoding) -> Terms:
         threshold = max(2, ceil(self.needed * encoding.clients))
-        return Terms(session, round, model, encoding, threshold=threshold)
+        return Terms(session, round, model, encoding, threshold=threshold, signed=self.signed)
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,11 @@ class Sparse(Masking):
     bits: int = 32
     colluding: float = 0.05
     dropout: float = 0.33
+    signed: bool = False
     shares: Shares | None = bound(None)
 
     def _terms(self, session: bytes, round: int, model: bytes, encoding: Encoding) -> Terms:
-        return Terms(session, round, model, encoding, sparse=(self.colluding, self.dropout))
+        return Terms(session, round, model, encoding, sparse=(self.colluding, self.dropout), signed=self.signed)
 
 
 MASKINGS: dict[str, type[Masking]] = {"complete": Complete, "sparse": Sparse}
