@@ -57,7 +57,7 @@ def test_the_official_files_equal_the_copy(real_data: Path, empty_dir: Path) -> 
     ("name", "spec", "clients", "message"),
     [
         ("mnits", "iid", 100, "unknown data set 'mnits'. Use one of: mnist"),
-        ("mnist", "natural", 100, "mnist can not be split by natural. Use one of: iid, shards:2"),
+        ("mnist", "natural", 100, "mnist can not be split by natural. Use one of: iid, shards:\\[per_client=2"),
         ("mnist", "iid", 0, "clients = 0: expected 1 or more"),
         ("mnist", "iid", 60_001, "needs at least 60001 examples"),
     ],

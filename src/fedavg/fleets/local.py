@@ -34,7 +34,7 @@ from fedavg.errors import FedAvgError, FleetError, TaskError
 from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
 from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, eval_jobs
 from fedavg.runlog.checkpoint import model_sha256
-from fedavg.setup import Setup
+from fedavg.setup import Setup, check_population
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
 from fedavg.types import Split, Sum, Work
@@ -111,6 +111,7 @@ class LocalFleet(Fleet):
     """Simulates all clients of a setup on this machine. What clients keep lies in `states`, or is gone at the end."""
 
     def __init__(self, setup: Setup, workers: int, states: Path | None = None) -> None:
+        check_population(setup)
         self._setup = setup
         self._inline = "fork" not in get_all_start_methods() or setup.plan.device != "cpu"
         self._count = 1 if self._inline else workers

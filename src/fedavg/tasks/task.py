@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedavg.specs import Pluggable
+
 Metric = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -26,7 +28,7 @@ def as_float(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Pluggable):
     """A learning problem that any fleet can train and any data of the right form can feed.
 
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
@@ -35,6 +37,8 @@ class Task:
     does it in training, for all examples of a local epoch at once, with its own generator. `pack`, where given, gives
     the x and y of one batch a smaller form, of the same loss, gradient and metrics.
     """
+
+    kind = "task"
 
     name: str
     build: Callable[[], nn.Module]
@@ -45,6 +49,12 @@ class Task:
     pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
+
+    @classmethod
+    def registry(cls) -> Mapping[str, "Task"]:
+        from fedavg.tasks import TASKS
+
+        return TASKS
 
     def __post_init__(self) -> None:
         if not self.name:
