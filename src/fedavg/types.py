@@ -79,6 +79,8 @@ class Sum:
     weight: float
     count: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    #: K, how many clients there were to draw from; the server loop fills it in.
+    population: int = 0
 
     @property
     def mean(self) -> Tensor:
@@ -86,12 +88,21 @@ class Sum:
         return self.vector / self.weight
 
 
+#: What one part keeps on the server between rounds.
+Slots = Mapping[str, "Tensor"]
+
+
 @dataclass(frozen=True)
 class State:
-    """What the server carries from round to round: the weights, shape (P,) float32, and an algorithm's own vectors."""
+    """What the server carries from round to round: the weights, shape (P,) float32, and an algorithm's own `slots`.
+
+    What stages and the downlink keep lies in `others`, by owner. Only the server loop handles that: an algorithm makes
+    a new state from weights and its own slots alone.
+    """
 
     weights: Tensor
-    slots: Mapping[str, Tensor] = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
+    others: Mapping[str, Slots] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,10 +113,16 @@ class Work:
     epochs: int
     batch: float
     lr: float
-    #: K, how many clients there are.
-    population: int = 0
     #: Numbers that the server decides anew each round, such as an adaptive clipping norm; they travel with the work.
     settings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """S_t, the clients that are asked in a round, drawn from a population of K."""
+
+    clients: Sequence[int]
+    population: int
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedavg import train
 from fedavg.algorithms.fedbuff import FedBuff, Flight
-from fedavg.types import State, Sum, Work
+from fedavg.types import Sum, Work
 from toys import line_plan, toy_plan
 
 
@@ -23,7 +23,7 @@ def test_without_delay_and_a_buffer_for_all_it_is_fedavg_bit_for_bit(C):
 
 
 def assigned(algorithm, state, round, cohort, seed=0):
-    work = Work(round, epochs=1, batch=10, lr=0.1, population=100)
+    work = Work(round, epochs=1, batch=10, lr=0.1)
     return algorithm.assign(state, work, cohort, np.random.default_rng(seed))
 
 
@@ -88,10 +88,3 @@ def test_laws_of_the_simulation(seed, buffer, at_work, spread):
         assert float(state.slots["clock"]) >= clock
         assert all(0 < part.scale <= 1 for part in parts)
         clock = float(state.slots["clock"])
-
-
-def test_slots_of_others_are_left_alone():
-    algorithm = FedBuff(buffer=1)
-    fresh = algorithm.initial(torch.zeros(1))
-    state, _ = assigned(algorithm, State(fresh.weights, {**fresh.slots, "clip": torch.ones(1)}), 1, [0])
-    assert torch.equal(state.slots["clip"], torch.ones(1))
