@@ -151,12 +151,13 @@ def _parts(home: str, base: str) -> Parser:
 
 
 def _data(value: object) -> object:
-    from fedavg.data import DATASETS
+    from fedavg.data import DATASETS, canonical, is_named
 
+    if isinstance(value, str) and is_named(value):
+        return canonical(value)
     if isinstance(value, str) and not specs.is_import(value, FederatedData) and not value.startswith("object:"):
-        if value in DATASETS:
-            return value
-        raise ValueError(f"one of {', '.join(DATASETS)}, 'module:Name' of installed FederatedData, or FederatedData")
+        names = ", ".join(dataset.usage for dataset in DATASETS.values())
+        raise ValueError(f"one of {names}, 'module:Name' of installed FederatedData, or FederatedData itself")
     return specs.checked(value, FederatedData)  # type: ignore[type-abstract]
 
 
@@ -268,9 +269,9 @@ class Plan:
 
         (A server has `clients` of installed data too: as many devices are to come.)
         """
-        from fedavg.data import DATASETS
+        from fedavg.data import is_named
 
-        own = self.data not in DATASETS
+        own = not (isinstance(self.data, str) and is_named(self.data))
         without_effect = {"partition": own, "clients": own and not isinstance(self.data, str)}
         for name in (name for name, ignored in without_effect.items() if ignored):
             if (value := getattr(self, name)) is not None:
