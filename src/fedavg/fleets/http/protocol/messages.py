@@ -419,6 +419,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "too-slow": 408,
     "number-taken": 409,
     "fleet-full": 409,
+    "number-too-large": 409,
     "wrong-task": 409,
     "wrong-round": 409,
     "round-closed": 409,

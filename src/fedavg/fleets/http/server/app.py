@@ -193,7 +193,8 @@ class FleetApp:
             row = await self.blocking(
                 partial(
                     self._store.enrol, keys.token_hash(message.token), key, message.examples, message.name,
-                    message.client, now=time(), address=address, approved=not self._hub.guards.approval,
+                    message.client, self._plan.clients, now=time(), address=address,
+                    approved=not self._hub.guards.approval,
                 )
             )  # fmt: skip
         except EnrolRefused as error:

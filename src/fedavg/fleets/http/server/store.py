@@ -60,7 +60,9 @@ WRITER_LOCK: Final = 0x6665_6461_7667_0002
 #: Clients that one run can have: messages number them below this, and servers keep tables of them.
 MOST_CLIENTS: Final = 2**20
 
-RefusedReason = Literal["token-unknown", "token-used", "token-expired", "number-taken", "fleet-full", "revoked"]
+RefusedReason = Literal[
+    "token-unknown", "token-used", "token-expired", "number-taken", "number-too-large", "fleet-full", "revoked"
+]
 
 
 class StoreError(FedAvgError):
@@ -309,12 +311,16 @@ class Store:
         examples: int,
         name: str,
         client: int | None,
+        most: int | None = None,
         *,
         now: float = 0.0,
         address: str = "",
         approved: bool = True,
     ) -> ClientRow:
-        """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same."""
+        """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same.
+
+        `most` is K of the plan: numbers run from 0 to K - 1, and whoever comes after K clients is refused.
+        """
         with self._write("enrol a client") as connection:
             there = connection.execute(select(_clients).where(_clients.c.key == key)).one_or_none()
             if there is None or bytes(there.token) != token_hash:
@@ -325,6 +331,10 @@ class Store:
             k = _free_number(connection) if client is None else client
             if k >= MOST_CLIENTS:
                 raise EnrolRefused("fleet-full", f"this run has its {MOST_CLIENTS} clients; no number is free")
+            if most is not None and k >= most:
+                raise EnrolRefused(
+                    "number-too-large", f"the plan has {most} clients, numbered from 0; got number {k}: ask for less"
+                )
             if connection.scalar(select(_clients.c.k).where(_clients.c.k == k)) is not None:
                 raise EnrolRefused("number-taken", f"client number {k} is taken; ask for another, or for none")
             row = ClientRow(k, key, examples, name, False, token_hash, int(now), address, approved)
