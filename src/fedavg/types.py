@@ -80,12 +80,21 @@ class Sum:
         return self.vector / self.weight
 
 
+#: What one part keeps on the server between rounds.
+Slots = Mapping[str, "Tensor"]
+
+
 @dataclass(frozen=True)
 class State:
-    """What the server carries from round to round: the weights, shape (P,) float32, and an algorithm's own vectors."""
+    """What the server carries from round to round: the weights, shape (P,) float32, and an algorithm's own `slots`.
+
+    What stages and the downlink keep lies in `others`, by owner. Only the server loop handles that: an algorithm makes
+    a new state from weights and its own slots alone.
+    """
 
     weights: Tensor
-    slots: Mapping[str, Tensor] = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
+    others: Mapping[str, Slots] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from torch import Tensor
 from fedavg.errors import PlanError
 from fedavg.specs import bound
 from fedavg.stages.stage import Stage
-from fedavg.types import State, Sum, Update, Work
+from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.setup import Setup
 
-#: Under its name the adaptive norm lies in the server's state and travels to the clients.
+#: Under its name the adaptive norm is kept on the server and travels to the clients.
 NORM: Final = "clip_norm"
 _BELOW: Final = "clip.below"
 #: float32 rounds each number by at most 2^-24 of itself: scaled to just within the bound, a vector stays within.
@@ -110,17 +110,17 @@ class Clip(Stage):
         below = float(total.vector[-1]) / self._unit(work)
         return replace(total, vector=total.vector[:-1], metrics={**total.metrics, _BELOW: below})
 
-    def initial(self, state: State) -> State:
-        return self._with_norm(state, self.norm) if self.adapts else state
+    def initial(self) -> Slots:
+        return _kept(self.norm) if self.adapts else {}
 
-    def settings(self, state: State) -> Mapping[str, float]:
-        return {NORM: float(state.slots[NORM])} if self.adapts else {}
+    def settings(self, slots: Slots) -> Mapping[str, float]:
+        return {NORM: float(slots[NORM])} if self.adapts else {}
 
-    def after(self, state: State, total: Sum, work: Work) -> State:
+    def after(self, slots: Slots, total: Sum, work: Work) -> Slots:
         if not self.adapts:
-            return state
+            return slots
         fraction = total.metrics[_BELOW] / total.weight + 0.5
-        return self._with_norm(state, self._norm(work) * exp(-self.rate * (fraction - self.quantile)))
+        return _kept(self._norm(work) * exp(-self.rate * (fraction - self.quantile)))
 
     def _norm(self, work: Work) -> float:
         return work.settings[NORM] if self.adapts else self.norm
@@ -132,14 +132,15 @@ class Clip(Stage):
         on_change = 1 / sqrt(self.multiplier**-2 - (2 * self.bits_noise) ** -2)
         return on_change * self._norm(work) / self.bits_noise
 
-    def _with_norm(self, state: State, norm: float) -> State:
-        return replace(state, slots={**state.slots, NORM: torch.tensor(norm, dtype=torch.float64)})
-
     def _clipped(self, vector: Tensor, work: Work) -> Tensor:
         if not self.layers:
             return shortened(vector, self._norm(work))
         each = self.norm / len(self.layers) ** 0.5
         return torch.cat([shortened(vector[start:end], each) for start, end in self.layers])
+
+
+def _kept(norm: float) -> Slots:
+    return {NORM: torch.tensor(norm, dtype=torch.float64)}
 
 
 def shortened(vector: Tensor, norm: float) -> Tensor:

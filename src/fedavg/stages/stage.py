@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedavg.types import State, Sum, Update, Work
+from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.setup import Setup
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Stage:
     """Clients apply a plan's stages in order, the server in reverse; each draws from the generator it is given.
 
-    A stage that adapts keeps its numbers in the server's state, and tells clients the round's through `settings`.
+    A stage that adapts keeps its numbers on the server, and tells clients the round's through `settings`.
     """
 
     #: How many numbers the stage appends to every update. It takes them off the sum again.
@@ -40,14 +40,14 @@ class Stage:
         """What the server half of the algorithm sees."""
         return total
 
-    def initial(self, state: State) -> State:
-        """The server's state before round 1, with what this stage keeps there."""
-        return state
+    def initial(self) -> Slots:
+        """What this stage keeps on the server, before round 1."""
+        return {}
 
-    def settings(self, state: State) -> Mapping[str, float]:
+    def settings(self, slots: Slots) -> Mapping[str, float]:
         """What clients are told for the round; they find it in `work.settings`."""
         return {}
 
-    def after(self, state: State, total: Sum, work: Work) -> State:
-        """The server's state after a round, with what this stage learned from the sum."""
-        return state
+    def after(self, slots: Slots, total: Sum, work: Work) -> Slots:
+        """What this stage keeps after a round, with what it learned from the sum."""
+        return slots
