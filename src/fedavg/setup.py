@@ -11,7 +11,7 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
-from fedavg.data import HeldOut, load, pooled
+from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.downlink import Downlink
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
@@ -111,7 +111,7 @@ def resolve(plan: Plan) -> Setup:
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = pooled(data) if algorithm.pools_data else data
-    if plan.target and "accuracy" not in task.metrics:
+    if plan.target and "accuracy" not in task.judged_by:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     downlink = _resolve_downlink(plan, task, algorithm)
@@ -170,7 +170,7 @@ def resolve_data(plan: Plan) -> FederatedData:
 def _whole_data(plan: Plan) -> FederatedData:
     if isinstance(plan.data, FederatedData):
         return plan.data
-    if ":" in plan.data:
+    if not is_named(plan.data):
         return _object(plan.data, {}, FederatedData, "data")  # type: ignore[type-abstract]
     data_dir = Path(plan.data_dir) if plan.data_dir else None
     return load(plan.data, plan.partition, plan.clients, plan.seed, data_dir)

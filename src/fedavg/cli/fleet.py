@@ -181,10 +181,10 @@ def join(url: str, **options: Any) -> None:
 
 
 def _own_examples(options: dict[str, Any]) -> "Examples":
-    from fedavg.data import DATASETS, load
+    from fedavg.data import is_named, load
     from fedavg.data.own import read_examples
 
-    if options["data"] not in DATASETS:
+    if not is_named(options["data"]):
         return read_examples(Path(options["data"]), options["label"])
     k, slash, n = (options["share"] or "").partition("/")
     if not slash or not k.isdecimal() or not n.isdecimal() or int(k) >= int(n):

@@ -67,6 +67,8 @@ def status(url: str, ca: Path | None, admin_token_file: Path | None, clients: bo
     refused = answer["updates_refused"]
     shown = ", ".join(f"{n} {why}" for why, n in refused.items()) or "none"
     click.echo(f"updates           {answer['updates_accepted']} accepted, refused: {shown}")
+    if answer["reports"]:
+        click.echo(f"clients report    {', '.join(f'{n} {why}' for why, n in answer['reports'].items())}")
 
 
 def _print_clients(rows: list[dict[str, Any]], as_json: bool) -> None:
