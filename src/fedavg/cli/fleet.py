@@ -134,6 +134,8 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
 @click.option(
     "--task", default="mnist-2nn", show_default=True, help="The task to train: installed code, never the server's."
 )
+@click.option("--allow", multiple=True, metavar="PACKAGE",
+              help="A package whose parts (algorithm, codec) the plan may name; may be repeated [none].")  # fmt: skip
 @click.option("--token-file", type=FILE, help="A file with the join token; needed the first time.")
 @click.option("--state", type=click.Path(path_type=Path), default=Path("device"), show_default=True,
               help="Where this device keeps its key, its number and its last update.")  # fmt: skip
@@ -175,6 +177,7 @@ def join(url: str, **options: Any) -> None:
         client=options["client"],
         name=options["name"],
         eligible=lambda: look(options["charging"], options["unmetered"], options["idle"]),
+        allowed=options["allow"],
     )
     last = device.run()
     click.echo(f"the run is over after round {last}", err=True)

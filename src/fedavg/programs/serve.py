@@ -124,8 +124,11 @@ def _resolve(plan: Plan, rules: Rules, hub: Hub) -> Setup:
 
 
 def _check_plan(plan: Plan) -> None:
-    if not isinstance(plan.task, str) or not isinstance(plan.data, str):
-        raise PlanError("a served plan names its task and data; got Python objects, which clients can not have")
+    for name, part in plan.objects():
+        raise PlanError(
+            f"{name}: got {part!r}, an object that has no text form, and devices know a plan only as text; install its "
+            "code on the server and the devices, and name it: 'my_package.module:Name'"
+        )
     if plan.sampling == "poisson":
         raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
     if plan.eval_train:
