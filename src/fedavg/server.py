@@ -114,8 +114,8 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
     test = fleet.evaluate(after.weights, "test") if due else None
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
-    entry = setup.budget.entry(work.round) if setup.budget else None
     result = trained.result
+    entry = setup.budget.entry(work.round, result.releases) if setup.budget else None
     return Round(
         round=work.round,
         lr=work.lr,

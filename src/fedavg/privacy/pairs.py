@@ -125,6 +125,11 @@ PAIRS: tuple[Pair, ...] = (
         lambda s: _private(s) and s.plan.eval_train,
     ),
     Pair(
+        "noise or localdp", "an asynchronous algorithm",
+        "who takes part is not drawn anew for each round, as the ledger takes it; use one whose cohort starts together",
+        lambda s: _private(s) and s.algorithm.asynchronous,
+    ),
+    Pair(
         "secure aggregation", "a codec other than float32",
         "what is masked and sent are the elements of a ring, which is its own encoding; use codec float32",
         lambda s: s.secagg is not None and s.plan.codec != "float32",

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from fedavg.client import Message, run_client
 from fedavg.errors import FedAvgError, FleetError
+from fedavg.fleets.http.device.data import DeviceData
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.masked import MaskedRounds
 from fedavg.fleets.http.device.models import Models
+from fedavg.fleets.http.device.releases import Releases
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import (
     MAX_MESSAGE,
@@ -48,11 +50,12 @@ from fedavg.fleets.http.protocol.messages import (
 )
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan, make_plan
+from fedavg.privacy.served import BudgetSpent, served
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import Setup, resolve
 from fedavg.specs import importing_only
 from fedavg.states import ClientStates
-from fedavg.types import Examples, FederatedData, Work
+from fedavg.types import Examples, Work
 
 log = logging.getLogger("fedavg.device")
 
@@ -60,32 +63,6 @@ log = logging.getLogger("fedavg.device")
 HELD_S: Final = 25.0
 #: Refusals of an update that say nothing against it.
 _NOT_NOW: Final = ("wrong-round", "round-closed", "upload-token-unknown")
-
-
-class DeviceData(FederatedData):
-    """The examples of this device. Of the others it knows only how many there are, if the plan says so."""
-
-    def __init__(self, k: int, examples: Examples, population: int | None) -> None:
-        self.name = "this device"
-        self._k, self._examples = k, examples
-        self._population = max(population or 0, k + 1)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        sizes = np.ones(self._population, np.int64)
-        sizes[self._k] = len(self._examples)
-        return sizes
-
-    def client(self, k: int) -> Examples:
-        return self._examples
-
-    @property
-    def test(self) -> Examples:
-        return self._examples
-
-    @property
-    def fingerprint(self) -> str:
-        return "device"
 
 
 @dataclass(frozen=True)
@@ -136,10 +113,13 @@ class Device:
         name: str = "",
         eligible: Callable[[], Eligibility],
         allowed: Sequence[str] = (),
+        max_epsilon: float | None = None,
+        spent: Path | None = None,
     ) -> None:
         self._url, self._directory, self._examples, self._task = url, directory, examples, task
         self._token, self._wanted, self._name, self._eligible = token, client, name, eligible
         self._allowed = tuple(allowed)
+        self._max_epsilon, self._spent = max_epsilon, spent or directory / "spent.json"
         directory.mkdir(parents=True, exist_ok=True)
         self._link = make_link(_own_key(directory / "key.pem"))
         self._states = ClientStates(directory / "states")
@@ -154,6 +134,7 @@ class Device:
             self._k = identity.client
             self._plan_digest = identity.plan_digest
             self._setup = self._resolve(identity)
+            self._releases = Releases(self._setup, self._files, self._spent, self._max_epsilon)
             self._trainer = self._setup.new_trainer()
             self._models = Models(self._link, self._files, self._setup.downlink)
             self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message)
@@ -217,7 +198,7 @@ class Device:
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
         mine = {"data": DeviceData(self._k, self._examples, sent.clients), "partition": None, "clients": None}
         with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return resolve(make_plan({**values, **own, **mine, "device": "cpu"}))
+            return served(resolve(make_plan({**values, **own, **mine, "device": "cpu"})), sent.clients)
 
     # Rounds
 
@@ -239,10 +220,18 @@ class Device:
             # A server that takes updates without a name does not know whose counted.
             self._drop_pending(keep_state=pending.accepted)
         elif isinstance(answer, WorkOffer) and not pending.answers(answer):  # another attempt at the same round
-            self._drop_pending(keep_state=False)
+            if self._releases.has(answer):
+                self._note(replace(pending, attempt=answer.attempt, trained=False, accepted=False))
+            else:
+                self._drop_pending(keep_state=False)
 
     def _work(self, offer: WorkOffer) -> None:
         """Do what is asked, or say why not: nobody should wait for a device that failed."""
+        try:
+            self._releases.check(offer)
+        except BudgetSpent as error:
+            self._say_failed(offer, str(error))
+            raise
         pending = self._pending or Pending(offer.round, offer.attempt, offer.model, offer.upload_token)
         self._note(replace(pending, token=offer.upload_token))  # a server that was restarted gives out other tokens
         if self._setup.secagg:
@@ -266,7 +255,10 @@ class Device:
         self._note(replace(self._pending, trained=True))
 
     def _message(self, offer: WorkOffer) -> Message:
-        """Train as asked; what comes out is the same whenever it is asked."""
+        """The update that is asked for; what comes out is the same whenever it is asked."""
+        return self._releases.message(offer, self._trained)
+
+    def _trained(self, offer: WorkOffer) -> Message:
         shared = self._fetch(offer)
         work = Work(
             round=offer.round,
@@ -321,7 +313,8 @@ class Device:
         """An update that is not wanted now may be asked for by a server that was just restarted; a bad one never is."""
         log.warning("update refused", extra={"round": offer.round, "reason": refusal.error})
         if refusal.error not in _NOT_NOW:
-            self._drop_pending(keep_state=False)
+            if not self._releases.has(offer):  # what was noised is not made again, with other noise
+                self._drop_pending(keep_state=False)
             self._say_failed(offer, str(refusal))
 
     def _say_failed(self, offer: WorkOffer, detail: str) -> None:

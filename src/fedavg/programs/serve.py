@@ -33,6 +33,7 @@ from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store
 from fedavg.plan import Plan
+from fedavg.privacy.served import BudgetSpent, ServedLedger, served
 from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
@@ -45,6 +46,7 @@ log = logging.getLogger("fedavg.fleet")
 
 ADMIN_TOKEN: Final = "admin-token"
 JOIN_TOKEN: Final = "join-token"
+LEDGER: Final = "ledger.jsonl"
 #: The first join token is good for a week, and where the plan does not say K, for so many clients.
 JOIN_HOURS: Final = 7 * 24.0
 JOIN_USES: Final = 1000
@@ -93,13 +95,14 @@ def serve(
     _check_plain(options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     setup = _resolve(plan, options.rules, hub)
+    _check_minimum(setup, options.minimum)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub.know(store.clients())
-        fleet = HttpFleet(setup, hub, store, options.rules, options.minimum)
+        fleet = HttpFleet(setup, hub, store, options.rules, options.minimum, _ledger(setup, store, options.directory))
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
@@ -115,12 +118,25 @@ def serve(
 
 def _resolve(plan: Plan, rules: Rules, hub: Hub) -> Setup:
     """The plan on the clients that will come. Its own training data, if any, is let go of: clients hold theirs."""
-    local = resolve(plan)
-    if local.budget and plan.clients is None:
-        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
+    local = served(resolve(plan), plan.clients)
     if local.secagg:
         local.secagg.check(rules.invited(local.cohort_size))
     return replace(local, data=RemoteData(hub, local.data, local.plan.clients))
+
+
+def _ledger(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:
+    """What the run has cost so far, from the record of who took part."""
+    if setup.budget is None:
+        return None
+    return ServedLedger(setup.budget, setup.plan.dp_epsilon, directory / LEDGER, store.attempts())
+
+
+def _check_minimum(setup: Setup, minimum: int | None) -> None:
+    least = setup.secagg.shares.least if setup.secagg and setup.secagg.shares else 0
+    if minimum is not None and minimum < least:
+        raise PlanError(
+            f"--min-clients: got {minimum}; expected at least {least}: so many together carry the noise of the plan"
+        )
 
 
 def _check_plan(plan: Plan) -> None:
@@ -211,19 +227,25 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     _write_metrics(run, rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
+    spent = None
     if not (start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped"):
-        for event in train(setup, fleet, start):
-            state = event.state
-            if isinstance(event, Round):
-                _commit(event, fleet, hub, store)
-                rows.append(event_row(event))
-                _append_metrics(run, rows, fleet)
-            elif event.round == 0:
-                _save_initial(event, fleet, store)
-            if watch:
-                watch(event)
+        try:
+            for event in train(setup, fleet, start):
+                state = event.state
+                if isinstance(event, Round):
+                    _commit(event, fleet, hub, store)
+                    rows.append(event_row(event))
+                    _append_metrics(run, rows, fleet)
+                elif event.round == 0:
+                    _save_initial(event, fleet, store)
+                if watch:
+                    watch(event)
+        except BudgetSpent as error:
+            log.warning("budget spent", extra={"detail": str(error)})
+            assert fleet.ledger
+            spent = fleet.ledger.entry(len(rows))
     assert state
-    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run))
+    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run, spent))
 
 
 def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -> None:

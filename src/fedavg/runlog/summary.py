@@ -64,11 +64,12 @@ def summarise(
     engine: str,
     sha256: str,
     run_dir: str | None,
+    spent: dict[str, Any] | None = None,
 ) -> Summary:
     rounds, accuracy = curve(rows)
     _, loss = curve(rows, "loss")
     return Summary(
-        status=status_of(plan, rows, ended),
+        status="budget spent" if spent else status_of(plan, rows, ended),
         rounds=len(rows),
         target=plan.target,
         rounds_to_target=rounds_to_target(rounds, accuracy, plan.target) if plan.target else None,
@@ -86,5 +87,5 @@ def summarise(
         plan=plan.digest,
         model_sha256=sha256,
         run_dir=run_dir,
-        privacy=rows[-1].get("ledger") if rows else None,
+        privacy=spent or (rows[-1].get("ledger") if rows else None),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from secrets import token_bytes
 from time import monotonic
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
-from fedavg.errors import DiskError, FedAvgError
+from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
@@ -28,8 +28,12 @@ from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import Evaluated, Worker, add_up, eval_jobs
 from fedavg.metrics import report
+from fedavg.privacy.served import Attempt, ServedLedger
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Part, Split, Sum, Work
+
+if TYPE_CHECKING:
+    from fedavg.secagg import ServerSession
 
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
@@ -59,8 +63,19 @@ class Stopped(FedAvgError):
 class HttpFleet(Fleet):
     """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort."""
 
-    def __init__(self, setup: Setup, hub: Hub, store: Store, rules: Rules, minimum: int | None) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        hub: Hub,
+        store: Store,
+        rules: Rules,
+        minimum: int | None,
+        ledger: ServedLedger | None = None,
+    ) -> None:
         self._setup, self._hub, self._store, self._rules, self._minimum = setup, hub, store, rules, minimum
+        #: What the run has spent of its clients' privacy; None for a run that is not private.
+        self.ledger = ledger
+        self._session: ServerSession | None = None
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
 
@@ -84,7 +99,7 @@ class HttpFleet(Fleet):
         if parked and parked.round == round:
             self._attempt = parked.attempt
             if self._setup.secagg:  # the session went down with the server: clients answer only in a new one
-                self._abandon(round, "the server was started again")
+                self._abandon(round, parked.cohort, "the server was started again", None)
             return Cohort(parked.cohort, len(self._setup.data))
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
         return Cohort(self._sample(round), len(self._setup.data))
@@ -111,18 +126,25 @@ class HttpFleet(Fleet):
         if self._minimum is not None:
             return self._minimum
         population = self._setup.plan.clients or self._hub.enrolled
+        shares = self._setup.secagg.shares if self._setup.secagg else None
         cohort = max(round(self._setup.plan.C * population), 1)
-        return max(self._rules.minimum(cohort), min(cohort, population - self._hub.shut_out(population)))
+        least = max(self._rules.minimum(cohort), shares.least if shares else 0)
+        return max(least, min(cohort, population - self._hub.shut_out(population)))
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
+        if self.ledger:
+            self.ledger.check(work.round, cohort.clients)
         invitation = self._invitation(parts, work)
         self._begin(work.round, cohort.clients, invitation)
         collect = self._collect_masked if self._setup.secagg else self._collect
         result = collect(invitation)
         if isinstance(result, Abandoned):
             self._check_stop()
-            self._abandon(work.round, result.reason)
-        return result
+            opened = sorted(self._session.opened) if self._session else []
+            self._abandon(work.round, cohort.clients, result.reason, opened)
+            return result
+        self._settle(work.round, "done", cohort.clients, self._hub.counted())
+        return replace(result, releases=self.ledger.releases) if self.ledger else result
 
     def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
         attempt = self._attempt
@@ -130,12 +152,19 @@ class HttpFleet(Fleet):
         invited = len(invitation.round.invited)
         log.info("collecting", extra={"round": round, "attempt": attempt, "invited": invited})
 
-    def _abandon(self, round: int, reason: str) -> None:
-        """Give the attempt up; the next one is with other clients."""
+    def _abandon(self, round: int, cohort: Sequence[int], reason: str, opened: Sequence[int] | None) -> None:
+        """Give the attempt up; the next one is with other clients. `opened`: whose sum may have been seen, if known."""
         attempt = self._attempt
-        self.retried(lambda: self._store.abandon_round(round, attempt, reason))
+        self.retried(lambda: self._store.abandon_round(round, attempt, reason, opened))
+        self._settle(round, "abandoned", cohort, opened)
         log.warning("abandoned", extra={"round": round, "attempt": attempt, "reason": reason})
         self._attempt += 1
+
+    def _settle(self, round: int, state: str, cohort: Sequence[int], counted: Sequence[int] | None) -> None:
+        """Charge an attempt that is over; the database has, or will have, all that this follows from."""
+        if self.ledger:
+            known = None if counted is None else tuple(counted)
+            self.ledger.settle(Attempt(round, self._attempt, state, tuple(cohort), known))
 
     def _collect(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The sum over the updates that came, or why the round is abandoned."""
@@ -151,16 +180,18 @@ class HttpFleet(Fleet):
 
         round, (group,) = invitation.round, invitation.groups
         expected = group.expected
+        self._session = None
         try:
             assert self._setup.secagg
             self._setup.secagg.check(len(round.invited))
             terms = self._setup.secagg.terms(
                 token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
             )
-            secure = SecureRound(ServerSession(terms, round.invited), self._rules.deadline_s / SECURE_PHASES)
+            self._session = ServerSession(terms, round.invited)
+            secure = SecureRound(self._session, self._rules.deadline_s / SECURE_PHASES)
             self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
             aggregate = self._hub.aggregate()
-        except SecAggError as error:
+        except (SecAggError, PlanError) as error:
             return Abandoned(f"secure aggregation: {error}")
         if aggregate is None:
             return Abandoned(self._hub.abandoned_because())

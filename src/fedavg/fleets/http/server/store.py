@@ -44,6 +44,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from fedavg.errors import FedAvgError
+from fedavg.privacy.served import Attempt
 
 #: How long one writer waits for another before it gives up, in seconds.
 PATIENCE_S: Final = 30
@@ -410,14 +411,18 @@ class Store:
                 )
             )
 
-    def abandon_round(self, round: int, attempt: int, reason: str) -> None:
-        """Ends an attempt without a result; asked again it is quiet, for a lost connection may hide that it worked."""
+    def abandon_round(self, round: int, attempt: int, reason: str, opened: Sequence[int] | None = None) -> None:
+        """Ends an attempt without a result; asked again it is quiet, for a lost connection may hide that it worked.
+
+        `opened` are the clients whose sum may have been seen; without it nobody knows.
+        """
         with self._write(f"abandon round {round}") as connection:
             this = and_(_rounds.c.round == round, _rounds.c.attempt == attempt)
             if connection.scalar(select(_rounds.c.state).where(this)) == "abandoned":
                 return
             _expect_open(connection, round, attempt, "abandoned")
-            connection.execute(_this(round, attempt).values(state="abandoned", reason=reason))
+            seen = None if opened is None else json.dumps(list(opened))
+            connection.execute(_this(round, attempt).values(state="abandoned", reason=reason, counted=seen))
 
     def commit_round(
         self,
@@ -477,6 +482,16 @@ class Store:
         if row is None:
             raise StoreError(f"round {round} is not committed; expected one of those that `committed()` gives")
         return Counted(row.attempt, frozenset(json.loads(row.counted)))
+
+    def attempts(self) -> list[Attempt]:
+        """Every attempt at a round so far, in order: who was asked, and of whom something was seen."""
+        rows = select(*(_rounds.c[name] for name in ("round", "attempt", "state", "cohort", "counted")))
+        with self._read("read the attempts") as connection:
+            found = connection.execute(rows.order_by(_rounds.c.round, _rounds.c.attempt)).all()
+        return [
+            Attempt(row.round, row.attempt, row.state, tuple(json.loads(row.cohort)), _clients_of(row.counted))
+            for row in found
+        ]
 
     def last_state(self) -> tuple[int, bytes] | None:
         """The newest committed round and its state, checked against the digest it was stored with."""
@@ -641,6 +656,10 @@ def _open_round(connection: Connection) -> RoundRow | None:
     if row is None:
         return None
     return RoundRow(row.round, row.attempt, row.state, tuple(json.loads(row.cohort)), row.model_sha256)
+
+
+def _clients_of(text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else tuple(json.loads(text))
 
 
 def _expect_next(connection: Connection, round: int, doing: str) -> None:
