@@ -8,7 +8,7 @@ from fedavg.errors import RunDirError
 from fedavg.runlog.checkpoint import Checkpoint, load_checkpoint, model_sha256, save_checkpoint
 from fedavg.types import State
 
-STATE = State(torch.linspace(-1, 1, 1000), {"momentum": torch.ones(1000)})
+STATE = State(torch.linspace(-1, 1, 1000), {"momentum": torch.ones(1000)}, {"stage 1": {"clip.norm": torch.ones(1)}})
 
 
 def test_a_state_comes_back_whole(tmp_path):
@@ -18,6 +18,7 @@ def test_a_state_comes_back_whole(tmp_path):
     assert (found.round, found.row, found.rows, found.clients) == (7, {"round": 7}, "link", {"a.states": 5})
     assert torch.equal(found.state.weights, STATE.weights)
     assert torch.equal(found.state.slots["momentum"], STATE.slots["momentum"])
+    assert found.state.others == STATE.others
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path):
