@@ -118,6 +118,11 @@ def serve(
 def _resolve(plan: Plan, rules: Rules, hub: Hub) -> Setup:
     """The plan on the clients that will come. Its own training data, if any, is let go of: clients hold theirs."""
     local = served(resolve(plan), plan.clients)
+    if local.budget and len(local.data) != plan.clients:
+        raise PlanError(
+            f"clients: got {plan.clients}, but data '{local.data.name}' has {len(local.data)}; a private run needs the "
+            "same number: its noise and its mean are made for K clients"
+        )
     if local.secagg:
         local.secagg.check(rules.invited(local.cohort_size))
     return replace(local, data=RemoteData(hub, local.data, local.plan.clients))
