@@ -230,7 +230,7 @@ class Device:
         try:
             self._releases.check(offer)
         except BudgetSpent as error:
-            self._say_failed(offer, str(error))
+            self._say_failed(offer, "budget-spent", str(error))
             raise
         pending = self._pending or Pending(offer.round, offer.attempt, offer.model, offer.upload_token)
         self._note(replace(pending, token=offer.upload_token))  # a server that was restarted gives out other tokens
@@ -242,7 +242,7 @@ class Device:
                 self._train(offer)
         except FedAvgError as error:
             log.warning("failed", extra={"round": offer.round, "detail": str(error)})
-            self._say_failed(offer, str(error))
+            self._say_failed(offer, "training-failed", str(error))
             return
         try:
             self._upload()
@@ -315,10 +315,10 @@ class Device:
         if refusal.error not in _NOT_NOW:
             if not self._releases.has(offer):  # what was noised is not made again, with other noise
                 self._drop_pending(keep_state=False)
-            self._say_failed(offer, str(refusal))
+            self._say_failed(offer, "update-refused", str(refusal))
 
-    def _say_failed(self, offer: WorkOffer, detail: str) -> None:
-        report = ReportRequest(round=offer.round, attempt=offer.attempt, kind="failed", detail=printable(detail, 500))
+    def _say_failed(self, offer: WorkOffer, reason: str, detail: str) -> None:
+        report = ReportRequest(offer.round, offer.attempt, "failed", reason, printable(detail, 500))
         try:
             self._link.ask(UpdateAnswer, "/v1/report", report)
         except ServerRefused as refusal:

@@ -77,7 +77,7 @@ class MaskedRounds:
             yield
         except FedAvgError as error:
             log.warning("left the session", extra={"round": round, "detail": str(error)})
-            report = ReportRequest(round=round, attempt=attempt, kind="failed", detail=printable(str(error), 500))
+            report = ReportRequest(round, attempt, "failed", "session-left", printable(str(error), 500))
             with suppress(ServerRefused):
                 self._link.ask(UpdateAnswer, "/v1/report", report)
 
