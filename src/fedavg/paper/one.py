@@ -99,7 +99,7 @@ class TrainingSample:
         if not isinstance(event, Round) or not sample_due(event.round):
             return
         self._trainer.load(event.state.weights)
-        total, count = self._trainer.evaluate(self._examples)["loss"]
+        total, count = self._trainer.evaluate(self._examples)["loss"].tolist()
         with self._path.open("a") as file:
             file.write(json.dumps([event.round, total / count]) + "\n")
 
