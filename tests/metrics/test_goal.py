@@ -133,5 +133,5 @@ def test_a_target_needs_something_to_be_evaluated():
 def test_more_metrics_by_the_plan():
     last = list(fedavg.train(toy_plan(task=Task("t", lambda: nn.Linear(8, 3)), metrics="f1:3, topk:2")))[-1]
     assert list(last.test) == ["accuracy", "loss", "f1", "top2"]
-    with pytest.raises(PlanError, match="metric: got 'f3'"):
+    with pytest.raises(PlanError, match="metrics: got 'f3'"):
         Plan(metrics=("f3",))
