@@ -39,7 +39,7 @@ from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
 from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, add_up, describe, eval_jobs
 from fedavg.metrics import report
 from fedavg.runlog.checkpoint import model_sha256
-from fedavg.setup import Setup
+from fedavg.setup import Setup, check_population
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
 from fedavg.types import Cohort, Part, Split, Sum, Work
@@ -119,6 +119,7 @@ class LocalFleet(Fleet):
     """Simulates all clients of a setup on this machine. What clients keep lies in `states`, or is gone at the end."""
 
     def __init__(self, setup: Setup, workers: int, states: Path | None = None) -> None:
+        check_population(setup)
         self._setup = setup
         self._inline = "fork" not in get_all_start_methods() or setup.plan.device != "cpu"
         if self._inline and setup.plan.worker_timeout is not None:
