@@ -596,7 +596,9 @@ def test_an_altered_row_is_named(tmp_path, change):
     fleet_database(path)
     sql(str(path), change)
     table = change.split()[2 if change.startswith("DELETE") else 1]
-    named = "of its 5 rounds some are lost" if change.startswith("DELETE") else f"the row of '{table}' with .* is damaged"
+    named = (
+        "of its 5 rounds some are lost" if change.startswith("DELETE") else f"the row of '{table}' with .* is damaged"
+    )
     with pytest.raises(StoreError, match=f"run.db: {named}.*; restore the database from a copy"):
         Store.open(path)
 
