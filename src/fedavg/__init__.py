@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedavg.data import ArrayData, load
     from fedavg.errors import FedAvgError
     from fedavg.fleets import Fleet, LocalFleet
+    from fedavg.metrics import Metric
     from fedavg.plan import Plan, Schedule
     from fedavg.runner import Result, resume, run
     from fedavg.server import Event, Round, Start, train
@@ -24,6 +25,7 @@ _HOMES = {
     "fedavg.data": ["ArrayData", "load"],
     "fedavg.errors": ["FedAvgError"],
     "fedavg.fleets": ["Fleet", "LocalFleet"],
+    "fedavg.metrics": ["Metric"],
     "fedavg.plan": ["Plan", "Schedule"],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.server": ["Event", "Round", "Start", "train"],
@@ -34,7 +36,7 @@ _HOMES = {
 
 __all__ = [
     "Algorithm", "ArrayData", "Codec", "Event", "Examples", "FedAvgError", "FederatedData", "Fleet", "LocalFleet",
-    "Plan", "Result", "Round", "Schedule", "Stage", "Start", "State", "Sum", "Task", "Update", "Work", "load",
+    "Metric", "Plan", "Result", "Round", "Schedule", "Stage", "Start", "State", "Sum", "Task", "Update", "Work", "load",
     "resume", "run", "train",
 ]  # fmt: skip
 

@@ -111,7 +111,7 @@ def resolve(plan: Plan) -> Setup:
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = pooled(data) if algorithm.pools_data else data
-    if plan.target and "accuracy" not in task.metrics:
+    if plan.target and "accuracy" not in task.judged_by:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     downlink = _resolve_downlink(plan, task, algorithm)

@@ -15,6 +15,7 @@ from fedavg.engine.graph import GraphEpoch
 from fedavg.engine.model import Model
 from fedavg.engine.tape import Untraceable
 from fedavg.errors import TaskError
+from fedavg.metrics import checked_sums
 from fedavg.tasks.lstm import PeepholeLSTM
 from fedavg.tasks.task import Task
 from fedavg.types import Examples
@@ -115,26 +116,26 @@ class Trainer:
         return torch.nn.functional.pad(trainable, (0, len(self.model.vector) - len(trainable))).to("cpu"), float(loss)
 
     @torch.no_grad()
-    def evaluate(self, examples: Examples) -> dict[str, tuple[float, int]]:
-        """For each metric the sum over predictions, and their number. Runs in evaluation mode."""
-        totals = dict.fromkeys(self.task.metrics, (0.0, 0))
+    def evaluate(self, examples: Examples) -> dict[str, Tensor]:
+        """The sums of each metric over all examples, float64. Runs in evaluation mode."""
+        metrics = self.task.judged_by
+        totals = {name: torch.zeros(metric.size, dtype=torch.float64) for name, metric in metrics.items()}
         self.model.module.eval()
         for start in range(0, len(examples), self.task.eval_batch):
             chunk = slice(start, start + self.task.eval_batch)
-            for name, values in self._judge(examples.x[chunk], examples.y[chunk].to(self._device)).items():
-                total, count = totals[name]
-                totals[name] = (total + float(values.sum(dtype=torch.float64)), count + values.numel())
+            for name, sums in self._judge(examples.x[chunk], examples.y[chunk].to(self._device)).items():
+                totals[name] += sums
         self.model.module.train()
         return totals
 
     def _judge(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The values of each metric, one per prediction."""
+        """The sums of each metric over one batch."""
         try:
             if self.task.pack is not None:
                 x, y = self.task.pack(x, y)
             with self._kernels:
                 output = self.model.module(self.prepare(x))
-            return {name: metric(output, y) for name, metric in self.task.metrics.items()}
+            return {name: checked_sums(metric, output, y) for name, metric in self.task.judged_by.items()}
         except USER_ERRORS as error:
             raise TaskError(f"'{self.task.name}' can not be evaluated on {_form(x, y)}: {error}") from error
 

@@ -36,7 +36,8 @@ from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
 from fedavg.fleets import pipes
 from fedavg.fleets.fleet import CohortResult, Fleet, join
 from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
-from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, describe, eval_jobs
+from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, add_up, describe, eval_jobs
+from fedavg.metrics import report
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
@@ -204,7 +205,8 @@ class LocalFleet(Fleet):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._shared[: len(weights)].copy_(weights)
         results = self._run(eval_jobs(self._setup, on)).results
-        return combine([result for result in results if isinstance(result, Evaluated)])
+        pieces = [result for result in results if isinstance(result, Evaluated)]
+        return report(self._setup.task.judged_by, add_up(pieces))
 
     def _sum(self, finished: "_Finished") -> Tensor:
         """The sum over the rings of the workers that took part."""

@@ -1,23 +1,15 @@
 """`Task`: what is learned. A PyTorch module, its loss, its metrics; it knows nothing of clients or rounds."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Metric = Callable[[Tensor, Tensor], Tensor]
-
-
-def accuracy(output: Tensor, y: Tensor) -> Tensor:
-    """1 where the most likely class, over dimension 1, is the right one."""
-    return output.argmax(1) == y
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(output, y, reduction="none")
+from fedavg.metrics import Metric, MetricsGiven, by_name, default_metrics
 
 
 def as_float(x: Tensor) -> Tensor:
@@ -30,16 +22,18 @@ class Task:
     """A learning problem that any fleet can train and any data of the right form can feed.
 
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
-    `loss(output, y)` is the mean over the batch. Each metric gives one value per prediction (a 1-D tensor); its
-    mean over the whole set is reported. `prepare` turns raw `x` into the module's input; `augment`, where given,
-    does it in training, for all examples of a local epoch at once, with its own generator. `pack`, where given, gives
-    the x and y of one batch a smaller form, of the same loss, gradient and metrics.
+    `loss(output, y)` is the mean over the batch. `metrics` are what models are judged by: metrics, their names
+    (`"f1:10"`), or a dict of them by names of your own, in which a function may stand that gives one value per
+    prediction. If none are given: the loss, and accuracy if the loss is one of PyTorch's over classes. `prepare` turns
+    raw `x` into the module's input; `augment`, where given, does it in training, for all examples of a local epoch at
+    once, with its own generator. `pack`, where given, gives the x and y of one batch a smaller form, of the same loss,
+    gradient and metrics.
     """
 
     name: str
     build: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
-    metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": accuracy, "loss": cross_entropy})
+    metrics: MetricsGiven | None = None
     prepare: Callable[[Tensor], Tensor] = as_float
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None
     pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
@@ -49,3 +43,9 @@ class Task:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a task needs a name")
+        _ = self.judged_by  # a metric that can not be is an error here, not in a worker
+
+    @cached_property
+    def judged_by(self) -> Mapping[str, Metric]:
+        """The metrics by name, bound to the loss; the first is the one that matters most."""
+        return default_metrics(self.loss) if self.metrics is None else by_name(self.metrics, self.loss)

@@ -26,7 +26,8 @@ from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
 from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
-from fedavg.fleets.worker import Evaluated, Worker, combine, eval_jobs
+from fedavg.fleets.worker import Evaluated, Worker, add_up, eval_jobs
+from fedavg.metrics import report
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Part, Split, Sum, Work
 
@@ -220,7 +221,8 @@ class HttpFleet(Fleet):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._weights.copy_(weights)
         results: Iterable[object] = (self._judge.do(job) for job in eval_jobs(self._setup, on))
-        return combine([result for result in results if isinstance(result, Evaluated)])
+        pieces = [result for result in results if isinstance(result, Evaluated)]
+        return report(self._setup.task.judged_by, add_up(pieces))
 
     def retried(self, call: Callable[[], T]) -> T:
         """A call that writes; while the database is away or there is no space, say so, and try until it works."""
