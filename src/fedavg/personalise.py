@@ -7,7 +7,7 @@ seen them; otherwise the shared model was trained on them too, and both are judg
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
@@ -19,16 +19,14 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds
-from fedavg.algorithms import make_algorithm
 from fedavg.client import Client
-from fedavg.codecs import make_codec
 from fedavg.data import HeldOut
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, RunDirError
 from fedavg.metrics import report
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import Setup, resolve_data, resolve_task
+from fedavg.setup import population_of, resolve, resolve_data
 
 PERCENTILES: Final = (5, 25, 50, 75, 95)
 
@@ -149,8 +147,8 @@ def _judge_all(plan: Plan, data: HeldOut, weights: Tensor, settings: FineTuning)
     able = [int(k) for k in np.flatnonzero(data.held_sizes)]
     if not able:
         raise DataError(f"{data.name}: no client has examples to hold out; expected some: use a larger share")
-    setup = Setup(plan, resolve_task(plan), data, make_algorithm("fedavg"), make_codec("float32"), ())
-    trainer = setup.new_trainer()
+    plain = replace(plan, algorithm="fedavg", codec="float32", downlink="float32", stages=(), secagg="none")
+    trainer = resolve(replace(plain, dp_epsilon=None), population_of(data)).new_trainer(data.client(able[0]), data.test)
 
     def judge(k: int) -> Judged:
         return _judge(trainer, data, k, weights, settings, plan.seed)

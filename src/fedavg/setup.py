@@ -1,6 +1,6 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +22,7 @@ from fedavg.privacy.pairs import check_pairs
 from fedavg.stages import Stage, parse_stage
 from fedavg.stages.noise import Noise
 from fedavg.tasks import TASKS, Task
-from fedavg.types import Examples, FederatedData, Update, Work
+from fedavg.types import Examples, FederatedData, Population, Update, Work
 
 if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
     from fedavg.secagg.options import Masking
@@ -31,31 +31,54 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A plan with everything it names. Read-only: workers share it."""
+class Draft:
+    """The parts of a plan before they know of each other: what a part is bound to."""
 
     plan: Plan
     task: Task
-    data: FederatedData
     algorithm: Algorithm
     codec: Codec
     stages: tuple[Stage, ...]
-    #: How the server's change is sent; None: clients fetch all that is shared, each time.
-    downlink: Downlink | None = None
-    #: How updates are masked, so that the server sees only their sum; None: they are not.
-    secagg: "Masking | None" = None
-    #: What the rounds cost in privacy; None for a run that is not differentially private.
-    budget: Budget | None = None
+    secagg: "Masking | None"
+    #: Who the clients are; None where whoever comes takes part, so that nobody knows how many there will be.
+    population: Population | None
 
     @property
-    def eligible(self) -> np.ndarray:
-        """The clients that have data: a client without any is never picked."""
-        return np.flatnonzero(self.data.sizes)
+    def clients(self) -> Population:
+        """Who the clients are, for a part that can not do without."""
+        if self.population is None:
+            raise PlanError("clients: the plan's stages need K, the number of clients; got none")
+        return self.population
 
     @property
     def cohort_size(self) -> int:
-        """m = max(C K, 1), at most as many as have data."""
-        return min(max(round(self.plan.C * len(self.data)), 1), len(self.eligible))
+        return cohort_size(self.plan.C, self.clients)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
+        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noise)), 0.0)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A plan with everything it names, each part bound to the others. Read-only: workers share it.
+
+    It holds no examples: those are with the clients, wherever a fleet has them.
+    """
+
+    plan: Plan
+    task: Task
+    algorithm: Algorithm
+    codec: Codec
+    stages: tuple[Stage, ...]
+    population: Population | None
+    #: How the server's change is sent; None: clients fetch all that is shared, each time.
+    downlink: Downlink | None
+    #: How updates are masked, so that the server sees only their sum; None: they are not.
+    secagg: "Masking | None"
+    #: What the rounds cost in privacy; None for a run that is not differentially private.
+    budget: Budget | None
 
     @property
     def metrics(self) -> frozenset[str]:
@@ -68,17 +91,12 @@ class Setup:
         """True if clients keep anything between rounds."""
         return self.algorithm.keeps_state or self.codec.keeps_residual
 
-    @property
-    def noise_multiplier(self) -> float:
-        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
-        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noise)), 0.0)
-
     def update_size(self, parameters: int) -> int:
         """How many numbers an update has: the algorithm's vectors, and what stages append."""
         return parameters * self.algorithm.vectors_up + sum(stage.appends for stage in self.stages)
 
     def stage_rng(self, round: int, client: int, index: int) -> np.random.Generator:
-        """What the index-th stage draws from: the seed's numbers, or such as nobody can know."""
+        """What the index-th stage draws from: the seed's numbers, or the system's entropy."""
         if self.plan.noise_source == "os":
             return seeds.fresh_rng()
         return seeds.rng(self.plan.seed, round, client, f"stage {index}")
@@ -90,35 +108,55 @@ class Setup:
             update = stage.on_arrival(update, work)
         return update
 
-    def new_trainer(self) -> Trainer:
-        """A trainer with initial weights, its engine chosen and proved on the first client that has data."""
+    def new_trainer(self, examples: Examples, test: Examples | None) -> Trainer:
+        """A trainer with initial weights, its engine chosen and proved on a client's examples and the test set."""
         trainer = Trainer(self.task, self.plan.seed, self.plan.device)
-        first = self.data.client(int(self.eligible[0]))
-        batch = int(min(self.plan.work(1).batch, len(first)))
+        batch = int(min(self.plan.work(1).batch, len(examples)))
         rng = seeds.rng(self.plan.seed, seeds.NONE, seeds.NONE, "probe")
-        trainer.choose_engine(self.plan.engine, trainer.inputs(first.x[:batch], rng), first.y[:batch])
-        trainer.evaluate(Examples(self.data.test.x[:2], self.data.test.y[:2]))  # a metric that fails should fail now
+        trainer.choose_engine(self.plan.engine, trainer.inputs(examples.x[:batch], rng), examples.y[:batch])
+        if test is not None:
+            trainer.evaluate(Examples(test.x[:2], test.y[:2]))  # a metric that fails should fail now
         return trainer
 
 
-def resolve(plan: Plan) -> Setup:
+def cohort_size(C: float, clients: Population) -> int:
+    """m = max(C K, 1), at most as many as have data."""
+    return min(max(round(C * clients.count), 1), clients.with_data)
+
+
+def resolve(plan: Plan, population: Population | None) -> Setup:
+    """The plan's parts for a population, bound to each other; whatever does not fit is refused here."""
     algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
     _check_device(plan.device)
     stages = tuple(parse_stage(text) for text in plan.stages)
     task = resolve_task(plan)
-    data = resolve_data(plan)
-    if not data.sizes.any():
-        raise DataError(f"data '{data.name}': no client has any example; expected at least one")
-    data = pooled(data) if algorithm.pools_data else data
     if plan.target and "accuracy" not in task.judged_by:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
-    downlink = _resolve_downlink(plan, task, algorithm)
-    setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan))
-    check_pairs(setup)
-    setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
-    return replace(setup, budget=budget_of(setup))
+    draft = Draft(plan, task, algorithm, codec, stages, _resolve_secagg(plan), population)
+    check_pairs(draft)
+    return Setup(
+        plan=plan,
+        task=task,
+        algorithm=algorithm,
+        codec=codec,
+        stages=tuple(stage.bind(draft) for stage in stages),
+        population=population,
+        downlink=_resolve_downlink(plan, task, algorithm),
+        secagg=draft.secagg,
+        budget=budget_of(draft),
+    )
+
+
+def simulation(plan: Plan) -> tuple[Setup, FederatedData]:
+    """A plan and its data for a simulation on this machine."""
+    data = resolve_data(plan)
+    return resolve(plan, population_of(data)), data
+
+
+def population_of(data: FederatedData) -> Population:
+    return Population(len(data), data.sizes)
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":
@@ -162,9 +200,12 @@ def _check_device(device: str) -> None:
 
 
 def resolve_data(plan: Plan) -> FederatedData:
-    """What clients train on: the plan's data, without what it holds out."""
+    """What clients train on: the plan's data, without what it holds out; all of it as one client for a baseline."""
     data = _whole_data(plan)
-    return HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
+    if not data.sizes.any():
+        raise DataError(f"data '{data.name}': no client has any example; expected at least one")
+    data = HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
+    return pooled(data) if make_algorithm(plan.algorithm).pools_data else data
 
 
 def _whole_data(plan: Plan) -> FederatedData:

@@ -8,7 +8,9 @@ from math import fsum
 from torch import Tensor
 
 from fedavg.engine.trainer import Engine
-from fedavg.types import Cohort, Part, Split, Sum, Work
+from fedavg.plan import Plan
+from fedavg.setup import Setup
+from fedavg.types import Cohort, Part, Population, Split, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,16 @@ class Fleet(ABC):
 
     #: How clients train, and why so; known after `start`.
     engine: Engine
+    #: What a run is resumed on only; known after `open`.
+    fingerprint: str
 
     @abstractmethod
-    def start(self) -> Tensor:
-        """Get ready; returns the initial weights, shape (P,)."""
+    def open(self, plan: Plan) -> Population | None:
+        """Find the clients that the plan is for; None where whoever comes takes part."""
+
+    @abstractmethod
+    def start(self, setup: Setup) -> Tensor:
+        """Get ready to train; returns the initial weights, shape (P,)."""
 
     @abstractmethod
     def draw(self, round: int) -> Cohort:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from fedavg.fleets.watchdog import Busy
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.sums import ExactSum
-from fedavg.types import Examples, Split, Work
+from fedavg.types import Examples, FederatedData, Split, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.ring import Encoding
@@ -68,9 +69,16 @@ class Worker:
     """Has a trainer, reads what the server shares, and adds into its own ring of shared memory."""
 
     def __init__(
-        self, setup: Setup, trainer: Trainer, shared: Tensor, ring: Tensor, states: ClientStates | None
+        self,
+        setup: Setup,
+        data: FederatedData,
+        trainer: Trainer,
+        shared: Tensor,
+        ring: Tensor,
+        states: ClientStates | None,
     ) -> None:
         self._setup = setup
+        self._data = data
         self._trainer = trainer
         self._shared = shared
         self._states = states
@@ -86,7 +94,8 @@ class Worker:
             self._sum.reset()
             self._cohort = job.cohort
         try:
-            message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
+            examples = self._data.client(job.client)
+            message = run_client(self._setup, self._trainer, job.client, examples, job.work, self._shared, self._states)
             vector = self._setup.codec.decode(message.frame, self._size)
             if job.encoding:  # bounds can not be kept on what is masked
                 ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring
@@ -99,30 +108,44 @@ class Worker:
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self._shared[: len(self._trainer.weights)])
-        sums = self._trainer.evaluate(self._examples(job))
-        return Evaluated({name: values.tolist() for name, values in sums.items()})
+        return judged(self._trainer, self._examples(job))
 
     def _examples(self, job: EvalJob) -> Examples:
         if job.split == "train":
-            return self._setup.data.client(job.piece)
-        size = self._setup.task.eval_batch
-        chunk = slice(job.piece * size, (job.piece + 1) * size)
-        return Examples(self._setup.data.test.x[chunk], self._setup.data.test.y[chunk])
+            return self._data.client(job.piece)
+        return test_piece(self._data.test, self._setup.task.eval_batch, job.piece)
 
 
-def eval_jobs(setup: Setup, split: Split) -> list[Job]:
+def judged(trainer: Trainer, examples: Examples) -> Evaluated:
+    """The sums of the task's metrics at the trainer's weights."""
+    sums = trainer.evaluate(examples)
+    return Evaluated({name: values.tolist() for name, values in sums.items()})
+
+
+def test_piece(test: Examples, size: int, piece: int) -> Examples:
+    """The piece-th chunk of a test set."""
+    chunk = slice(piece * size, (piece + 1) * size)
+    return Examples(test.x[chunk], test.y[chunk])
+
+
+def test_pieces(test: Examples, size: int) -> range:
+    """The numbers of the chunks of a test set: they do not depend on the number of workers."""
+    return range(-(-len(test) // size))
+
+
+def eval_jobs(setup: Setup, data: FederatedData, split: Split) -> list[Job]:
     """The pieces of a set. They do not depend on the number of workers, so neither do the sums over them."""
     if split == "train":
-        return [EvalJob(split, int(k)) for k in setup.eligible]
-    return [EvalJob(split, piece) for piece in range(-(-len(setup.data.test) // setup.task.eval_batch))]
+        return [EvalJob(split, int(k)) for k in np.flatnonzero(data.sizes)]
+    return [EvalJob(split, piece) for piece in test_pieces(data.test, setup.task.eval_batch)]
 
 
-def describe(setup: Setup, job: Job, index: int) -> Busy:
+def describe(data: FederatedData, job: Job, index: int) -> Busy:
     """A job as a watchdog knows it."""
     if isinstance(job, TrainJob):
-        examples = float(setup.data.sizes[job.client]) * job.work.epochs
+        examples = float(data.sizes[job.client]) * job.work.epochs
         return Busy(index, "train", examples, f"client {job.client} in round {job.work.round}")
-    examples = float(setup.data.sizes[job.piece]) if job.split == "train" else 1.0
+    examples = float(data.sizes[job.piece]) if job.split == "train" else 1.0
     return Busy(index, f"evaluate {job.split}", examples, f"piece {job.piece} of the evaluation on {job.split}")
 
 

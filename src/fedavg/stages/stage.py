@@ -8,7 +8,7 @@ import numpy as np
 from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Setup
+    from fedavg.setup import Draft
 
 
 class Stage:
@@ -24,7 +24,7 @@ class Stage:
     #: True if the metrics of a client do not leave it: they are not noised.
     hides_metrics: bool = False
 
-    def bind(self, setup: "Setup") -> "Stage":
+    def bind(self, draft: "Draft") -> "Stage":
         """This stage with what it needs to know of the rest: the model's layout, the cohort, other stages."""
         return self
 
