@@ -140,11 +140,14 @@ def _task(value: object) -> object:
 
 
 def _data(value: object) -> object:
-    from fedavg.data import DATASETS
+    from fedavg.data import DATASETS, canonical, is_named
 
-    if isinstance(value, FederatedData) or value in DATASETS or (isinstance(value, str) and ":" in value):
+    if isinstance(value, str) and is_named(value):
+        return canonical(value)
+    if isinstance(value, FederatedData) or (isinstance(value, str) and ":" in value):
         return value
-    raise ValueError(f"one of {', '.join(DATASETS)}, 'module:name' of installed FederatedData, or FederatedData itself")
+    names = ", ".join(dataset.usage for dataset in DATASETS.values())
+    raise ValueError(f"one of {names}, 'module:name' of installed FederatedData, or FederatedData itself")
 
 
 def _algorithm(value: object) -> object:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
-from fedavg.data import HeldOut, load, pooled
+from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.downlink import Downlink
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
@@ -211,7 +211,7 @@ def resolve_data(plan: Plan) -> FederatedData:
 def _whole_data(plan: Plan) -> FederatedData:
     if isinstance(plan.data, FederatedData):
         return plan.data
-    if ":" in plan.data:
+    if not is_named(plan.data):
         return _object(plan.data, {}, FederatedData, "data")  # type: ignore[type-abstract]
     data_dir = Path(plan.data_dir) if plan.data_dir else None
     return load(plan.data, plan.partition, plan.clients, plan.seed, data_dir)

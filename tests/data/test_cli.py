@@ -46,6 +46,12 @@ def test_info() -> None:
     assert "60,000 to train, 10,000 to test" in run("info", "mnist")
 
 
+def test_settings_after_the_name() -> None:
+    assert "clients           100" in run("info", "mnist:pixels=centred")
+    assert run_json("show", "mnist:pixels=centred", "--clients", "10")["name"] == "mnist:pixels=centred"
+    assert run_json("info", "mnist")["settings"] == {"pixels": ["unit", "centred"]}
+
+
 def test_info_without_the_files_says_how_to_get_them() -> None:
     assert "missing: fedavg data get posts" in run("info", "posts")
     document = run_json("info", "posts")

@@ -198,10 +198,10 @@ def _check_url(url: str, insecure: bool) -> None:
 
 
 def _own_examples(options: dict[str, Any]) -> "Examples":
-    from fedavg.data import DATASETS, load
+    from fedavg.data import is_named, load
     from fedavg.data.own import read_examples
 
-    if options["data"] not in DATASETS:
+    if not is_named(options["data"]):
         return read_examples(Path(options["data"]), options["label"])
     k, slash, n = (options["share"] or "").partition("/")
     if not slash or not k.isdecimal() or not n.isdecimal() or int(k) >= int(n):
@@ -232,6 +232,8 @@ def status(url: str, ca: Path | None, admin_token_file: Path | None, as_json: bo
     refused = answer["updates_refused"]
     shown = ", ".join(f"{n} {why}" for why, n in refused.items()) or "none"
     click.echo(f"updates           {answer['updates_accepted']} accepted, refused: {shown}")
+    if answer["reports"]:
+        click.echo(f"clients report    {', '.join(f'{n} {why}' for why, n in answer['reports'].items())}")
 
 
 @click.command()

@@ -22,7 +22,19 @@ DATASETS: dict[str, Dataset] = {
     dataset.name: dataset for dataset in (MNIST, CIFAR10, SHAKESPEARE, POSTS, SYNTHETIC_POSTS)
 }
 
-__all__ = ["DATASETS", "ArrayData", "Dataset", "HeldOut", "Partition", "check", "load", "parse_partition", "pooled"]
+__all__ = [
+    "DATASETS",
+    "ArrayData",
+    "Dataset",
+    "HeldOut",
+    "Partition",
+    "canonical",
+    "check",
+    "is_named",
+    "load",
+    "parse_partition",
+    "pooled",
+]
 
 
 def load(
@@ -32,9 +44,13 @@ def load(
     seed: int = 0,
     data_dir: Path | None = None,
 ) -> FederatedData:
-    """A data set, split over clients. What is not given is the data set's default."""
+    """A data set, split over clients. What is not given is the data set's default.
+
+    `name` may carry settings, as in 'mnist:pixels=centred'.
+    """
     wanted = check(name, partition, clients)
-    return DATASETS[name].load(Request(wanted, clients, seed, data_directory(data_dir)))
+    dataset, settings = read_name(name)
+    return dataset.load(Request(wanted, clients, seed, data_directory(data_dir), settings))
 
 
 def check(name: str, partition: str | None, clients: int | None) -> Partition:
@@ -49,7 +65,38 @@ def check(name: str, partition: str | None, clients: int | None) -> Partition:
     return wanted
 
 
-def dataset_named(name: str) -> Dataset:
+def is_named(text: str) -> bool:
+    """Whether a text names a data set of the registry, with or without settings; else it may name installed code."""
+    return text.partition(":")[0] in DATASETS
+
+
+def dataset_named(text: str) -> Dataset:
+    return read_name(text)[0]
+
+
+def read_name(text: str) -> tuple[Dataset, dict[str, str]]:
+    """The data set that a text names, and the value of each of its settings.
+
+    >>> read_name("mnist:pixels=centred")[1]
+    {'pixels': 'centred'}
+    """
+    name, *parts = text.split(":")
     if name not in DATASETS:
-        raise PlanError(f"unknown data set {name!r}. Use one of: {', '.join(DATASETS)}.")
-    return DATASETS[name]
+        raise PlanError(f"unknown data set {text!r}. Use one of: {', '.join(DATASETS)}.")
+    dataset = DATASETS[name]
+    given = dict(part.split("=", 1) for part in parts if "=" in part)
+    wrong = any(value not in dataset.settings.get(key, ()) for key, value in given.items())
+    if wrong or len(given) != len(parts):
+        raise PlanError(f"data: got '{text}'; expected '{dataset.usage}'")
+    return dataset, {key: given.get(key, values[0]) for key, values in dataset.settings.items()}
+
+
+def canonical(text: str) -> str:
+    """The one way to write a data set's name: settings in their order, without those at their defaults.
+
+    >>> canonical("mnist:pixels=unit"), canonical("mnist:pixels=centred")
+    ('mnist', 'mnist:pixels=centred')
+    """
+    dataset, settings = read_name(text)
+    told = [f"{key}={value}" for key, value in settings.items() if value != dataset.settings[key][0]]
+    return ":".join([dataset.name, *told])

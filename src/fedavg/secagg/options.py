@@ -23,6 +23,8 @@ class Masking(ABC):
     clip: float
     cap: float
     bits: int
+    #: Against a server that lies: keys and survivor sets are signed by devices that an authority vouches for.
+    signed: bool
 
     def terms(
         self, session: bytes, round: int, model: str, clients: int, dimension: int, metrics: Iterable[str]
@@ -50,6 +52,7 @@ class Complete(Masking):
     cap: float
     bits: int = 32
     needed: float = 0.67
+    signed: bool = False
 
     def __post_init__(self) -> None:
         if not 0.5 < self.needed <= 1:
@@ -57,7 +60,7 @@ class Complete(Masking):
 
     def _terms(self, session: bytes, round: int, model: bytes, encoding: Encoding) -> Terms:
         threshold = max(2, ceil(self.needed * encoding.clients))
-        return Terms(session, round, model, encoding, threshold=threshold)
+        return Terms(session, round, model, encoding, threshold=threshold, signed=self.signed)
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,10 @@ class Sparse(Masking):
     bits: int = 32
     colluding: float = 0.05
     dropout: float = 0.33
+    signed: bool = False
 
     def _terms(self, session: bytes, round: int, model: bytes, encoding: Encoding) -> Terms:
-        return Terms(session, round, model, encoding, sparse=(self.colluding, self.dropout))
+        return Terms(session, round, model, encoding, sparse=(self.colluding, self.dropout), signed=self.signed)
 
 
 MASKINGS: dict[str, type[Masking]] = {"complete": Complete, "sparse": Sparse}

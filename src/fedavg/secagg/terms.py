@@ -19,7 +19,7 @@ class Terms:
     """One session: its name, the round and the model (SHA-256) that it serves, the encoding, the graph.
 
     The graph is complete, with `threshold` if given; or sparse, for `sparse` = (colluding rate, dropout rate). With
-    `signed`, keys and the survivor set are signed by identities that the caller vouches for, against an active server.
+    `signed`, keys and the survivor set are signed by identities that an authority vouches for.
     """
 
     session: bytes

@@ -50,7 +50,7 @@ EXAMPLES = [
     WaitAnswer(1.5, 0, False),
     DoneAnswer(100, MODEL, True),
     UpdateAnswer(True, False),
-    ReportRequest(3, 0, "failed", "out of memory\n  at step 3"),
+    ReportRequest(3, 0, "failed", "training-failed", "out of memory\n  at step 3"),
     NewToken(None, "", 3),
     NewToken(5, "the lab", None),
     Problem("stale-epoch", "sign again", "e-2"),
@@ -133,7 +133,7 @@ def test_what_is_not_strict_json_is_refused(body):
 
 
 def test_brackets_in_texts_are_not_depth():
-    report = ReportRequest(1, 0, "failed", '[[[[[[{{{{{{ "\\" ]')
+    report = ReportRequest(1, 0, "failed", "bad-offer", '[[[[[[{{{{{{ "\\" ]')
     assert parse(ReportRequest, dump(report), 1000) == report
 
 
@@ -209,9 +209,10 @@ BAD = {
     DoneAnswer: {"round": [-1, True], "model": ["", None], "counted": [0, []]},
     UpdateAnswer: {"accepted": [None, 1, 0, "true"], "duplicate": [None, 1, {}]},
     ReportRequest: {
-        "round": [0, "1"],
+        "round": [-1, "1"],
         "attempt": [-1],
         "kind": ["", "Failed", "ok", None, 1],
+        "reason": ["", "a-reason-of-my-own", None, 1],
         "detail": ["x" * 501, "\x00", "\r", "\u2028", HALF, None],
     },
     Problem: {
@@ -278,7 +279,7 @@ def test_what_would_be_refused_is_not_written(message, field):
 
 @given(text=st.text(st.characters(), max_size=600))
 def test_any_text_can_be_made_a_detail(text):
-    report = ReportRequest(1, 0, "failed", printable(text, 500))
+    report = ReportRequest(1, 0, "failed", "bad-offer", printable(text, 500))
     assert parse(ReportRequest, dump(report), MAX_MESSAGE) == report
 
 

@@ -351,13 +351,33 @@ class UpdateAnswer:
     duplicate: bool = item(Flag(), "true if it had been taken before; it counts once")
 
 
+#: What `ReportRequest.reason` may say, and what it means. A fixed list: nobody fills a server's counters with names.
+REPORTS: Final[dict[str, str]] = {
+    "training-failed": "the model could not be fetched or trained",
+    "update-refused": "the server has refused the update",
+    "session-left": "the session of secure aggregation was not as it should be",
+    "out-of-time": "the deadline of the offer is over",
+    "bad-offer": "the offer asks for more than the plan or the device's own task implies",
+    "bad-plan": "the plan can not be used here",
+    "no-secagg": "the device asks for secure aggregation, and the plan has none",
+    "unsigned-session": "the device asks for signed sessions, and those of the plan are not",
+    "no-authority": "sessions are signed, and the device has no authority or no voucher",
+    "small-cohort": "fewer clients are invited than the device asks for",
+    "weak-privacy": "the device asks for more privacy than the plan gives",
+    "many-epochs": "more local epochs than the device allows",
+    "many-rounds": "more rounds a day than the device allows",
+    "round-opened": "the device has opened a sum of this round already, and opens no second one",
+}
+
+
 @dataclass(frozen=True)
 class ReportRequest:
     """POST /v1/report: the client will not upload, so that nobody waits for it."""
 
-    round: int = item(ROUND, "the round of the offer")
+    round: int = item(COUNT, "the round of the offer; 0 if it is the plan that is declined")
     attempt: int = item(ATTEMPT, "the attempt of the offer")
     kind: Literal["failed", "declined"] = item(Choice(("failed", "declined")), "failed while training, or never began")
+    reason: str = item(Choice(tuple(REPORTS)), "why, for programs")
     detail: str = item(Text(_LINES, 0, 500, "printable text"), "what went wrong, without personal data")
 
 

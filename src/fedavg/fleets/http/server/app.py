@@ -391,12 +391,15 @@ class FleetApp:
     async def _report(self, request: Request) -> Response:
         client, body = await self._signed(request)
         message = parse_body(ReportRequest, body)
-        if not self._hub.fail(client.k, message.round, message.attempt):
+        awaited = self._hub.fail(client.k, message.round, message.attempt)
+        if not awaited and message.round > 0:
             raise Refusal("wrong-round", "no update of this client is wanted in that round")
+        self._hub.reported(message.reason)
         log.warning(
             "client reports",
-            extra={"client": client.k, "round": message.round, "kind": message.kind, "detail": message.detail},
-        )
+            extra={"client": client.k, "round": message.round, "kind": message.kind, "reason": message.reason,
+                   "detail": message.detail},
+        )  # fmt: skip
         return _json(UpdateAnswer(accepted=True, duplicate=False))
 
     async def _health(self, _: Request) -> Response:

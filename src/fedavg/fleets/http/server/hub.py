@@ -110,6 +110,7 @@ class Hub:
         self.wake: Callable[[Iterable[int]], None] = lambda _: None
         self.accepted = 0
         self.refused: Counter[str] = Counter()
+        self._reports: Counter[str] = Counter()
 
     # Clients
 
@@ -459,6 +460,11 @@ class Hub:
             self._changed.notify_all()
             return True
 
+    def reported(self, reason: str) -> None:
+        """A client has said why it does not take part."""
+        with self._changed:
+            self._reports[reason] += 1
+
     # What operators ask
 
     def status(self) -> dict[str, object]:
@@ -483,6 +489,7 @@ class Hub:
                 },
                 "updates_accepted": self.accepted,
                 "updates_refused": dict(self.refused),
+                "reports": dict(self._reports),
             }  # fmt: skip
 
 
