@@ -1,9 +1,9 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -19,15 +19,15 @@ from fedavg.errors import DataError, PlanError
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
-from fedavg.stages import Stage, parse_stage
+from fedavg.privacy.shares import bind_shares
+from fedavg.specs import make
+from fedavg.stages import Stage, make_stage
 from fedavg.stages.noise import Noise
-from fedavg.tasks import TASKS, Task
+from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Population, Update, Work
 
 if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
     from fedavg.secagg.options import Masking
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class Draft:
     @property
     def cohort_size(self) -> int:
         return cohort_size(self.plan.C, self.clients)
+
+    def update_size(self, parameters: int) -> int:
+        return update_size(self.algorithm, self.stages, parameters)
 
     @property
     def noise_multiplier(self) -> float:
@@ -92,8 +95,7 @@ class Setup:
         return self.algorithm.keeps_state or self.codec.keeps_residual
 
     def update_size(self, parameters: int) -> int:
-        """How many numbers an update has: the algorithm's vectors, and what stages append."""
-        return parameters * self.algorithm.vectors_up + sum(stage.appends for stage in self.stages)
+        return update_size(self.algorithm, self.stages, parameters)
 
     def stage_rng(self, round: int, client: int, index: int) -> np.random.Generator:
         """What the index-th stage draws from: the seed's numbers, or the system's entropy."""
@@ -119,6 +121,11 @@ class Setup:
         return trainer
 
 
+def update_size(algorithm: Algorithm, stages: Sequence[Stage], parameters: int) -> int:
+    """How many numbers an update has: the algorithm's vectors, and what stages append."""
+    return parameters * algorithm.vectors_up + sum(stage.appends for stage in stages)
+
+
 def cohort_size(C: float, clients: Population) -> int:
     """m = max(C K, 1), at most as many as have data."""
     return min(max(round(C * clients.count), 1), clients.with_data)
@@ -129,23 +136,24 @@ def resolve(plan: Plan, population: Population | None) -> Setup:
     algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
     _check_device(plan.device)
-    stages = tuple(parse_stage(text) for text in plan.stages)
+    stages = tuple(make_stage(text) for text in plan.stages)
     task = resolve_task(plan)
     if plan.target and "accuracy" not in task.judged_by:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     draft = Draft(plan, task, algorithm, codec, stages, _resolve_secagg(plan), population)
     check_pairs(draft)
+    bound = bind_shares(replace(draft, stages=tuple(stage.bind(draft) for stage in stages)))
     return Setup(
         plan=plan,
         task=task,
         algorithm=algorithm,
         codec=codec,
-        stages=tuple(stage.bind(draft) for stage in stages),
+        stages=bound.stages,
         population=population,
         downlink=_resolve_downlink(plan, task, algorithm),
-        secagg=draft.secagg,
-        budget=budget_of(draft),
+        secagg=bound.secagg,
+        budget=budget_of(bound),
     )
 
 
@@ -168,12 +176,12 @@ def _resolve_secagg(plan: Plan) -> "Masking | None":
 
 
 def resolve_task(plan: Plan) -> Task:
-    return _object(plan.task, TASKS, Task, "task")
+    return make(plan.task, Task)
 
 
-def _bound(text: str, task: Task, vectors: int) -> Codec:
+def _bound(value: str | Codec, task: Task, vectors: int) -> Codec:
     """A codec for so many vectors of the task's model, end to end."""
-    return make_codec(text).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
+    return make_codec(value).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
 
 
 def _resolve_downlink(plan: Plan, task: Task, algorithm: Algorithm) -> Downlink | None:
@@ -208,26 +216,18 @@ def resolve_data(plan: Plan) -> FederatedData:
     return pooled(data) if make_algorithm(plan.algorithm).pools_data else data
 
 
+def check_population(plan: Plan, data: FederatedData) -> None:
+    """Where all clients are simulated, there are as many as the data has."""
+    wanted, have = plan.clients, len(data)
+    if wanted not in (None, have) and not make_algorithm(plan.algorithm).pools_data:
+        raise PlanError(
+            f"clients: got {wanted} with data '{data.name}', which has {have} clients of its own; "
+            f"leave it out, or ask for {have}"
+        )
+
+
 def _whole_data(plan: Plan) -> FederatedData:
-    if isinstance(plan.data, FederatedData):
-        return plan.data
-    if not is_named(plan.data):
-        return _object(plan.data, {}, FederatedData, "data")  # type: ignore[type-abstract]
+    if not (isinstance(plan.data, str) and is_named(plan.data)):
+        return make(plan.data, FederatedData)  # type: ignore[type-abstract]
     data_dir = Path(plan.data_dir) if plan.data_dir else None
     return load(plan.data, plan.partition, plan.clients, plan.seed, data_dir)
-
-
-def _object(value: "str | T", registry: dict[str, T], kind: type[T], what: str) -> T:
-    """An object itself, by its name in a registry, or by `module:name` of installed code."""
-    if not isinstance(value, str):
-        return value
-    if value in registry:
-        return registry[value]
-    module, _, name = value.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise PlanError(f"{what}: can not import '{value}': {error}; expected 'module:name'") from None
-    if not isinstance(found, kind):
-        raise PlanError(f"{what}: '{value}' is {type(found).__name__}; expected a fedavg.{kind.__name__}")
-    return found

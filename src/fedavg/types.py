@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedavg.specs import Pluggable
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     import numpy as np
@@ -26,10 +28,16 @@ class Examples:
         return len(self.y)
 
 
-class FederatedData(ABC):
+class FederatedData(Pluggable, ABC):
     """Examples by client, loaded lazily, plus a test set. Immutable and safe to read from forked processes."""
 
+    kind = "data"
     name: str
+
+    @classmethod
+    def registry(cls) -> Mapping[str, Any]:
+        """Nothing here: the named data sets (`fedavg.data.DATASETS`) are loaded with a partition."""
+        return {}
 
     @property
     @abstractmethod

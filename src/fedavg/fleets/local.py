@@ -40,7 +40,7 @@ from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Work
 from fedavg.metrics import report
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
-from fedavg.setup import Setup, cohort_size, population_of, resolve_data
+from fedavg.setup import Setup, check_population, cohort_size, population_of, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
 from fedavg.types import Cohort, Part, Population, Split, Sum, Work
@@ -135,6 +135,7 @@ class LocalFleet(Fleet):
                 "which nobody watches; expected none"
             )
         self._data = resolve_data(plan)
+        check_population(plan, self._data)
         self.fingerprint = self._data.fingerprint
         self._population = population_of(self._data)
         return self._population
@@ -178,6 +179,8 @@ class LocalFleet(Fleet):
         return Cohort(sample_cohort(self._setup.plan, self._population, round), self._population.count)
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
+        if self._states and self._kept_in is None:  # there is no checkpoint to go back to
+            self._states.settle(work.round - 1)
         return join([self._train(p.cohort, work, p.shared) for p in parts], [p.scale for p in parts])
 
     def _train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:

@@ -58,7 +58,7 @@ class Stopped(FedAvgError):
 
 
 class HttpFleet(Fleet):
-    """Clients that come to the server. `minimum` of them must be there before a run begins.
+    """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
 
     `population` is what the plan was made for, `test` what the server itself judges models on.
     """
@@ -66,7 +66,7 @@ class HttpFleet(Fleet):
     fingerprint = "devices"
 
     def __init__(
-        self, population: Population, test: Examples, hub: Hub, store: Store, rules: Rules, minimum: int
+        self, population: Population, test: Examples, hub: Hub, store: Store, rules: Rules, minimum: int | None
     ) -> None:
         self._population, self._test = population, test
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
@@ -98,7 +98,7 @@ class HttpFleet(Fleet):
                 self._abandon(round, "the server was started again")
             return Cohort(parked.cohort, self._present().count)
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
-        self._wait_for(self._minimum)
+        self._wait_for_clients()
         present = self._present()
         return Cohort(self._sample(present, round), present.count)
 
@@ -118,10 +118,21 @@ class HttpFleet(Fleet):
         rng = seeds.rng(plan.seed, round, seeds.NONE, f"over-selection {self._attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
 
-    def _wait_for(self, needed: int) -> None:
-        while (there := self._hub.wait_for_clients(needed, PATIENCE_S)) < needed:
+    def _wait_for_clients(self) -> None:
+        """Until a cohort is there. Rather than for ever, who was only silent is called back from its rest."""
+        patience = min(PATIENCE_S, self._rules.deadline_s)
+        while (there := self._hub.wait_for_clients(self._needed, patience)) < (needed := self._needed()):
             self._check_stop()
-            log.info("waiting for clients", extra={"there": there, "needed": needed})
+            called = self._hub.call_back(needed - there)
+            log.info("waiting for clients", extra={"there": there, "needed": needed, "called_back": called})
+
+    def _needed(self) -> int:
+        """Who is shut out is not waited for, as long as a quorum of a cohort can still come together."""
+        if self._minimum is not None:
+            return self._minimum
+        population = self._setup.plan.clients or self._hub.enrolled
+        cohort = max(round(self._setup.plan.C * population), 1)
+        return max(self._rules.minimum(cohort), min(cohort, population - self._hub.shut_out(population)))
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
         invitation = self._invitation(parts, work)
@@ -162,6 +173,7 @@ class HttpFleet(Fleet):
         expected = group.expected
         try:
             assert self._setup.secagg
+            self._setup.secagg.check(len(round.invited))
             terms = self._setup.secagg.terms(
                 token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
             )
