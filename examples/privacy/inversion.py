@@ -44,13 +44,13 @@ def one_image_each(count: int) -> ArrayData:
 
 def setup_of(data: ArrayData, stages: tuple[str, ...]) -> Setup:
     plan = Plan(task="mnist-2nn", data=data, algorithm="fedsgd", E=1, B="inf", C=1.0, stages=stages)
-    return resolve(plan, population_of(data))
+    return resolve(plan, population_of(data), None)
 
 
 def seen_by_the_server(setup: Setup, data: ArrayData, clients: list[int]) -> Tensor:
     """The sum over clients that the real client path sends and the real server side adds up and passes on."""
     torch.set_num_threads(1)  # for products this small, threads only wait for each other
-    trainer = setup.new_trainer(data.client(0), None)
+    trainer = setup.new_trainer(data.client(0))
     weights = trainer.weights.clone()
     ring = ExactSum(torch.zeros(len(weights), dtype=torch.int64))
     for k in clients:

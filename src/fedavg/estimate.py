@@ -41,7 +41,7 @@ def parameter_count(model: Model) -> int:
 def _derive(setup: Setup, data: FederatedData) -> dict[str, Any]:
     """With an estimate of the time, from timing a few real steps on one core."""
     plan, clients = setup.plan, population_of(data)
-    trainer = setup.new_trainer(_first(data), data.test)
+    trainer = setup.new_trainer(_first(data))
     size = len(trainer.weights)
     work = plan.work(1)
     sizes = data.sizes[data.sizes > 0]
@@ -60,7 +60,7 @@ def _derive(setup: Setup, data: FederatedData) -> dict[str, Any]:
         "clients_with_data": clients.with_data,
         "clients_per_round": cohort,
         "examples": int(sizes.sum()),
-        "test_examples": len(data.test),
+        "test_examples": len(data.test or ()),
         "examples_per_client": {"min": int(sizes.min()), "mean": mean_size, "max": int(sizes.max())},
         "u": steps if setup.algorithm.pools_data else work.epochs * mean_size / batch,
         "bytes_up_per_round": len(frame) * cohort,
@@ -89,9 +89,11 @@ def _seconds_per_step(setup: Setup, first: Examples, trainer: Trainer, batch: in
     return (perf_counter() - began) / steps
 
 
-def _seconds_per_evaluation(setup: Setup, test: Examples, trainer: Trainer) -> float:
+def _seconds_per_evaluation(setup: Setup, test: Examples | None, trainer: Trainer) -> float:
     """Time one chunk of the test set, and scale."""
     size = setup.task.eval_batch
+    if not test:
+        return 0.0
     began = perf_counter()
     trainer.evaluate(Examples(test.x[:size], test.y[:size]))
     return (perf_counter() - began) * len(test) / max(min(size, len(test)), 1)

@@ -12,10 +12,13 @@ from fedavg import seeds
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
 from fedavg.data import HeldOut, is_named, load, pooled
+from fedavg.data.finite import check_finite
 from fedavg.downlink import Downlink
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
+from fedavg.metrics import Metric, by_name
+from fedavg.metrics.goal import Goal, make_goal
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
@@ -42,6 +45,27 @@ class Draft:
     secagg: "Masking | None"
     #: Who the clients are; None where whoever comes takes part, so that nobody knows how many there will be.
     population: Population | None
+    #: What the server judges models on; None where it has nothing.
+    test: Examples | None
+
+    @property
+    def judged_by_server(self) -> bool:
+        """True if the model is judged on the server's own test set."""
+        return bool(self.test) if self.plan.evaluate == "auto" else "server" in self.plan.evaluate
+
+    @property
+    def judged_by_clients(self) -> bool:
+        """True if the model is judged by clients, on what they hold out."""
+        if self.plan.evaluate != "auto":
+            return "clients" in self.plan.evaluate
+        return not self.test and self.holds_out
+
+    @property
+    def holds_out(self) -> bool:
+        """True if some client holds examples out of training, as far as is known."""
+        if self.population is None or self.population.held_sizes is None:
+            return self.plan.holdout > 0
+        return bool(self.population.held_sizes.any())
 
     @property
     def clients(self) -> Population:
@@ -76,18 +100,33 @@ class Setup:
     codec: Codec
     stages: tuple[Stage, ...]
     population: Population | None
+    #: What the server judges models on; None where it has nothing.
+    test: Examples | None
     #: How the server's change is sent; None: clients fetch all that is shared, each time.
     downlink: Downlink | None
     #: How updates are masked, so that the server sees only their sum; None: they are not.
     secagg: "Masking | None"
     #: What the rounds cost in privacy; None for a run that is not differentially private.
     budget: Budget | None
+    #: Who judges the model: the server on its test set, clients on what they hold out, both or nobody.
+    judged_by_server: bool
+    judged_by_clients: bool
 
     @property
     def metrics(self) -> frozenset[str]:
         """The names of the metrics that come with every update."""
         hidden = any(stage.hides_metrics for stage in self.stages)
         return frozenset() if hidden else frozenset(self.algorithm.metrics)
+
+    @property
+    def algorithm_metrics(self) -> frozenset[str]:
+        """What an algorithm measures of its own, beside the training loss."""
+        return self.metrics - {"train_loss"}
+
+    @property
+    def goal(self) -> Goal:
+        """What the run is watched by, and when it may stop."""
+        return make_goal(self.plan.target, self.plan.patience, self.task.judged_by)
 
     @property
     def keeps_state(self) -> bool:
@@ -110,15 +149,22 @@ class Setup:
             update = stage.on_arrival(update, work)
         return update
 
-    def new_trainer(self, examples: Examples, test: Examples | None) -> Trainer:
+    def new_trainer(self, examples: Examples) -> Trainer:
         """A trainer with initial weights, its engine chosen and proved on a client's examples and the test set."""
         trainer = Trainer(self.task, self.plan.seed, self.plan.device)
         batch = int(min(self.plan.work(1).batch, len(examples)))
         rng = seeds.rng(self.plan.seed, seeds.NONE, seeds.NONE, "probe")
         trainer.choose_engine(self.plan.engine, trainer.inputs(examples.x[:batch], rng), examples.y[:batch])
-        if test is not None:
-            trainer.evaluate(Examples(test.x[:2], test.y[:2]))  # a metric that fails should fail now
+        self._probe_metrics(trainer, examples)
         return trainer
+
+    def _probe_metrics(self, trainer: Trainer, examples: Examples) -> None:
+        """A metric that fails should fail now."""
+        if self.judged_by_server and self.test:
+            check_finite(self.test, "the test set")
+            trainer.evaluate(Examples(self.test.x[:2], self.test.y[:2]))
+        elif self.judged_by_clients:
+            trainer.evaluate(Examples(examples.x[:2], examples.y[:2]))
 
 
 def update_size(algorithm: Algorithm, stages: Sequence[Stage], parameters: int) -> int:
@@ -131,40 +177,83 @@ def cohort_size(C: float, clients: Population) -> int:
     return min(max(round(C * clients.count), 1), clients.with_data)
 
 
-def resolve(plan: Plan, population: Population | None) -> Setup:
-    """The plan's parts for a population, bound to each other; whatever does not fit is refused here."""
+def resolve(plan: Plan, population: Population | None, test: Examples | None) -> Setup:
+    """The plan's parts for whoever runs it, with the population and the test set that there are.
+
+    Whatever does not fit is refused here.
+    """
+    draft = _draft(plan, population, test)
+    _check_evaluation(draft)
+    return _bound_together(draft)
+
+
+def resolve_on_device(plan: Plan) -> Setup:
+    """The plan's parts for one of its clients, which knows neither the others nor the server's test set."""
+    return _bound_together(_draft(plan, Population(plan.clients) if plan.clients is not None else None, None))
+
+
+def _draft(plan: Plan, population: Population | None, test: Examples | None) -> Draft:
     algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
     _check_device(plan.device)
     stages = tuple(make_stage(text) for text in plan.stages)
     task = resolve_task(plan)
-    if plan.target and "accuracy" not in task.judged_by:
-        raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
-    draft = Draft(plan, task, algorithm, codec, stages, _resolve_secagg(plan), population)
+    draft = Draft(plan, task, algorithm, codec, stages, _resolve_secagg(plan), population, test)
     check_pairs(draft)
-    bound = bind_shares(replace(draft, stages=tuple(stage.bind(draft) for stage in stages)))
+    return draft
+
+
+def _bound_together(draft: Draft) -> Setup:
+    bound = bind_shares(replace(draft, stages=tuple(stage.bind(draft) for stage in draft.stages)))
     return Setup(
-        plan=plan,
-        task=task,
-        algorithm=algorithm,
-        codec=codec,
+        plan=draft.plan,
+        task=draft.task,
+        algorithm=draft.algorithm,
+        codec=draft.codec,
         stages=bound.stages,
-        population=population,
-        downlink=_resolve_downlink(plan, task, algorithm),
+        population=draft.population,
+        test=draft.test,
+        downlink=_resolve_downlink(draft.plan, draft.task, draft.algorithm),
         secagg=bound.secagg,
         budget=budget_of(bound),
+        judged_by_server=draft.judged_by_server,
+        judged_by_clients=draft.judged_by_clients,
     )
 
 
 def simulation(plan: Plan) -> tuple[Setup, FederatedData]:
     """A plan and its data for a simulation on this machine."""
     data = resolve_data(plan)
-    return resolve(plan, population_of(data)), data
+    return resolve(plan, population_of(data), data.test), data
 
 
 def population_of(data: FederatedData) -> Population:
-    return Population(len(data), data.sizes)
+    return Population(len(data), data.sizes, data.held_sizes)
+
+
+def _check_evaluation(draft: Draft) -> None:
+    """Refuse an evaluation that nobody can do, and options that would have no effect."""
+    plan = draft.plan
+    goal = make_goal(plan.target, plan.patience, draft.task.judged_by)
+    if "server" in plan.evaluate and not draft.test:
+        raise PlanError(f"evaluate: got '{plan.evaluate}', but the data has no test set; expected one, "
+                        "or evaluate 'clients' with a holdout, or 'none'")  # fmt: skip
+    if "clients" in plan.evaluate and not draft.holds_out:
+        raise PlanError(f"evaluate: got '{plan.evaluate}', but no client holds examples out; set holdout, as in 0.2, "
+                        "large enough that clients of 2 or more examples have some")  # fmt: skip
+    judged = draft.judged_by_server or draft.judged_by_clients
+    for name in ("target", "patience"):
+        if getattr(goal, name) is not None and not judged:
+            raise PlanError(f"{name}: got {getattr(plan, name)}, but nothing is evaluated; expected a test set, or a "
+                            "holdout that clients judge on")  # fmt: skip
+    if plan.eval_clients is not None and not draft.judged_by_clients:
+        raise PlanError(f"eval_clients: got {plan.eval_clients}, but no client judges the model; expected evaluate "
+                        "'clients' or 'server,clients' too")  # fmt: skip
+    held = draft.population.held_sizes if draft.population else None
+    if draft.judged_by_clients and draft.secagg and held is not None:
+        able = int(np.count_nonzero(held))
+        draft.secagg.check(min(plan.eval_clients or able, able))
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":
@@ -176,7 +265,12 @@ def _resolve_secagg(plan: Plan) -> "Masking | None":
 
 
 def resolve_task(plan: Plan) -> Task:
-    return make(plan.task, Task)
+    """The task, with the metrics that the plan adds to its own."""
+    task = make(plan.task, Task)
+    if not plan.metrics:
+        return task
+    metrics: dict[str, Metric] = {**task.judged_by, **by_name(plan.metrics, task.loss)}
+    return replace(task, metrics=metrics)
 
 
 def _bound(value: str | Codec, task: Task, vectors: int) -> Codec:

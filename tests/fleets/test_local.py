@@ -90,7 +90,7 @@ def test_a_round_may_have_several_cohorts(workers):
     plan = toy_plan(workers=workers)
     work = plan.work(1)
     with closing(LocalFleet()) as fleet:
-        weights = fleet.start(resolve(plan, fleet.open(plan)))
+        weights = fleet.start(resolve(plan, fleet.open(plan), fleet.test))
         one, other, whole = (
             fleet.train(Cohort(chosen, len(plan.data)), work, [Part(chosen, weights)])
             for chosen in ([0, 1], [3, 4, 5], [0, 1, 3, 4, 5])
@@ -166,7 +166,7 @@ def test_an_error_in_a_worker_is_told_with_its_traceback():
 
 def test_workers_go_away_with_the_fleet():
     plan, fleet = toy_plan(), LocalFleet()
-    fleet.start(resolve(plan, fleet.open(plan)))
+    fleet.start(resolve(plan, fleet.open(plan), fleet.test))
     pids = fleet.worker_pids
     assert len(set(pids)) == 2
     fleet.close()

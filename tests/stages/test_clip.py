@@ -78,7 +78,7 @@ def test_layers_are_counted_once_for_each_vector_that_an_update_has():
     class Two(type(setup.algorithm)):
         vectors_up = 2
 
-    draft = Draft(setup.plan, setup.task, Two(), setup.codec, setup.stages, None, population_of(data))
+    draft = Draft(setup.plan, setup.task, Two(), setup.codec, setup.stages, None, population_of(data), data.test)
     both = setup.stages[0].bind(draft)
     assert both.layers == ((0, 144), (144, 195), (195, 339), (339, 390))
 
@@ -138,7 +138,7 @@ def update_lengths(weights, lr):
 
     plan = toy_plan(lr=lr)
     setup, data = simulation(plan)
-    trainer = setup.new_trainer(data.client(0), data.test)
+    trainer = setup.new_trainer(data.client(0))
     lengths = []
     for k in eligible(population_of(data)):
         client = Client(int(k), data.client(int(k)), trainer, 0, 40, {})

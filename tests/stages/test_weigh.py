@@ -48,7 +48,7 @@ def test_equal_weights_are_the_plain_mean():
         from fedavg.client import Client
 
         setup, data = simulation(toy_plan())
-        trainer = setup.new_trainer(data.client(0), data.test)
+        trainer = setup.new_trainer(data.client(0))
         client = Client(k, data.client(k), trainer, 0, 1, {})
         alone.append(setup.algorithm.client_update(client, start.state.weights, setup.plan.work(1)).vector)
     moved = equal.state.weights - start.state.weights

@@ -58,7 +58,7 @@ def floor_seconds_per_round(plan: Plan) -> float:
     torch.set_num_threads(1)
     setup, data = simulation(plan)
     first = data.client(int(np.flatnonzero(data.sizes)[0]))
-    trainer = setup.new_trainer(first, data.test)
+    trainer = setup.new_trainer(first)
     work = plan.work(1)
     batch = int(min(work.batch, len(first)))
     step = products_of_step(trainer, first.x[:batch], first.y[:batch])

@@ -36,7 +36,7 @@ class HeldOut(FederatedData):
         return hold_out(self._data.client(k), self._share, self._seed, k)[1]
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._data.test
 
     @property

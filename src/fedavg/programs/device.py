@@ -50,10 +50,10 @@ from fedavg.fleets.http.protocol.messages import (
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import Setup, resolve
+from fedavg.setup import Setup, resolve_on_device
 from fedavg.specs import importing_only
 from fedavg.states import ClientStates
-from fedavg.types import Examples, Population, Work
+from fedavg.types import Examples, Work
 
 log = logging.getLogger("fedavg.device")
 
@@ -130,7 +130,7 @@ class Device:
             self._plan_digest = identity.plan_digest
             self._setup = self._resolve(identity)
             self._trained_on, _ = hold_out(self._examples, self._setup.plan.holdout, self._setup.plan.seed, self._k)
-            self._trainer = self._setup.new_trainer(self._trained_on, None)
+            self._trainer = self._setup.new_trainer(self._trained_on)
             self._models = Models(self._link, self._files, self._setup.downlink)
             self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message)
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
@@ -191,9 +191,8 @@ class Device:
                 f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
             )
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
-        population = Population(sent.clients) if sent.clients is not None else None
         with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return resolve(make_plan({**values, **own, "device": "cpu"}), population)
+            return resolve_on_device(make_plan({**values, **own, "device": "cpu"}))
 
     # Rounds
 

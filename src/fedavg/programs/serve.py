@@ -38,7 +38,7 @@ from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, Watcher, finish
 from fedavg.server import Event, Round, Start, event_row, rounds
 from fedavg.setup import Setup, cohort_size, population_of, resolve, resolve_data
-from fedavg.types import Population, State
+from fedavg.types import FederatedData, State
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -92,7 +92,7 @@ def serve(
     _check_plain(options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
-    setup = _resolve(plan, population_of(data), options.rules)
+    setup = _resolve(plan, data, options.rules)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
@@ -113,9 +113,10 @@ def serve(
         return result
 
 
-def _resolve(plan: Plan, clients: Population, rules: Rules) -> Setup:
-    """The plan for the clients that will come."""
-    setup = resolve(plan, clients)
+def _resolve(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
+    """The plan for the clients that will come, as many as its data has; of that the server keeps the test set."""
+    clients = population_of(data)
+    setup = resolve(plan, clients, data.test)
     if setup.budget and plan.clients is None:
         raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
     if setup.secagg:
@@ -131,6 +132,8 @@ def _check_plan(plan: Plan) -> None:
         )
     if plan.sampling == "poisson":
         raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
+    if "clients" in plan.evaluate:
+        raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
@@ -211,7 +214,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
-    if not (start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped"):
+    if not (start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped"):
         for event in rounds(setup, fleet, start):
             state = event.state
             if isinstance(event, Round):

@@ -19,15 +19,16 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.cohort import eligible, sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
-from fedavg.errors import DiskError, FedAvgError
-from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
+from fedavg.errors import DiskError, FedAvgError, PlanError
+from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
 from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
-from fedavg.fleets.worker import add_up, judged, test_piece, test_pieces
+from fedavg.fleets.worker import add_up, judged, test_pieces
 from fedavg.metrics import report
+from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
@@ -66,9 +67,9 @@ class HttpFleet(Fleet):
     fingerprint = "devices"
 
     def __init__(
-        self, population: Population, test: Examples, hub: Hub, store: Store, rules: Rules, minimum: int | None
+        self, population: Population, test: Examples | None, hub: Hub, store: Store, rules: Rules, minimum: int | None
     ) -> None:
-        self._population, self._test = population, test
+        self._population, self.test = population, test
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
@@ -252,9 +253,12 @@ class HttpFleet(Fleet):
 
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._judge.load(weights)
-        size = self._setup.task.eval_batch
-        pieces = [judged(self._judge, test_piece(self._test, size, piece)) for piece in test_pieces(self._test, size)]
+        assert self.test, "the plan's evaluation is checked before round 1"
+        pieces = [judged(self._judge, piece, "the test set") for piece in test_pieces(self._setup.task, self.test)]
         return report(self._setup.task.judged_by, add_up(pieces))
+
+    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
+        raise PlanError("evaluate: got 'clients' in a fleet of devices; expected 'server'")
 
     def retried(self, call: Callable[[], T]) -> T:
         """A call that writes; while the database is away or there is no space, say so, and try until it works."""
@@ -277,10 +281,5 @@ class HttpFleet(Fleet):
 
 def _summed(vector: Tensor, received: list[Received]) -> CohortResult:
     sent = [r.bytes_up for r in received]
-    total = Sum(vector, fsum(r.weight for r in received), len(received), _weighted_means(received))
+    total = Sum(vector, fsum(r.weight for r in received), len(received), weighted_means(received))
     return CohortResult(total, sum(sent), max(sent), 0)
-
-
-def _weighted_means(received: list[Received]) -> dict[str, float]:
-    weight = fsum(r.weight for r in received)
-    return {name: fsum(r.weight * r.metrics[name] for r in received) / weight for name in received[0].metrics}
