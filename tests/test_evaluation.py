@@ -154,7 +154,7 @@ def test_without_a_test_set_clients_judge_if_they_hold_something_out():
 
 
 def test_asking_the_server_without_a_test_set_is_refused():
-    with pytest.raises(PlanError, match="evaluate: got 'server', but 'no test' has no test set"):
+    with pytest.raises(PlanError, match="evaluate: got 'server', but the data has no test set"):
         rounds(toy_plan(data=without_test(toy_data()), evaluate="server"))
 
 
@@ -175,7 +175,7 @@ def test_nan_in_the_test_set_is_told_before_round_1():
     x = data.test.x.clone()
     x[7, 3] = float("nan")
     spoilt = toy_plan(data=replace_test(data, Examples(x, data.test.y)))
-    with pytest.raises(DataError, match="the test set of 'blobs': x holds NaN or infinity, first in row 7"):
+    with pytest.raises(DataError, match="the test set: x holds NaN or infinity, first in row 7"):
         next(iter(fedavg.train(spoilt)))
 
 
