@@ -124,11 +124,8 @@ class ServedLedger:
         return json.dumps(row | {"releases": self.releases, "epsilon": epsilon, "delta": self._budget.delta}) + "\n"
 
 
-def served(setup: "Setup", clients: int | None) -> "Setup":
-    """The setup with what its rounds cost over the network; a plan whose promise can not be kept there is refused.
-
-    `clients` is K of the plan, as the server has it.
-    """
+def served(setup: "Setup") -> "Setup":
+    """The setup with what its rounds cost over the network; a plan whose promise can not be kept there is refused."""
     if setup.budget is None:
         return setup
     if setup.plan.noise_source == "seeded":
@@ -136,7 +133,7 @@ def served(setup: "Setup", clients: int | None) -> "Setup":
             "noise_source: got 'seeded', with which whoever has the plan can take the noise off again; a private run "
             "over the network needs 'os'"
         )
-    if clients is None:
+    if setup.plan.clients is None:
         raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
     noise = next((stage for stage in setup.stages if isinstance(stage, Noise)), None)
     if noise and noise.where == "clients" and setup.secagg is None:

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from fedavg.client import Message, run_client
+from fedavg.data.holdout import hold_out
 from fedavg.errors import FedAvgError, FleetError
-from fedavg.fleets.http.device.data import DeviceData
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.masked import MaskedRounds
@@ -52,7 +52,7 @@ from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan, make_plan
 from fedavg.privacy.served import BudgetSpent, served
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import Setup, resolve
+from fedavg.setup import Setup, resolve_on_device
 from fedavg.specs import importing_only
 from fedavg.states import ClientStates
 from fedavg.types import Examples, Work
@@ -135,7 +135,8 @@ class Device:
             self._plan_digest = identity.plan_digest
             self._setup = self._resolve(identity)
             self._releases = Releases(self._setup, self._files, self._spent, self._max_epsilon)
-            self._trainer = self._setup.new_trainer()
+            self._trained_on, _ = hold_out(self._examples, self._setup.plan.holdout, self._setup.plan.seed, self._k)
+            self._trainer = self._setup.new_trainer(self._trained_on)
             self._models = Models(self._link, self._files, self._setup.downlink)
             self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message)
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
@@ -196,9 +197,8 @@ class Device:
                 f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
             )
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
-        mine = {"data": DeviceData(self._k, self._examples, sent.clients), "partition": None, "clients": None}
         with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return served(resolve(make_plan({**values, **own, **mine, "device": "cpu"})), sent.clients)
+            return served(resolve_on_device(make_plan({**values, **own, "device": "cpu"})))
 
     # Rounds
 
@@ -268,7 +268,7 @@ class Device:
             settings=offer.settings,
         )
         states = self._states if self._setup.keeps_state else None
-        return run_client(self._setup, self._trainer, self._k, work, shared, states)
+        return run_client(self._setup, self._trainer, self._k, self._trained_on, work, shared, states)
 
     def _frame(self, offer: WorkOffer, message: Message) -> bytes:
         header = UpdateHeader(

@@ -239,7 +239,7 @@ def test_a_damaged_count_of_what_was_spent_is_never_taken_for_none(tmp_path):
     ("changes", "reason"),
     [
         ({"noise_source": "seeded"}, "noise_source: got 'seeded'"),
-        ({"clients": None}, "needs K"),
+        ({"clients": None}, "the plan's stages need K"),
         ({"stages": (*AT_SERVER[:2], "noise:2.0:where=clients")}, "expected secagg"),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_device_refuses_such_plans_whoever_serves_them(tmp_path, changes, reas
     device = DeviceThread(Nowhere, 0, tmp_path)
     device.run()
     assert isinstance(device.ended, PlanError)
-    assert str(device.ended).count(reason.split(":")[0]) > 0
+    assert reason in str(device.ended)
 
 
 # Noise of the clients
