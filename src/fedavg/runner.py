@@ -164,7 +164,7 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, 
         summary=summary,
         rounds=np.array(rounds),
         accuracy=np.array(accuracy),
-        loss=np.array(curve(rows, "loss")[1]),
+        loss=np.array(curve(rows, "loss")[1], float),
         train_loss=np.array([row["train_loss"] for row in rows], float),
         model=model.module.eval(),
     )

@@ -5,7 +5,7 @@ and tried again with other clients; a server that crashed asks the same cohort a
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from secrets import token_bytes
@@ -21,9 +21,9 @@ from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
-from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.fleets.http.protocol.messages import METRICS, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
-from fedavg.fleets.http.server.hub import Group, Hub, Received
+from fedavg.fleets.http.server.hub import Group, Hub, Moment, Received
 from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import Evaluated, Worker, add_up, eval_jobs
@@ -38,6 +38,8 @@ T = TypeVar("T")
 PATIENCE_S: Final = 30.0
 #: A round under secure aggregation has so many phases, each with its part of the deadline.
 SECURE_PHASES: Final = 4
+#: A client's loss may be so many times that of the untrained model (plus one).
+WORST_LOSS: Final = 1000.0
 #: Seconds between tries when the database does not answer: doubled each time up to the second.
 RETRY_S: Final = (0.5, 15.0)
 
@@ -72,6 +74,8 @@ class HttpFleet(Fleet):
         self._size = len(initial)
         self._judge = Worker(self._setup, trainer, initial, torch.zeros(1, dtype=torch.int64), None)
         self._weights = initial
+        untrained = self.evaluate(initial.clone(), "test").get("loss", 0.0)
+        self._worst_loss = WORST_LOSS * (1 + abs(untrained)) if isfinite(untrained) else METRICS.value.high
         return initial.clone()
 
     def close(self) -> None:
@@ -91,12 +95,20 @@ class HttpFleet(Fleet):
 
     def _sample(self, round: int) -> list[int]:
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
-        self._wait_for_clients()
-        first = sample_cohort(self._setup, round, self._attempt)
-        others = np.setdiff1d(self._setup.eligible, first)
+        there = self._moment()
+        first = sample_cohort(there, round, self._attempt)
+        others = np.setdiff1d(there.eligible, first)
         extra = min(self._rules.invited(len(first)) - len(first), len(others))
         rng = seeds.rng(self._setup.plan.seed, round, seeds.NONE, f"over-selection {self._attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
+
+    def _moment(self) -> Setup:
+        """The plan on the clients that are there when enough are."""
+        while True:
+            self._wait_for_clients()
+            there = replace(self._setup, data=Moment(self._setup.data))
+            if len(there.eligible):  # somebody may have left just now
+                return there
 
     def _wait_for_clients(self) -> None:
         """Until a cohort is there. Rather than for ever, who was only silent is called back from its rest."""
@@ -123,6 +135,14 @@ class HttpFleet(Fleet):
             self._check_stop()
             self._abandon(work.round, result.reason)
         return result
+
+    def reject(self, work: Work, reason: str) -> bool:
+        """The round is as if it had not been; who most likely spoiled it rests, and others are asked."""
+        culprits = self._hub.spoiled(reason)
+        log.warning("rejected", extra={"round": work.round, "reason": reason, "culprits": culprits})
+        self._check_stop()
+        self._abandon(work.round, reason)
+        return True
 
     def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
         attempt = self._attempt
@@ -180,6 +200,7 @@ class HttpFleet(Fleet):
                 self._offer(work, model, part, len(invited)),
                 self._expected(work, model),
                 lambda vector, weight: self._setup.arrived(vector, weight, work),
+                lambda examples: self._metric_bounds(work, examples),
             )
             for part, model in zip(parts, models, strict=True)
         ]
@@ -203,6 +224,11 @@ class HttpFleet(Fleet):
             changes=len(part.frames),
             counted=None,
         )
+
+    def _metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
+        """What a client may say of its training: a loss far above that of the untrained model is no loss."""
+        loss = {"train_loss": (-self._worst_loss, self._worst_loss)}
+        return {**loss, **self._setup.algorithm.metric_bounds(work, examples)}
 
     def _expected(self, work: Work, model: str) -> Expected:
         return Expected(
