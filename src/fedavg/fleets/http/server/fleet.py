@@ -173,6 +173,7 @@ class HttpFleet(Fleet):
         expected = group.expected
         try:
             assert self._setup.secagg
+            self._setup.secagg.check(len(round.invited))
             terms = self._setup.secagg.terms(
                 token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
             )
