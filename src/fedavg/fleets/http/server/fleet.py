@@ -38,6 +38,8 @@ T = TypeVar("T")
 PATIENCE_S: Final = 30.0
 #: A round under secure aggregation has so many phases, each with its part of the deadline.
 SECURE_PHASES: Final = 4
+#: The same while some rest that could be called back.
+CALL_BACK_S: Final = 3.0
 #: A client's loss may be so many times that of the untrained model (plus one).
 WORST_LOSS: Final = 1000.0
 #: Seconds between tries when the database does not answer: doubled each time up to the second.
@@ -112,11 +114,14 @@ class HttpFleet(Fleet):
 
     def _wait_for_clients(self) -> None:
         """Until a cohort is there. Rather than for ever, who was only silent is called back from its rest."""
-        patience = min(PATIENCE_S, self._rules.deadline_s)
-        while (there := self._hub.wait_for_clients(self._needed, patience)) < (needed := self._needed()):
+        while (there := self._hub.wait_for_clients(self._needed, self._patience_s)) < (needed := self._needed()):
             self._check_stop()
             called = self._hub.call_back(needed - there)
             log.info("waiting for clients", extra={"there": there, "needed": needed, "called_back": called})
+
+    @property
+    def _patience_s(self) -> float:
+        return CALL_BACK_S if self._hub.resting else PATIENCE_S
 
     def _needed(self) -> int:
         """Who is shut out is not waited for, as long as a quorum of a cohort can still come together."""

@@ -195,6 +195,12 @@ class Hub:
         with self._changed:
             return sum(k < population for k in self._revoked | self._conduct.resting(monotonic()))
 
+    @property
+    def resting(self) -> int:
+        """How many are not invited for a while."""
+        with self._changed:
+            return len(self._conduct.resting(monotonic()))
+
     def call_back(self, count: int) -> list[int]:
         """End the rest of some clients that are there and were only silent."""
         with self._changed:
@@ -546,7 +552,7 @@ class Hub:
                 "done": self._done is not None,
                 "clients": len(self._clients),
                 "revoked": len(self._revoked),
-                "resting": len(self._conduct.resting(monotonic())),
+                "resting": self.resting,
                 "present": int(np.count_nonzero(self.sizes())),
                 "held_polls": self._held_in_all,
                 "round": None if not current else {
