@@ -596,7 +596,7 @@ class Moment(FederatedData):
         return self._data.client(k)
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._data.test
 
     @property
@@ -623,7 +623,7 @@ class RemoteData(FederatedData):
         raise AssertionError("the data of a remote client never leaves it")
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._test
 
     @property
