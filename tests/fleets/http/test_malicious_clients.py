@@ -17,9 +17,8 @@ from fedavg.fleets.http.server import store as store_module
 from fedavg.fleets.http.server.hub import Guards
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store
-from fedavg.setup import resolve
 from fleet_peers import EVERYONE, HOST, NUMBERS, Peer, fleet_plan, serving, until
-from toys import small_net
+from toys import TOY, small_net
 
 ONES = np.ones(NUMBERS)
 
@@ -169,7 +168,7 @@ def model_change(directory, plan):
     """What was added to each number of the initial model."""
     saved = load_file(directory / "model.safetensors")
     flat = torch.cat([saved[name].flatten() for name, _ in small_net().named_parameters()])
-    return flat - Trainer(resolve(plan).task, plan.seed).weights
+    return flat - Trainer(TOY, plan.seed).weights
 
 
 def test_no_client_leaves_others_no_room_in_the_sum(tmp_path):
