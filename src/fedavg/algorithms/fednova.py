@@ -1,7 +1,9 @@
 """FedNova: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", §4
 
-    client i:  tau_i steps of SGD;   sends d_i = Δ_i / tau_i        (Δ_i = w^i - w_t; |a_i|_1 = tau_i for plain SGD)
-    server:    tau_eff = Σ p_i tau_i;   w_{t+1} = w_t + tau_eff Σ p_i d_i        (p_i = n_i / m_t)
+    client i:  tau_i steps of SGD;   sends d_i = Δ_i / |a_i|_1        (Δ_i = w^i - w_t)
+    server:    tau_eff = Σ p_i |a_i|_1;   w_{t+1} = w_t + tau_eff Σ p_i d_i        (p_i = n_i / m_t)
+
+    |a_i|_1 = tau_i for plain SGD; with momentum m, (tau_i - m (1 - m^tau_i) / (1 - m)) / (1 - m)
 
 A client that takes more steps, since it has more data, no longer pulls harder than its n_k says: what is minimised
 stays Σ p_i F_i. Where all take as many steps it is FedAvg, to rounding.
@@ -13,10 +15,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedavg.algorithms.fedavg import FedAvg
+from fedavg.algorithms.settings import optimizer_of, require_sgd
+from fedavg.errors import PlanError
+from fedavg.optimizers import SGD, Optimizer
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
+    from fedavg.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,24 @@ class FedNova(FedAvg):
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
         update = super().client_update(client, weights, work)
-        tau = work.epochs * client.steps(work.batch)
+        tau = effective_steps(work.epochs * client.steps(work.batch), client.optimizer)
         return replace(update, vector=update.vector / tau, metrics={**update.metrics, "tau": tau})
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         tau_eff = total.metrics["tau"]  # the n_k-weighted mean over the cohort
         return replace(state, weights=(state.weights.double() + tau_eff * total.mean).float())
+
+    def check(self, plan: "Plan") -> None:
+        optimizer = optimizer_of(plan)
+        require_sgd(plan, self.name, "it counts how much each gradient adds to the change")
+        if optimizer.keep or (optimizer.folded and optimizer.folded.nesterov):
+            raise PlanError(
+                f"algorithm fednova: got optimizer '{plan.optimizer}'; expected 'sgd', with momentum that is neither "
+                "kept nor Nesterov's"
+            )
+
+
+def effective_steps(tau: int, optimizer: Optimizer) -> float:
+    """|a_i|_1: how often tau gradients count in all; one counts again in each later step that its momentum reaches."""
+    m = optimizer.momentum if isinstance(optimizer, SGD) else 0.0
+    return (tau - m * (1 - m**tau) / (1 - m)) / (1 - m) if m else tau

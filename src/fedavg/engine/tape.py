@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedavg import trees
 from fedavg.engine import plain
 from fedavg.engine.model import Model
+from fedavg.types import Examples
 
 
 class Untraceable(Exception):
@@ -58,10 +60,11 @@ class Op:
 
 @dataclass(frozen=True)
 class Tape:
-    """A step from `inputs` (parameters first, then the rest of the module's state, then constants) to the loss and
-    the gradients of the parameters."""
+    """From `inputs` (the tensors of a batch), parameters and `state` (the rest of the module's, then constants) to the
+    loss and the gradients of the parameters."""
 
     ops: list[Op]
+    inputs: list[str]
     parameters: list[str]
     state: list[str]
     state_tensors: list[Tensor]
@@ -73,18 +76,25 @@ class Tape:
     forms: dict[str, Tensor]
 
 
-def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[Any] | None = None) -> Tape:
-    """Take a plain step on (x, y), which are named 'x' and 'y' on the tape. The model's buffers are changed by it.
+def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] | None = None) -> Tape:
+    """Take the gradients of a batch, whose tensors are named x0, x1, ... and y0, y1, ... on the tape. The model's buffers
+    are changed by it.
 
     `kernels` may put other operators in the place of PyTorch's while the step is taken.
     """
     parameters = {f"p{i}": p.detach() for i, p in enumerate(model.parameters.values())}
     others = [t for n, t in model.module.named_parameters() if n not in model.parameters]
     state = {f"s{i}": t.detach() for i, t in enumerate([*others, *model.module.buffers()])}
-    recorder = _Recorder(parameters | state | {"x": x, "y": y})
+    batch = _apart(batch)
+    inputs = {
+        f"{letter}{i}": leaf
+        for letter, tree in (("x", batch.x), ("y", batch.y))
+        for i, leaf in enumerate(trees.leaves(tree))
+    }
+    recorder = _Recorder(parameters | state | inputs)
     try:
         with recorder, kernels or nullcontext():
-            loss, grads = plain.gradients(model, x, y)
+            loss, grads = plain.gradients(model, batch)
     except Untraceable:
         raise
     except Exception as error:  # whatever a user's module does while watched, the plain path can still run it
@@ -93,6 +103,7 @@ def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[A
     names = [recorder.name_of(tensor) for tensor in (loss, *grads)]
     return Tape(
         ops=_needed(recorder.ops, {name for name in names if name}),
+        inputs=list(inputs),
         parameters=list(parameters),
         state=[*state, *constants],
         state_tensors=[*state.values(), *constants.values()],
@@ -101,6 +112,18 @@ def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[A
         roots=recorder.roots,
         forms=recorder.forms,
     )
+
+
+def _apart(batch: Examples) -> Examples:
+    """Tensors are known by their place in memory: what is both input and target, as for an autoencoder, is copied."""
+    seen: set[Any] = set()
+
+    def own(leaf: Tensor) -> Tensor:
+        again = _key(leaf) in seen
+        seen.add(_key(leaf))
+        return leaf.clone() if again else leaf
+
+    return Examples(trees.changed(batch.x, own), trees.changed(batch.y, own))
 
 
 class _Recorder(TorchDispatchMode):

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fedavg import trees
+from fedavg.types import Tree
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 
@@ -25,24 +29,32 @@ def as_float(x: Tensor) -> Tensor:
     return x / 255 if x.dtype == torch.uint8 else x
 
 
+def all_as_float(x: Tree) -> Tree:
+    return trees.changed(x, as_float)
+
+
 @dataclass(frozen=True)
 class Task:
     """A learning problem that any fleet can train and any data of the right form can feed.
 
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
-    `loss(output, y)` is the mean over the batch. Each metric gives one value per prediction (a 1-D tensor); its
-    mean over the whole set is reported. `prepare` turns raw `x` into the module's input; `augment`, where given,
-    does it in training, for all examples of a local epoch at once, with its own generator. `pack`, where given, gives
-    the x and y of one batch a smaller form, of the same loss, gradient and metrics.
+    The module is called as `module(x)`, `module(*x)` or `module(**x)`, whichever x is: a tensor, a tuple or a dict of
+    them. `loss(output, y)`, with whatever the module returns, is the mean over the batch. Each metric gives one value
+    per prediction (a 1-D tensor); its mean over the whole set is reported.
+
+    `prepare` turns raw `x` into the module's input; `augment`, where given, does it in training, for all examples of a
+    local epoch at once, with its own generator. `collate`, where given, first gives the raw x and y of each batch
+    another form: texts of unlike lengths are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
+    batch then has does not matter, since the loss is a mean.
     """
 
     name: str
     build: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    loss: Callable[[Any, Any], Tensor] = F.cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": accuracy, "loss": cross_entropy})
-    prepare: Callable[[Tensor], Tensor] = as_float
-    augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None
-    pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    prepare: Callable[[Any], Any] = all_as_float
+    augment: Callable[[Any, np.random.Generator], Any] | None = None
+    collate: Callable[[Any, Any], tuple[Any, Any]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
 
