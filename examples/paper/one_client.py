@@ -21,12 +21,12 @@ import numpy as np
 from study import Row, Study, study_options
 from torch import Tensor, nn
 
-from fedavg import LocalFleet, Plan, Round, Task, Work, train
+from fedavg import LocalFleet, Plan, Round, Task, train
 from fedavg.errors import Diverged
-from fedavg.fleets.fleet import Assign, CohortResult
 from fedavg.runlog.curves import rounds_to_target
 from fedavg.setup import resolve
 from fedavg.tasks.mnist import cnn, image
+from fedavg.types import Cohort
 
 TARGET = 0.99
 
@@ -64,11 +64,11 @@ def centred(x: Tensor) -> Tensor:
 class InTurns(LocalFleet):
     """All clients take their turns, in a new order each time, before one comes again."""
 
-    def train(self, work: Work, assign: Assign) -> CohortResult:
+    def draw(self, round: int) -> Cohort:
         clients = self._setup.eligible
-        time, place = divmod(work.round - 1, len(clients))
+        time, place = divmod(round - 1, len(clients))
         order = np.random.default_rng((self._setup.plan.seed, time)).permutation(clients)
-        return super().train(work, lambda _: assign([int(order[place])]))
+        return Cohort([int(order[place])], len(clients))
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,12 @@ class Plan:
     uplink: float = option(1.0, _number(0, inf, above=True), "MB/s that a client uploads at, for the simulated clock")
     workers: int = option(cpu_count() or 1, _integer(1), "processes that train clients [one per core]", runtime=True)
     data_dir: str | None = option(None, _optional(_text), "where data sets are kept", runtime=True)
+    worker_timeout: float | None = option(
+        None,
+        _optional(_number(0, inf, above=True)),
+        "seconds after which a silent worker is replaced [20 times what the jobs before took, at least 60]",
+        runtime=True,
+    )
     checkpoint_s: float = option(10.0, _number(0, inf), "seconds between checkpoints", runtime=True)
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
 
     (With noise from the system's entropy no two runs are alike; there, no round that was recorded is done again.)
     A run that was started from Python with its own task or data needs them again: `resume(dir, task=..., data=...)`.
-    Runtime options (workers, data_dir, checkpoint_s) may be changed.
+    Runtime options (workers, worker_timeout, data_dir, checkpoint_s) may be changed.
     """
     directory = RunDir(Path(run_dir))
     setup = resolve(directory.plan(**changes))

@@ -1,9 +1,9 @@
-"""The only server loop. It picks cohorts, has a fleet run them, applies the server half and yields what happened.
+"""The only server loop: draw a cohort, say who trains from what, have the fleet train, apply the server half.
 
-It does not know where clients run, nor who consumes the events: a recorder, a progress line, a notebook.
+It does not know where clients run, nor who consumes its events: a recorder, a progress line, a notebook.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.errors import Diverged
-from fedavg.fleets import Fleet, LocalFleet
+from fedavg.fleets import Abandoned, CohortResult, Fleet, LocalFleet
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.setup import Setup, resolve
-from fedavg.types import Part, State, Sum, Work
+from fedavg.types import Cohort, State, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -89,23 +89,30 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
                 return
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """A cohort that did its work: the server's state when it was assigned, and the sum of what it sent."""
+
+    cohort: Cohort
+    state: State
+    result: CohortResult
+
+
 def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
+    """One round of Algorithm 1: from the server's state to the next one."""
     began = perf_counter()
     try:
-        assign = _Assignment(setup, state, work)
-        result = fleet.train(work, assign)
-        bytes_down = setup.downlink.fetched(state, assign.cohort, work.round) if setup.downlink else result.bytes_down
-        before, state = assign.state, _server_half(setup, assign.state, result.total, work)
-        if setup.downlink:
-            state = setup.downlink.send(before, state, assign.cohort, work.round)
-        _check_finite(state.weights)
+        trained = _trained_cohort(setup, fleet, state, work)
+        after = _server_half(setup, trained, work)
+        _check_finite(after.weights)
     except Diverged as error:
         raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
-    trained = perf_counter()
+    ended = perf_counter()
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
-    test = fleet.evaluate(state.weights, "test") if due else None
-    on_train = fleet.evaluate(state.weights, "train") if due and setup.plan.eval_train else None
+    test = fleet.evaluate(after.weights, "test") if due else None
+    on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     entry = setup.budget.entry(work.round) if setup.budget else None
+    result = trained.result
     return Round(
         round=work.round,
         lr=work.lr,
@@ -113,35 +120,30 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         examples=result.total.weight,
         train_loss=result.total.metrics.get("train_loss"),
         bytes_up=result.bytes_up,
-        bytes_down=bytes_down,
+        bytes_down=_bytes_down(setup, state, trained, work),
         simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
-        seconds=trained - began,
-        eval_seconds=perf_counter() - trained,
+        seconds=ended - began,
+        eval_seconds=perf_counter() - ended,
         saturated=result.saturated,
         test=test,
         train=on_train,
-        state=state,
+        state=after,
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
     )
 
 
-class _Assignment:
-    """Who trains from what, for the cohort that a fleet has picked; of several tries at a round, the last counts."""
-
-    def __init__(self, setup: Setup, state: State, work: Work) -> None:
-        self._setup, self._before, self._work = setup, state, work
-        self.cohort: Sequence[int] = ()
-        self.state = state
-
-    def __call__(self, cohort: Sequence[int]) -> Sequence[Part]:
-        rng = seeds.rng(self._setup.plan.seed, self._work.round, seeds.NONE, "assign")
-        self.cohort = cohort
-        self.state, parts = self._setup.algorithm.assign(self._before, self._work, cohort, rng)
-        if self._setup.downlink is None:
-            return parts
-        frames = self._setup.downlink.frames(self._before)
-        return [replace(part, frames=frames) for part in parts]
+def _trained_cohort(setup: Setup, fleet: Fleet, state: State, work: Work) -> _Trained:
+    """Draw a cohort and have it train; where an attempt is abandoned, another cohort is drawn."""
+    while True:
+        cohort = fleet.draw(work.round)
+        rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
+        assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng)
+        if setup.downlink:
+            parts = [replace(part, frames=setup.downlink.frames(state)) for part in parts]
+        result = fleet.train(cohort, work, parts)
+        if not isinstance(result, Abandoned):
+            return _Trained(cohort, assigned, result)
 
 
 def _initial_state(setup: Setup, weights: Tensor) -> State:
@@ -154,20 +156,32 @@ def _initial_state(setup: Setup, weights: Tensor) -> State:
 def _instructions(setup: Setup, state: State, round: int) -> Work:
     """The plan's work for a round, with what the stages and the algorithm decide from the state."""
     settings = {name: value for stage in setup.stages for name, value in stage.settings(state).items()}
-    work = replace(setup.plan.work(round), population=len(setup.data), settings=settings)
-    return setup.algorithm.adjust(state, work)
+    return setup.algorithm.adjust(state, replace(setup.plan.work(round), settings=settings))
 
 
-def _server_half(setup: Setup, state: State, total: Sum, work: Work) -> State:
-    """From the cohort's sum, through the stages in reverse, to the next state."""
+def _server_half(setup: Setup, trained: _Trained, work: Work) -> State:
+    """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
+    before, cohort = trained.state, trained.cohort
+    total = replace(trained.result.total, population=cohort.population)
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
+    after = _averaged(setup, before, total, work)
+    return setup.downlink.send(before, after, cohort.clients, work.round) if setup.downlink else after
+
+
+def _averaged(setup: Setup, state: State, total: Sum, work: Work) -> State:
     if not total.weight:  # nobody took part: there is nothing to average
         return state
     state = setup.algorithm.server_update(state, total, work)
     for stage in setup.stages:
         state = stage.after(state, total, work)
     return state
+
+
+def _bytes_down(setup: Setup, state: State, trained: _Trained, work: Work) -> int:
+    if setup.downlink:
+        return setup.downlink.fetched(state, trained.cohort.clients, work.round)
+    return trained.result.bytes_down
 
 
 def _check_finite(weights: Tensor) -> None:

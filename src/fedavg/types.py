@@ -76,6 +76,8 @@ class Sum:
     weight: float
     count: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    #: K, how many clients there were to draw from; the server loop fills it in.
+    population: int = 0
 
     @property
     def mean(self) -> Tensor:
@@ -99,10 +101,16 @@ class Work:
     epochs: int
     batch: float
     lr: float
-    #: K, how many clients there are.
-    population: int = 0
     #: Numbers that the server decides anew each round, such as an adaptive clipping norm; they travel with the work.
     settings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """S_t, the clients that are asked in a round, drawn from a population of K."""
+
+    clients: Sequence[int]
+    population: int
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def test_without_delay_and_a_buffer_for_all_it_is_fedavg_bit_for_bit(C):
 
 
 def assigned(algorithm, state, round, cohort, seed=0):
-    work = Work(round, epochs=1, batch=10, lr=0.1, population=100)
+    work = Work(round, epochs=1, batch=10, lr=0.1)
     return algorithm.assign(state, work, cohort, np.random.default_rng(seed))
 
 

@@ -12,7 +12,7 @@ from fedavg import LocalFleet, Round, Task, train
 from fedavg.errors import FleetError, TaskError
 from fedavg.fleets.fleet import join
 from fedavg.setup import resolve
-from fedavg.types import Part
+from fedavg.types import Cohort, Part
 from toys import TOY, toy_data, toy_plan
 
 
@@ -92,7 +92,7 @@ def test_a_round_may_have_several_cohorts(workers):
     with closing(LocalFleet(setup, workers)) as fleet:
         weights = fleet.start()
         one, other, whole = (
-            fleet.train(work, lambda _, chosen=chosen: [Part(chosen, weights)])
+            fleet.train(Cohort(chosen, len(setup.data)), work, [Part(chosen, weights)])
             for chosen in ([0, 1], [3, 4, 5], [0, 1, 3, 4, 5])
         )
     both = join([one, other], [1.0, 1.0])

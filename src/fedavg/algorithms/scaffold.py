@@ -57,7 +57,7 @@ class Scaffold(FedAvg):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         change, c_change = total.mean.chunk(2)
         x = state.weights.double() + self.lr * change
-        c = state.slots["c"].double() + (total.count / work.population) * c_change
+        c = state.slots["c"].double() + (total.count / total.population) * c_change
         return State(x.float(), {**state.slots, "c": c.float()})
 
     def check(self, plan: "Plan") -> None:

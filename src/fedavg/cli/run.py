@@ -85,15 +85,18 @@ def run(
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@click.option(
+    "--worker-timeout", default=None, metavar="VALUE", help="Seconds a worker may be silent [as the plan has it]."
+)
 @_plot
 @_quiet
 @_json
-def resume(run_dir: Path, workers: str | None, data_dir: str | None, plot: bool, quiet: bool, as_json: bool) -> None:
+def resume(run_dir: Path, plot: bool, quiet: bool, as_json: bool, **runtime: str | None) -> None:
     """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit."""
     from fedavg import runner
     from fedavg.runlog.rundir import RunDir
 
-    changes = {name: value for name, value in {"workers": workers, "data_dir": data_dir}.items() if value is not None}
+    changes = {name: value for name, value in runtime.items() if value is not None}
     plan = RunDir(run_dir).plan(**changes)
     with _progress(plan, run_dir, quiet) as watch:
         result = runner.resume(run_dir, watch, **changes)

@@ -1,6 +1,6 @@
 """Where clients run. Only this folder knows."""
 
-from fedavg.fleets.fleet import CohortResult, Fleet
+from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
 from fedavg.fleets.local import LocalFleet
 
-__all__ = ["CohortResult", "Fleet", "LocalFleet"]
+__all__ = ["Abandoned", "CohortResult", "Fleet", "LocalFleet"]

@@ -1,14 +1,14 @@
 """`Fleet`: where clients run. The server loop asks it for the sum over a cohort and for an evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
 from torch import Tensor
 
 from fedavg.engine.trainer import Engine
-from fedavg.types import Part, Split, Sum, Work
+from fedavg.types import Cohort, Part, Split, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,15 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
     )
 
 
-#: From the cohort that was picked to who trains from what.
-Assign = Callable[[Sequence[int]], Sequence[Part]]
+@dataclass(frozen=True)
+class Abandoned:
+    """An attempt at a round that came to nothing: nothing of it counts, and another cohort is drawn."""
+
+    reason: str
 
 
 class Fleet(ABC):
-    """Holds its clients between rounds; used as a context manager by the server loop."""
+    """Holds its clients between rounds. The server loop closes it at the end."""
 
     #: How clients train, and why so; known after `start`.
     engine: Engine
@@ -55,8 +58,12 @@ class Fleet(ABC):
         """Get ready; returns the initial weights, shape (P,)."""
 
     @abstractmethod
-    def train(self, work: Work, assign: Assign) -> CohortResult:
-        """Pick a cohort from the clients that there are, and have it do the round's work as `assign` says."""
+    def draw(self, round: int) -> Cohort:
+        """Who is asked in this round; after an abandoned attempt, who is asked next."""
+
+    @abstractmethod
+    def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
+        """Have the clients do the round's work, each from what its part shares, and add up what they send back."""
 
     @abstractmethod
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:

@@ -2,10 +2,11 @@
 
 Workers are forked from this process once PyTorch, the data and the compiled model are in memory, so they start at
 once, share all of it, and a user's own module needs no pickling. Weights and sums lie in shared memory; pipes carry
-only small messages. A worker that dies is replaced and its clients of the round are run again. Since sums are exact,
-neither the number of workers nor who does what can change a bit of the result.
+only small messages. A worker that dies or hangs is replaced and its clients of the round are run again. Since sums are
+exact, neither the number of workers nor who does what can change a bit of the result.
 """
 
+import logging
 import os
 import signal
 import traceback
@@ -20,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from secrets import token_bytes
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,17 +32,21 @@ from fedavg import seeds
 from fedavg.codecs import make_codec
 from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
-from fedavg.errors import FedAvgError, FleetError, TaskError
-from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
-from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, eval_jobs
+from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
+from fedavg.fleets import pipes
+from fedavg.fleets.fleet import CohortResult, Fleet, join
+from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
+from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, describe, eval_jobs
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
-from fedavg.types import Split, Sum, Work
+from fedavg.types import Cohort, Part, Split, Sum, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.options import Masking
+
+log = logging.getLogger("fedavg.run")
 
 #: Deaths of workers within one round after which something is wrong that another fork will not mend.
 MAX_DEATHS: Final = 10
@@ -65,23 +71,24 @@ class WorkerProcess:
         self.process = context.Process(target=_serve, args=(setup, worker, remote, inherited), daemon=True)
         self.process.start()
         remote.close()
+        self._inbox = pipes.Inbox(self.pipe)
 
     def send(self, job: Job) -> None:
         """Hand over a job; that a worker is dead shows when its reply is asked for."""
         with suppress(OSError):
             self.pipe.send(job)
 
-    def receive(self) -> "Result | FedAvgError | None":
-        """The reply to the last job; None if the worker died instead."""
-        try:
-            reply: Result | FedAvgError = self.pipe.recv()
-        except (EOFError, OSError):
-            return None
-        return reply
+    def receive(self) -> "list[Result | FedAvgError] | None":
+        """The replies that are here; None if the worker is dead."""
+        return self._inbox.take()
+
+    def kill(self) -> None:
+        """Ends it even if it is stopped or stuck: it holds nothing that it would have to put away."""
+        self.process.kill()
 
     def stop(self) -> None:
         self.pipe.close()
-        self.process.terminate()
+        self.kill()
         self.process.join()
 
 
@@ -104,7 +111,7 @@ def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Conne
             reply = error
         except Exception:
             reply = TaskError(f"'{setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
-        pipe.send(reply)
+        pipes.send(pipe, reply)
 
 
 class LocalFleet(Fleet):
@@ -113,7 +120,13 @@ class LocalFleet(Fleet):
     def __init__(self, setup: Setup, workers: int, states: Path | None = None) -> None:
         self._setup = setup
         self._inline = "fork" not in get_all_start_methods() or setup.plan.device != "cpu"
+        if self._inline and setup.plan.worker_timeout is not None:
+            raise PlanError(
+                f"worker_timeout: got {setup.plan.worker_timeout:g}, but clients run in the server's own process here, "
+                "which nobody watches; expected none"
+            )
         self._count = 1 if self._inline else workers
+        self._watchdog = Watchdog(setup.plan.worker_timeout)
         self._processes: list[WorkerProcess] = []
         self._threads = torch.get_num_threads()
         self._scratch = ExitStack()
@@ -152,8 +165,10 @@ class LocalFleet(Fleet):
     def _client_states(self, directory: Path | None) -> ClientStates:
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
 
-    def train(self, work: Work, assign: Assign) -> CohortResult:
-        parts = assign(sample_cohort(self._setup, work.round))
+    def draw(self, round: int) -> Cohort:
+        return Cohort(sample_cohort(self._setup, round), len(self._setup.data))
+
+    def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         return join([self._train(p.cohort, work, p.shared) for p in parts], [p.scale for p in parts])
 
     def _train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
@@ -218,34 +233,67 @@ class LocalFleet(Fleet):
         sent: dict[int, deque[int]] = {slot: deque() for slot in range(self._count)}
         done: dict[int, list[int]] = {slot: [] for slot in range(self._count)}
         deaths = 0
+        self._watchdog.new_list()
         while waiting or any(sent.values()):
             while waiting and len(sent[slot := _least_busy(sent)]) < AHEAD:
                 sent[slot].append(waiting.popleft())
                 self._processes[slot].send(jobs[sent[slot][-1]])
+                if len(sent[slot]) == 1:
+                    self._watch(slot, sent[slot][0], jobs)
             for slot in self._replied(slot for slot, queue in sent.items() if queue):
-                reply = self._processes[slot].receive()
-                if reply is None:
+                replies = self._processes[slot].receive()
+                if replies is None:
                     deaths += 1
                     self._replace(slot, deaths)
-                    waiting.extendleft([*done[slot], *sent[slot]])
+                    waiting.extendleft(reversed([*done[slot], *sent[slot]]))
                     sent[slot], done[slot] = deque(), []
-                elif isinstance(reply, FedAvgError):
-                    self.close()
-                    raise reply
-                else:
+                for reply in replies or ():
+                    if isinstance(reply, FedAvgError):
+                        self.close()
+                        raise reply
                     job = sent[slot].popleft()
                     results[job] = reply
                     done[slot].append(job)
+                    self._watchdog.done(slot)
+                    if sent[slot]:
+                        self._watch(slot, sent[slot][0], jobs)
         return _Finished([result for result in results if result is not None], done)
 
+    def _watch(self, slot: int, index: int, jobs: list[Job]) -> None:
+        self._watchdog.begins(slot, describe(self._setup, jobs[index], index))
+
     def _replied(self, slots: Iterable[int]) -> list[int]:
+        """Who has something to say, perhaps nobody; those that hang are killed, which is soon said too."""
         by_pipe = {self._processes[slot].pipe: slot for slot in slots}
-        return [by_pipe[pipe] for pipe in wait(list(by_pipe)) if isinstance(pipe, Connection)]
+        began = monotonic()
+        ready = [by_pipe[pipe] for pipe in wait(list(by_pipe), LOOK_S) if isinstance(pipe, Connection)]
+        suspicious, hung = self._watchdog.waited(monotonic() - began)
+        for silence in suspicious:
+            log.warning("%s; it is replaced after %.0f s", self._about(silence), silence.limit_s)
+        for silence in hung:
+            self._end_hung(silence)
+        return ready
+
+    def _end_hung(self, silence: Silence) -> None:
+        about = self._about(silence)
+        self._processes[silence.slot].kill()
+        if self._watchdog.hopeless(silence.task):
+            self.close()
+            raise FleetError(
+                f"{about}, the same as the workers before it; expected an answer. Look for what can be "
+                "stuck in the task or the data, or allow more time: --worker-timeout SECONDS"
+            )
+        log.warning("%s; it hangs: another takes its place, and its clients are done again", about)
+
+    def _about(self, silence: Silence) -> str:
+        pid = self._processes[silence.slot].process.pid
+        return f"worker {pid} has not answered for {silence.seconds:.0f} s ({silence.task.about})"
 
     def _replace(self, slot: int, deaths: int) -> None:
         """Fork a new worker in place of a dead one; its ring starts again from zero."""
         dead = self._processes[slot]
         dead.stop()
+        self._watchdog.gone(slot)
         if deaths > MAX_DEATHS:
             self.close()
             raise FleetError(

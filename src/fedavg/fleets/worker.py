@@ -9,6 +9,7 @@ from torch import Tensor
 from fedavg.client import run_client
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged
+from fedavg.fleets.watchdog import Busy
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.sums import ExactSum
@@ -111,6 +112,15 @@ def eval_jobs(setup: Setup, split: Split) -> list[Job]:
     if split == "train":
         return [EvalJob(split, int(k)) for k in setup.eligible]
     return [EvalJob(split, piece) for piece in range(-(-len(setup.data.test) // setup.task.eval_batch))]
+
+
+def describe(setup: Setup, job: Job, index: int) -> Busy:
+    """A job as a watchdog knows it."""
+    if isinstance(job, TrainJob):
+        examples = float(setup.data.sizes[job.client]) * job.work.epochs
+        return Busy(index, "train", examples, f"client {job.client} in round {job.work.round}")
+    examples = float(setup.data.sizes[job.piece]) if job.split == "train" else 1.0
+    return Busy(index, f"evaluate {job.split}", examples, f"piece {job.piece} of the evaluation on {job.split}")
 
 
 def combine(pieces: list[Evaluated]) -> dict[str, float]:

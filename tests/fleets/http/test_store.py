@@ -193,6 +193,16 @@ def test_a_token_can_be_bound_to_a_number(store):
     assert store.enrol(TOKEN, CAROL, 1, "", None).k == 2
 
 
+def test_numbers_end_at_k(store):
+    store.add_token(TOKEN, None, "", None)
+    with pytest.raises(EnrolRefused, match="the plan has 2 clients, numbered from 0; got number 2"):
+        store.enrol(TOKEN, ALICE, 1, "", 2, most=2)
+    assert [store.enrol(TOKEN, key, 1, "", None, most=2).k for key in (ALICE, BOB)] == [0, 1]
+    with pytest.raises(EnrolRefused, match="got number 2"):
+        store.enrol(TOKEN, CAROL, 1, "", None, most=2)
+    assert store.enrol(TOKEN, ALICE, 5, "", None, most=2).k == 0, "who is in is welcome back"
+
+
 def test_a_refused_enrolment_uses_nothing_up(store):
     store.add_token(TOKEN, 2, "", None)
     store.enrol(TOKEN, ALICE, 1, "", 0)

@@ -404,6 +404,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "wrong-method": 405,
     "too-slow": 408,
     "number-taken": 409,
+    "number-too-large": 409,
     "wrong-task": 409,
     "wrong-round": 409,
     "round-closed": 409,

@@ -186,7 +186,13 @@ class FleetApp:
         self._check_signature(request, key, None, body)
         try:
             row = await self.blocking(
-                self._store.enrol, keys.token_hash(message.token), key, message.examples, message.name, message.client
+                self._store.enrol,
+                keys.token_hash(message.token),
+                key,
+                message.examples,
+                message.name,
+                message.client,
+                self._plan.clients,
             )
         except EnrolRefused as error:
             raise Refusal(error.reason, str(error)) from None

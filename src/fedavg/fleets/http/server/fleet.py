@@ -20,7 +20,7 @@ from fedavg import seeds
 from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError
-from fedavg.fleets.fleet import Assign, CohortResult, Fleet, join
+from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
@@ -28,7 +28,7 @@ from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import Evaluated, Worker, combine, eval_jobs
 from fedavg.setup import Setup
-from fedavg.types import Part, Split, Sum, Work
+from fedavg.types import Cohort, Part, Split, Sum, Work
 
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
@@ -77,18 +77,18 @@ class HttpFleet(Fleet):
         """The listener, and the clients that wait there, outlive the last round."""
         torch.set_num_threads(self._threads)
 
-    def _pick(self, work: Work) -> Sequence[int]:
+    def draw(self, round: int) -> Cohort:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
         parked = self.retried(self._store.open_round)
-        if parked and parked.round == work.round:
+        if parked and parked.round == round:
             self._attempt = parked.attempt
             if self._setup.secagg:  # the session went down with the server: clients answer only in a new one
-                self._abandon(work.round, "the server was started again")
-            return parked.cohort
-        self._attempt = self.retried(lambda: self._store.next_attempt(work.round))
-        return self._draw(work.round)
+                self._abandon(round, "the server was started again")
+            return Cohort(parked.cohort, len(self._setup.data))
+        self._attempt = self.retried(lambda: self._store.next_attempt(round))
+        return Cohort(self._sample(round), len(self._setup.data))
 
-    def _draw(self, round: int) -> list[int]:
+    def _sample(self, round: int) -> list[int]:
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
         self._wait_for(self._minimum)
         first = sample_cohort(self._setup, round, self._attempt)
@@ -102,18 +102,15 @@ class HttpFleet(Fleet):
             self._check_stop()
             log.info("waiting for clients", extra={"there": there, "needed": needed})
 
-    def train(self, work: Work, assign: Assign) -> CohortResult:
-        cohort = self._pick(work)
-        while True:
-            invitation = self._invitation(assign(cohort), work)
-            self._begin(work.round, cohort, invitation)
-            collect = self._collect_masked if self._setup.secagg else self._collect
-            result = collect(invitation)
-            if isinstance(result, CohortResult):
-                return result
+    def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
+        invitation = self._invitation(parts, work)
+        self._begin(work.round, cohort.clients, invitation)
+        collect = self._collect_masked if self._setup.secagg else self._collect
+        result = collect(invitation)
+        if isinstance(result, Abandoned):
             self._check_stop()
-            self._abandon(work.round, result)
-            cohort = self._draw(work.round)
+            self._abandon(work.round, result.reason)
+        return result
 
     def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
         attempt = self._attempt
@@ -128,14 +125,14 @@ class HttpFleet(Fleet):
         log.warning("abandoned", extra={"round": round, "attempt": attempt, "reason": reason})
         self._attempt += 1
 
-    def _collect(self, invitation: "Invitation") -> CohortResult | str:
+    def _collect(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The sum over the updates that came, or why the round is abandoned."""
         self._hub.open(invitation.round, invitation.groups)
         if self._hub.collect() is Phase.COMMITTING:
             return self._result(invitation)
-        return self._hub.abandoned_because()
+        return Abandoned(self._hub.abandoned_because())
 
-    def _collect_masked(self, invitation: "Invitation") -> CohortResult | str:
+    def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
         from fedavg.fleets.http.server.secure import SecureRound
         from fedavg.secagg import SecAggError, ServerSession
@@ -151,9 +148,9 @@ class HttpFleet(Fleet):
             self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
             aggregate = self._hub.aggregate()
         except SecAggError as error:
-            return f"secure aggregation: {error}"
+            return Abandoned(f"secure aggregation: {error}")
         if aggregate is None:
-            return self._hub.abandoned_because()
+            return Abandoned(self._hub.abandoned_because())
         decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
         up, down = self._hub.session_bytes()

@@ -503,7 +503,10 @@ class RemoteData(FederatedData):
     @property
     def sizes(self) -> np.ndarray:
         sizes = self._hub.sizes()
-        return np.pad(sizes, (0, max(0, (self._clients or 0) - len(sizes))))
+        if self._clients is None:
+            return sizes
+        # K is the plan's: a number beyond it, enrolled before there was a check, never makes cohorts larger.
+        return np.pad(sizes[: self._clients], (0, max(0, self._clients - len(sizes))))
 
     def client(self, k: int) -> Examples:
         raise AssertionError("the data of a remote client never leaves it")

@@ -57,7 +57,7 @@ OLD_STATES_KEPT: Final = 2
 OWNER_LOCK: Final = 0x6665_6461_7667_0001
 WRITER_LOCK: Final = 0x6665_6461_7667_0002
 
-RefusedReason = Literal["token-unknown", "token-used", "number-taken", "revoked"]
+RefusedReason = Literal["token-unknown", "token-used", "number-taken", "number-too-large", "revoked"]
 
 
 class StoreError(FedAvgError):
@@ -277,8 +277,13 @@ class Store:
 
     # ------------------------------------------------------------------ clients
 
-    def enrol(self, token_hash: bytes, key: bytes, examples: int, name: str, client: int | None) -> ClientRow:
-        """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same."""
+    def enrol(
+        self, token_hash: bytes, key: bytes, examples: int, name: str, client: int | None, most: int | None = None
+    ) -> ClientRow:
+        """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same.
+
+        `most` is K of the plan: numbers run from 0 to K - 1, and whoever comes after K clients is refused.
+        """
         with self._write("enrol a client") as connection:
             there = connection.execute(select(_clients).where(_clients.c.key == key)).one_or_none()
             if there is None or bytes(there.token) != token_hash:
@@ -287,6 +292,10 @@ class Store:
             if there is not None:
                 return _welcome_back(connection, _client_row(there), examples, client)
             k = _free_number(connection) if client is None else client
+            if most is not None and k >= most:
+                raise EnrolRefused(
+                    "number-too-large", f"the plan has {most} clients, numbered from 0; got number {k}: ask for less"
+                )
             if connection.scalar(select(_clients.c.k).where(_clients.c.k == k)) is not None:
                 raise EnrolRefused("number-taken", f"client number {k} is taken; ask for another, or for none")
             values = {"k": k, "key": key, "examples": examples, "name": name}

@@ -1,0 +1,98 @@
+"""Which workers hang: silent for far longer than the jobs before would explain.
+
+Pure logic, without clocks and processes. Silence is counted in small steps while somebody waits for a worker, so a
+machine that sleeps, or a run that is stopped with Ctrl-Z, makes no worker look as if it hung.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+#: How often a worker's silence is looked at, in seconds; also the most that one look counts.
+LOOK_S: Final = 1.0
+#: No worker hangs before this, however short the jobs were: the machine may be busy with something else.
+SHORTEST_S: Final = 60.0
+#: Before anything is known of how long a job takes.
+FIRST_S: Final = 900.0
+#: A worker hangs when it needs so many times the slowest pace seen so far.
+FACTOR: Final = 20.0
+#: Hung workers for one and the same job, after which the job is at fault.
+MOST_HANGS: Final = 3
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What a worker is busy with: its place in the list of jobs, and its size in examples to go through."""
+
+    job: int
+    kind: str
+    size: float
+    #: For people: which client, or which piece of an evaluation.
+    about: str
+
+
+@dataclass(frozen=True)
+class Silence:
+    slot: int
+    task: Busy
+    seconds: float
+    limit_s: float
+
+
+class Watchdog:
+    """Learns the pace of each kind of job, and says which workers are silent for too long."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        """With a timeout, that is how long a worker may take for a job; else it follows from the jobs before."""
+        self._timeout_s = timeout_s
+        self._slowest: dict[str, float] = {}
+        self._busy: dict[int, Busy] = {}
+        self._silent_s: dict[int, float] = {}
+        self._warned: set[int] = set()
+        self._hangs: dict[int, int] = {}
+
+    def new_list(self) -> None:
+        """Jobs are counted from 0 again."""
+        self._busy.clear()
+        self._hangs.clear()
+
+    def begins(self, slot: int, task: Busy) -> None:
+        self._busy[slot] = task
+        self._silent_s[slot] = 0.0
+        self._warned.discard(slot)
+
+    def done(self, slot: int) -> None:
+        task = self._busy.pop(slot, None)
+        if task is None:  # it answered when it was given up already
+            return
+        pace = self._silent_s[slot] / max(task.size, 1.0)
+        self._slowest[task.kind] = max(self._slowest.get(task.kind, 0.0), pace)
+
+    def gone(self, slot: int) -> None:
+        """The worker is no more."""
+        self._busy.pop(slot, None)
+
+    def waited(self, seconds: float) -> tuple[list[Silence], list[Silence]]:
+        """So much time has passed: who has become suspicious by it, and who hangs and is watched no longer."""
+        suspicious, hung = [], []
+        for slot, task in list(self._busy.items()):
+            self._silent_s[slot] += min(seconds, 2 * LOOK_S)
+            silence = Silence(slot, task, self._silent_s[slot], self.limit_s(task))
+            if silence.seconds >= silence.limit_s:
+                self._hangs[task.job] = self._hangs.get(task.job, 0) + 1
+                hung.append(silence)
+                del self._busy[slot]
+            elif silence.seconds >= silence.limit_s / 2 and slot not in self._warned:
+                self._warned.add(slot)
+                suspicious.append(silence)
+        return suspicious, hung
+
+    def limit_s(self, task: Busy) -> float:
+        """After each hang of the same job it is twice as long: the job may just be slower than any before."""
+        if self._timeout_s is not None:
+            return self._timeout_s
+        pace = self._slowest.get(task.kind)
+        limit = FIRST_S if pace is None else max(SHORTEST_S, FACTOR * pace * task.size)
+        return float(limit * 2 ** self._hangs.get(task.job, 0))
+
+    def hopeless(self, task: Busy) -> bool:
+        return self._hangs.get(task.job, 0) >= MOST_HANGS
