@@ -189,8 +189,8 @@ def run_client(
 
 
 def _is_finite(update: Update) -> bool:
-    ends = update.vector.aminmax()  # one pass: both ends are NaN if any number is
-    return all(isfinite(float(number)) for number in (*ends, *update.metrics.values()))
+    low, high = update.vector.aminmax()  # one pass: both are NaN if any number is
+    return all(map(isfinite, (float(low), float(high), *update.metrics.values())))
 
 
 def _check_data(k: int, examples: Examples) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.engine.model import Model
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError
 from fedavg.plan import Plan
 from fedavg.setup import Setup, resolve, resolve_task
-from fedavg.types import Examples
 
 #: Seconds of training to time before extrapolating.
 PROBE_S = 0.5
@@ -25,12 +25,8 @@ def derive(plan: Plan) -> dict[str, Any]:
     except DataError as error:
         size = parameter_count(Model(resolve_task(plan), plan.seed))
         return {"parameters": size, "plan": plan.digest, "data_missing": str(error)}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return _derive(setup)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def parameter_count(model: Model) -> int:
@@ -73,11 +69,11 @@ def _derive(setup: Setup) -> dict[str, Any]:
 def _seconds_per_step(setup: Setup, trainer: Trainer, batch: int) -> float:
     first = setup.data.client(int(setup.eligible[0]))
     rng = seeds.rng(setup.plan.seed, seeds.NONE, seeds.NONE, "estimate")
-    x, y = trainer.inputs(first.x[:batch], rng), first.y[:batch]
-    trainer.sgd_epoch(x, y, len(y), 1e-6)
+    few, step = trees.take(first, slice(0, batch)), trainer.steps(1e-6)
+    trainer.epoch(few, len(few), step, rng)
     steps, began = 0, perf_counter()
     while perf_counter() - began < PROBE_S:
-        trainer.sgd_epoch(x, y, len(y), 1e-6)
+        trainer.epoch(few, len(few), step, rng)
         steps += 1
     return (perf_counter() - began) / steps
 
@@ -86,5 +82,5 @@ def _seconds_per_evaluation(setup: Setup, trainer: Trainer) -> float:
     """Time one chunk of the test set, and scale."""
     test, size = setup.data.test, setup.task.eval_batch
     began = perf_counter()
-    trainer.evaluate(Examples(test.x[:size], test.y[:size]))
+    trainer.evaluate(trees.take(test, slice(0, size)))
     return (perf_counter() - began) * len(test) / max(min(size, len(test)), 1)

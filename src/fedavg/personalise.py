@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedavg import seeds
@@ -23,11 +22,13 @@ from fedavg.algorithms import make_algorithm
 from fedavg.client import Client
 from fedavg.codecs import make_codec
 from fedavg.data import HeldOut
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, RunDirError
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import Setup, resolve_data, resolve_task
+from fedavg.types import Work
 
 PERCENTILES: Final = (5, 25, 50, 75, 95)
 
@@ -129,12 +130,8 @@ def personalise(
     work = plan.work(max(start.round, 1))
     settings = FineTuning(epochs, batch or work.batch, lr or work.lr, plan.holdout or share)
     held_out = _held_out(plan, share)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # before any parallel kernel: a forked process must not inherit a pool of threads
-    try:
+    with one_thread():
         clients = _judge_all(plan, held_out, start.state.weights, settings)
-    finally:
-        torch.set_num_threads(threads)
     metric = next(name for name in ("accuracy", "loss", *clients[0].shared) if name in clients[0].shared)
     return Personalised(start.round, settings, not plan.holdout, metric, clients, len(held_out) - len(clients))
 
@@ -152,19 +149,18 @@ def _judge_all(plan: Plan, data: HeldOut, weights: Tensor, settings: FineTuning)
     trainer = setup.new_trainer()
 
     def judge(k: int) -> Judged:
-        return _judge(trainer, data, k, weights, settings, plan.seed)
+        return _judge(trainer, data, k, weights, settings, plan)
 
     return tuple(spread_over(plan.workers, able, judge))
 
 
-def _judge(trainer: Trainer, data: HeldOut, k: int, weights: Tensor, settings: FineTuning, seed: int) -> Judged:
+def _judge(trainer: Trainer, data: HeldOut, k: int, weights: Tensor, settings: FineTuning, plan: Plan) -> Judged:
     held = data.held(k)
-    client = Client(k, data.client(k), trainer, seed, seeds.NONE, {})
+    client = Client(k, data.client(k), trainer, plan.seed, seeds.NONE, {}, plan.drop_last)
     client.load(weights)
     shared = _means(trainer.evaluate(held))
-    with trainer.seeded(seeds.torch_seed(seed, seeds.NONE, k, "module")):
-        for _epoch in range(settings.epochs):
-            client.sgd_epoch(settings.batch, settings.lr)
+    with trainer.seeded(seeds.torch_seed(plan.seed, seeds.NONE, k, "module")):
+        client.epochs(Work(seeds.NONE, settings.epochs, settings.batch, settings.lr))
     if not all(isfinite(float(end)) for end in client.weights.aminmax()):
         raise Diverged(f"client {k}: fine-tuning diverged at lr={settings.lr:g}; use a smaller lr")
     return Judged(k, client.n, len(held), shared, _means(trainer.evaluate(held)))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from fedavg.errors import PlanError
+from fedavg.rates import listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:
@@ -154,6 +155,13 @@ def _algorithm(value: object) -> object:
     return str(value)
 
 
+def _optimizer(value: object) -> object:
+    from fedavg.optimizers import make_optimizer
+
+    make_optimizer(str(value))
+    return str(value)
+
+
 def _codec(value: object) -> object:
     from fedavg.codecs import make_codec
 
@@ -203,8 +211,16 @@ class Plan:
     B: float | str | Schedule = option(
         10, _schedule(_batch), "B, the local batch size; inf is all local data; may change by round as E", flag="-B"
     )
-    lr: float = option(0.1, _number(0, inf, above=True), "eta, the learning rate of round 1")
+    drop_last: bool = option(
+        False, _flag, "leave out the short last batch of an epoch, unless it is the only one; another each epoch"
+    )
+    lr: float | str | Callable[[int], float] = option(
+        0.1, parse_rate, "eta, the learning rate; may change by round: '0.1,100:0.01', cosine:0.1, ... (rates.py)"
+    )
     lr_decay: float = option(1.0, _number(0, 1, above=True), "eta is multiplied by this after each round")
+    optimizer: str = option(
+        "sgd", _optimizer, "how clients step: sgd:momentum=0.9:weight_decay=1e-4, adam, adamw; settings after colons"
+    )
     rounds: int = option(100, _integer(1), "rounds of communication at the most")
     target: float | None = option(None, _optional(_number(0, 1, above=True)), "stop at this test accuracy")
     eval_every: int = option(1, _integer(1), "evaluate on the test set every so many rounds, and after the last")
@@ -250,11 +266,26 @@ class Plan:
                 object.__setattr__(self, spec.name, spec.metadata["parse"](value))
             except ValueError as error:
                 raise PlanError(f"{spec.name}: got {_shown(value)}; expected {error}") from None
+        if callable(self.lr):  # a user's own function: its answers count, here and in the digest
+            object.__setattr__(self, "lr", listed(self.lr, self.rounds))
 
     def work(self, round: int) -> Work:
         """What clients do in round t = 1, 2, ..."""
         E, B = self.schedule("E"), self.schedule("B")
-        return Work(round, int(E.at(round)), B.at(round), self.lr * self.lr_decay ** (round - 1))
+        return Work(
+            round, int(E.at(round)), B.at(round), rate_at(self.rate, round, self.rounds) * self.lr_decay ** (round - 1)
+        )
+
+    @property
+    def eta(self) -> float:
+        """The learning rate of round 1."""
+        return rate_at(self.rate, 1, self.rounds)
+
+    @property
+    def rate(self) -> float | str:
+        """eta as a plan keeps it: a number, or its text (`rates.py`)."""
+        assert not callable(self.lr), "made so by __post_init__"
+        return self.lr
 
     def schedule(self, name: str) -> Schedule:
         value = getattr(self, name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
 from fedavg.data import HeldOut, load, pooled
@@ -16,6 +16,7 @@ from fedavg.downlink import Downlink
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
+from fedavg.optimizers import make_optimizer
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
@@ -66,7 +67,7 @@ class Setup:
     @property
     def keeps_state(self) -> bool:
         """True if clients keep anything between rounds."""
-        return self.algorithm.keeps_state or self.codec.keeps_residual
+        return self.algorithm.keeps_state or self.codec.keeps_residual or make_optimizer(self.plan.optimizer).keep
 
     @property
     def noise_multiplier(self) -> float:
@@ -92,13 +93,18 @@ class Setup:
 
     def new_trainer(self) -> Trainer:
         """A trainer with initial weights, its engine chosen and proved on the first client that has data."""
-        trainer = Trainer(self.task, self.plan.seed, self.plan.device)
-        first = self.data.client(int(self.eligible[0]))
+        trainer = Trainer(self.task, self.plan.seed, self.plan.device, make_optimizer(self.plan.optimizer))
+        first = self.probed
         batch = int(min(self.plan.work(1).batch, len(first)))
-        rng = seeds.rng(self.plan.seed, seeds.NONE, seeds.NONE, "probe")
-        trainer.choose_engine(self.plan.engine, trainer.inputs(first.x[:batch], rng), first.y[:batch])
-        trainer.evaluate(Examples(self.data.test.x[:2], self.data.test.y[:2]))  # a metric that fails should fail now
+        trainer.choose_engine(self.plan.engine, trees.take(first, slice(0, batch)))
+        trainer.evaluate(trees.take(self.data.test, slice(0, 2)))  # a metric that fails should fail now
         return trainer
+
+    @property
+    def probed(self) -> Examples:
+        """The data of the first client that has any: two examples, if there is one with as many."""
+        several = np.flatnonzero(self.data.sizes > 1)
+        return self.data.client(int(several[0] if len(several) else self.eligible[0]))
 
 
 def resolve(plan: Plan) -> Setup:

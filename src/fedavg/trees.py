@@ -7,31 +7,29 @@ until the task's `collate` has made tensors of it. This module knows neither mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     from torch import Tensor, nn
 
     from fedavg.types import Examples, Tree
 
-T = TypeVar("T")
 
-
-def leaves(tree: Tree) -> list[Tensor]:
+def leaves(tree: Tree) -> list[Any]:
     """The tensors of a tree, in order."""
     if isinstance(tree, tuple):
         return list(tree)
     return list(tree.values()) if isinstance(tree, dict) else [tree]
 
 
-def rebuilt(tree: Tree, values: Sequence[Tensor]) -> Tree:
+def rebuilt(tree: Tree, values: Sequence[Any]) -> Tree:
     """A tree of the same form with other leaves."""
     if isinstance(tree, tuple):
         return tuple(values)
     return dict(zip(tree, values, strict=True)) if isinstance(tree, dict) else values[0]
 
 
-def changed(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
+def changed(tree: Tree, change: Callable[[Any], Any]) -> Tree:
     """A tree of the same form, each leaf changed."""
     return rebuilt(tree, [change(leaf) for leaf in leaves(tree)])
 
@@ -61,16 +59,16 @@ def batches(examples: Examples, size: int) -> Iterator[Examples]:
 
 def joined(trees: Sequence[Tree]) -> Tree:
     """The rows of trees of one form, end to end."""
+    columns = zip(*(leaves(tree) for tree in trees), strict=True)
+    return rebuilt(trees[0], [_joined(column) for column in columns])
+
+
+def _joined(column: Sequence[Any]) -> Any:
     import torch
 
-    columns = zip(*(leaves(tree) for tree in trees), strict=True)
-    return rebuilt(trees[0], [_cat(torch.cat, column) for column in columns])
+    from fedavg.ragged import Ragged
 
-
-def _cat(cat: Callable[[Any], Tensor], column: Sequence[Any]) -> Tensor:
-    """A leaf that is no tensor joins by itself."""
-    own = getattr(type(column[0]), "joined", None)
-    return cast("Tensor", own(column)) if own else cat(column)
+    return Ragged.joined(column) if isinstance(column[0], Ragged) else torch.cat(list(column))
 
 
 def call(module: nn.Module, x: Tree) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedavg import trees
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need
     import numpy as np
     from torch import Tensor
 
-#: What a module takes, and what its output is compared with: one tensor, several in order, or several by name.
-Tree: TypeAlias = "Tensor | tuple[Tensor, ...] | dict[str, Tensor]"
+#: What a module takes, and what its output is compared with: a tensor, a tuple of tensors or a dict of tensors. It has
+#: no narrower type since the task and its data agree on which.
+Tree: TypeAlias = Any
 #: The set that weights are judged on.
 Split = Literal["test", "train"]
 

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedavg.algorithms.fedavg import FedAvg
-from fedavg.algorithms.settings import optimizer_of, require_sgd
-from fedavg.errors import PlanError
-from fedavg.optimizers import SGD, Optimizer
+from fedavg.algorithms.settings import require_linear
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
@@ -32,7 +30,8 @@ class FedNova(FedAvg):
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
         update = super().client_update(client, weights, work)
-        tau = effective_steps(work.epochs * client.steps(work.batch), client.optimizer)
+        tau = client.optimizer.effective_steps(work.epochs * client.steps(work.batch))
+        assert tau, "see `check`"
         return replace(update, vector=update.vector / tau, metrics={**update.metrics, "tau": tau})
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
@@ -40,16 +39,4 @@ class FedNova(FedAvg):
         return replace(state, weights=(state.weights.double() + tau_eff * total.mean).float())
 
     def check(self, plan: "Plan") -> None:
-        optimizer = optimizer_of(plan)
-        require_sgd(plan, self.name, "it counts how much each gradient adds to the change")
-        if optimizer.keep or (optimizer.folded and optimizer.folded.nesterov):
-            raise PlanError(
-                f"algorithm fednova: got optimizer '{plan.optimizer}'; expected 'sgd', with momentum that is neither "
-                "kept nor Nesterov's"
-            )
-
-
-def effective_steps(tau: int, optimizer: Optimizer) -> float:
-    """|a_i|_1: how often tau gradients count in all; one counts again in each later step that its momentum reaches."""
-    m = optimizer.momentum if isinstance(optimizer, SGD) else 0.0
-    return (tau - m * (1 - m**tau) / (1 - m)) / (1 - m) if m else tau
+        require_linear(plan, self.name, "it counts how much each gradient adds to the change")

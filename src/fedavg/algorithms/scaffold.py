@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedavg.algorithms.fedavg import FedAvg
-from fedavg.algorithms.settings import require, require_sgd
+from fedavg.algorithms.settings import require, require_linear
 from fedavg.optimizers import Correction
 from fedavg.types import State, Sum, Update, Work
 
@@ -61,4 +61,4 @@ class Scaffold(FedAvg):
         return State(x.float(), {**state.slots, "c": c.float()})
 
     def check(self, plan: "Plan") -> None:
-        require_sgd(plan, self.name, "control variates are means of gradients")
+        require_linear(plan, self.name, "control variates are means of gradients")

@@ -4,7 +4,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from fedavg.errors import PlanError
-from fedavg.optimizers import SGD, Folded, Optimizer, make_optimizer
+from fedavg.optimizers import Folded, Optimizer, make_optimizer
 
 if TYPE_CHECKING:
     from fedavg.plan import Plan
@@ -31,9 +31,10 @@ def require_plain_sgd(plan: "Plan", algorithm: str, reason: str) -> None:
         raise PlanError(f"algorithm {algorithm}: got optimizer '{plan.optimizer}'; expected 'sgd', since {reason}")
 
 
-def require_sgd(plan: "Plan", algorithm: str, reason: str) -> None:
-    """SGD with momentum, weight decay or clipping will do; steps that are not gradients times a rate will not."""
-    if not isinstance(optimizer_of(plan), SGD):
+def require_linear(plan: "Plan", algorithm: str, reason: str) -> None:
+    """SGD with momentum will do; steps that are not sums of gradients times the rate, such as Adam's, will not."""
+    if optimizer_of(plan).effective_steps(1) is None:
         raise PlanError(
-            f"algorithm {algorithm}: got optimizer '{plan.optimizer}'; expected 'sgd' with any settings, since {reason}"
+            f"algorithm {algorithm}: got optimizer '{plan.optimizer}'; expected 'sgd', with momentum that is not kept "
+            f"if any, since {reason}"
         )

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 import torch
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.types import Examples, FederatedData
 
 
@@ -41,7 +41,7 @@ class HeldOut(FederatedData):
         examples = self._data.client(k)
         order = seeds.rng(self._seed, seeds.NONE, k, "held out").permutation(len(examples))
         rows = torch.from_numpy(np.sort(order[part]))
-        return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
+        return trees.take(examples, rows)
 
     @property
     def test(self) -> Examples:

@@ -80,8 +80,8 @@ class Emitter:
     """Writes a tape as the TorchScript source of a function `epoch`.
 
     Its arguments: the tensors of all examples, the batch size, [lr, pull, momentum], the parameters, the rest of the
-    module's state, the flat vectors [w, towards, drift, v] and, for each parameter, the tensor that its gradient goes to
-    if that is not the parameter itself. What a kind does not need is empty.
+    module's state, the flat vectors [w, towards, drift, v] and, for each parameter, the tensor that its gradient goes
+    to if that is not the parameter itself. What a kind does not need is empty.
     """
 
     def __init__(self, tape: Tape, kind: Kind = Kind()) -> None:  # noqa: B008

@@ -1,13 +1,14 @@
 """The fast path: a local epoch of any module as one native call.
 
-The gradients of one batch are recorded per batch shape as a flat list of ATen operators, the optimiser's step is folded
-into it (`emit.py`), and the whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter runs without
-Python or autograd in between. What is gained, in order of size: no Python between operators; no gradient buffer for a
-weight whose gradient is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass. Convolutions that fit are
-done by Fourier transforms (`convolution.py`), and together with the pooling after them (`pooled.py`); a large layer's step
-is taken while its gradient is passed on (`dense.py`).
+The gradients of one batch are recorded per batch shape as a flat list of ATen operators, the optimiser's step is
+folded into it (`emit.py`), and the whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter
+runs without Python or autograd in between. What is gained, in order of size: no Python between operators; no gradient
+buffer for a weight whose gradient is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass.
+Convolutions that fit are done by Fourier transforms (`convolution.py`), and together with the pooling after them
+(`pooled.py`); a large layer's step is taken while its gradient is passed on (`dense.py`).
 
-An optimiser that needs whole gradients (Adam, clipping, a user's own) has them made by the same native code, batch by batch.
+An optimiser that needs whole gradients (Adam, clipping, a user's own) has them made by the same native code, batch by
+batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +28,7 @@ from fedavg.engine.tape import Tape, Untraceable, record
 from fedavg.optimizers.optimizer import Correction, Folded, Steps, step_with
 from fedavg.types import Examples
 
-Epoch = Callable[
-    [list[Tensor], int, list[float], list[Tensor], list[Tensor], Sequence[Tensor], list[Tensor]], Tensor
-]
+Epoch = Callable[[list[Tensor], int, list[float], list[Tensor], list[Tensor], Sequence[Tensor], list[Tensor]], Tensor]
 WHOLE = Kind(whole=True)
 
 
@@ -100,9 +99,7 @@ class GraphEpoch:
     def _call(self, folded: Folded, steps: Steps) -> Call:
         """The steps as numbers and vectors: the gradient has pull (w - towards) + drift added to it."""
         pull, towards, drift = _joined(folded.weight_decay, steps.correction, self._model.trainable)
-        kind = Kind(
-            momentum=folded.momentum > 0, nesterov=folded.nesterov, pulled=pull != 0, drifted=drift is not None
-        )
+        kind = Kind(momentum=folded.momentum > 0, nesterov=folded.nesterov, pulled=pull != 0, drifted=drift is not None)
         if pull and not kind.momentum:  # both parts in one pass: pull (w - (towards - drift / pull))
             towards = _minus(towards, drift, 1 / pull, self._model.trainable)
             kind, drift = Kind(pulled=True), None

@@ -77,8 +77,8 @@ class Tape:
 
 
 def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] | None = None) -> Tape:
-    """Take the gradients of a batch, whose tensors are named x0, x1, ... and y0, y1, ... on the tape. The model's buffers
-    are changed by it.
+    """Take the gradients of a batch, whose tensors are named x0, x1, ... and y0, y1, ... on the tape. The model's
+    buffers are changed by it.
 
     `kernels` may put other operators in the place of PyTorch's while the step is taken.
     """

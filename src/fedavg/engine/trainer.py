@@ -96,7 +96,7 @@ class Trainer:
         return batch if self.task.collate is None else Examples(*self.task.collate(batch.x, batch.y))
 
     def batches(self, examples: Examples, size: int, rng: np.random.Generator) -> Iterator[tuple[int, Examples]]:
-        """What the module is trained on, in order: for each batch, of how many raw examples it is made, and its form."""
+        """What the module is trained on, in order: each batch with the number of raw examples that it is made of."""
         if self.task.collate is None:
             whole = Examples(self.inputs(examples.x, rng), self.targets(examples.y))
             yield from ((len(batch), batch) for batch in trees.batches(whole, size))
@@ -108,18 +108,15 @@ class Trainer:
     def steps(self, lr: float, correction: Correction | None = None) -> Steps:
         """Local steps at this rate, with nothing carried yet."""
         if correction is not None:
-            moved = {
-                name: None if vector is None else vector.to(self._device)
-                for name, vector in (("towards", correction.towards), ("drift", correction.drift))
-            }
-            correction = replace(correction, **moved)
+            towards, drift = (v if v is None else v.to(self._device) for v in (correction.towards, correction.drift))
+            correction = replace(correction, towards=towards, drift=drift)
         return fresh(self.optimizer, len(self.model.trainable), lr, correction, self._device)
 
     def epoch(self, examples: Examples, size: int, steps: Steps, rng: np.random.Generator) -> Tensor:
         """One pass over raw examples, in order, in batches. Returns the sum of the losses met on the way.
 
-        With a correction each step follows ∇l(w; b) + pull (w - towards) + drift, w being the weights before it; buffers
-        are not stepped.
+        With a correction each step follows ∇l(w; b) + pull (w - towards) + drift, w being the weights before it.
+        Buffers are not stepped.
         """
         try:
             if self.task.collate is None:
@@ -208,6 +205,17 @@ class Trainer:
         rng = seeds.rng(self._seed, seeds.NONE, seeds.NONE, "probe")
         made = self.collated(examples)
         return Examples(self.inputs(made.x, rng), self.targets(made.y))
+
+    def trial(self, examples: Examples) -> str:
+        """Why a step on these examples fails; empty if it does not. Nothing is changed by it."""
+        before = self._fit
+        try:
+            self._fitted(examples)
+        except TaskError as error:
+            return str(error.__cause__).splitlines()[0]
+        finally:
+            self._fit = before
+        return ""
 
     def _refusal(self, what: str, examples: Examples, error: Exception) -> TaskError:
         """PyTorch's reason is the last line, whatever its interpreter has written above it."""

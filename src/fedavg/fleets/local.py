@@ -32,6 +32,8 @@ from fedavg import seeds
 from fedavg.codecs import make_codec
 from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.single import check_single
+from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
 from fedavg.fleets import pipes
 from fedavg.fleets.fleet import CohortResult, Fleet, join
@@ -97,8 +99,12 @@ def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Conne
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
     for other in inherited:  # a copy of the server's end would keep this process alive after the server
         other.close()
-    torch.set_num_threads(1)
     keep_freed_memory()
+    with one_thread():
+        _do_jobs(setup, worker, pipe)
+
+
+def _do_jobs(setup: Setup, worker: Worker, pipe: Connection) -> None:
     while True:
         try:
             job = pipe.recv()
@@ -128,7 +134,6 @@ class LocalFleet(Fleet):
         self._count = 1 if self._inline else workers
         self._watchdog = Watchdog(setup.plan.worker_timeout)
         self._processes: list[WorkerProcess] = []
-        self._threads = torch.get_num_threads()
         self._scratch = ExitStack()
         #: Cohorts so far: each has a sum of its own, and a round may have several.
         self._cohorts = 0
@@ -138,8 +143,9 @@ class LocalFleet(Fleet):
         if self._setup.secagg:
             self._setup.secagg.check(self._setup.cohort_size)
         keep_freed_memory()
-        torch.set_num_threads(1)  # before any parallel kernel: a forked process must not inherit a pool of threads
+        self._scratch.enter_context(one_thread())
         trainer = self._setup.new_trainer()
+        check_single(trainer, self._setup.probed, self._setup.data.sizes, self._setup.plan)
         self.engine = trainer.engine
         initial = trainer.weights.clone()
         size, algorithm = len(initial), self._setup.algorithm
@@ -160,7 +166,6 @@ class LocalFleet(Fleet):
             process.stop()
         self._processes = []
         self._scratch.close()
-        torch.set_num_threads(self._threads)
 
     def _client_states(self, directory: Path | None) -> ClientStates:
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fedavg import trees
 from fedavg.client import run_client
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged
@@ -104,7 +105,7 @@ class Worker:
             return self._setup.data.client(job.piece)
         size = self._setup.task.eval_batch
         chunk = slice(job.piece * size, (job.piece + 1) * size)
-        return Examples(self._setup.data.test.x[chunk], self._setup.data.test.y[chunk])
+        return trees.take(self._setup.data.test, chunk)
 
 
 def eval_jobs(setup: Setup, split: Split) -> list[Job]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -39,9 +39,17 @@ class Optimizer(ABC):
     #: True: the client keeps them from one of its rounds to the next. False: every round starts afresh.
     keep: bool = False
 
+    def __str__(self) -> str:
+        changed = [spec for spec in fields(self) if getattr(self, spec.name) != spec.default]  # type: ignore[arg-type]
+        return ":".join([self.name, *(f"{spec.name}={_word(getattr(self, spec.name))}" for spec in changed)])
+
     @abstractmethod
     def step(self, w: Tensor, g: Tensor, slots: Mapping[str, Tensor], lr: float, t: int) -> None:
         """Change w, shape (P,), in place by its gradient g, which may be overwritten. Steps t count from 1."""
+
+    def effective_steps(self, steps: int) -> float | None:
+        """How often gradients count in all in so many fresh steps, in units of the rate; None if nobody can say."""
+        return None
 
     @property
     def folded(self) -> Folded | None:
@@ -49,11 +57,15 @@ class Optimizer(ABC):
         return None
 
 
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
 @dataclass(frozen=True)
 class Correction:
     """What an algorithm adds to each gradient: pull (w - towards) + drift, linear in the weights w before the step.
 
-    `towards` and `drift` have shape (P,); buffers, at the end of the vector, are never corrected. Both FedProx (a pull),
+    `towards` and `drift` have shape (P,); buffers, at the end of the vector, are never corrected. FedProx (a pull),
     SCAFFOLD (a drift) and FedDyn (both) are of this form.
     """
 

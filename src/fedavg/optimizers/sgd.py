@@ -1,7 +1,7 @@
 """Stochastic gradient descent, as `torch.optim.SGD` does it.
 
-    g = ∇l(w; b), scaled down to a norm of clip_norm if it is longer;   g += weight_decay w
-    v = momentum v + g;   w -= lr v      (Nesterov: w -= lr (g + momentum v))
+g = ∇l(w; b), scaled down to a norm of clip_norm if it is longer;   g += weight_decay w
+v = momentum v + g;   w -= lr v      (Nesterov: w -= lr (g + momentum v))
 """
 
 from collections.abc import Mapping
@@ -49,6 +49,14 @@ class SGD(Optimizer):
         if self.clip_norm < inf:  # its norm can only be told of a whole gradient
             return None
         return Folded(self.momentum, self.nesterov, self.weight_decay)
+
+    def effective_steps(self, steps: int) -> float | None:
+        """A gradient counts again in each later step that its momentum reaches (FedNova's |a|_1)."""
+        m = self.momentum
+        if self.keep or not m:
+            return None if self.keep else steps
+        heavy = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+        return steps + m * heavy if self.nesterov else heavy
 
     def step(self, w: Tensor, g: Tensor, slots: Mapping[str, Tensor], lr: float, t: int) -> None:
         clip(g, self.clip_norm)

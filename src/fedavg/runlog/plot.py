@@ -34,7 +34,7 @@ def plot_run(plan: Plan, rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_xlabel("round of communication")
     axes.set_title(
         f"{shown['task']}, {shown['algorithm']}, {shown['partition'] or 'own partition'}: "
-        f"C={plan.C:g} E={plan.E} B={plan.B} lr={plan.lr:g}",
+        f"C={plan.C:g} E={plan.E} B={plan.B} lr={plan.lr}",
         fontsize=10,
     )
     axes.grid(alpha=0.25)

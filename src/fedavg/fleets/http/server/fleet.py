@@ -6,6 +6,7 @@ and tried again with other clients; a server that crashed asks the same cohort a
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from secrets import token_bytes
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.cohort import sample_cohort
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
@@ -62,10 +64,10 @@ class HttpFleet(Fleet):
         self._setup, self._hub, self._store, self._rules, self._minimum = setup, hub, store, rules, minimum
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
+        self._threads = ExitStack()
 
     def start(self) -> Tensor:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # sums and checks are too short to share: threads that wait for each other cost more
+        self._threads.enter_context(one_thread())
         trainer = Trainer(self._setup.task, self._setup.plan.seed)
         initial = trainer.weights.clone()
         self._size = len(initial)
@@ -75,7 +77,7 @@ class HttpFleet(Fleet):
 
     def close(self) -> None:
         """The listener, and the clients that wait there, outlive the last round."""
-        torch.set_num_threads(self._threads)
+        self._threads.close()
 
     def draw(self, round: int) -> Cohort:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
