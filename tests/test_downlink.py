@@ -9,10 +9,9 @@ import fedavg
 from fedavg.algorithms import ALGORITHMS
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.codecs import make_codec
-from fedavg.downlink import FRAMES, RESIDUAL, SEEN, Downlink
+from fedavg.downlink import FRAMES, LENGTHS, RESIDUAL, SEEN, Downlink
 from fedavg.errors import PlanError
 from fedavg.setup import resolve
-from fedavg.types import State
 from toys import toy_plan
 
 P = 195  # of the toy's model
@@ -25,70 +24,73 @@ def rounds(**changes):
 def test_by_hand():
     """topk:0.5 of two numbers sends the larger; what was left out goes into the next change."""
     downlink = Downlink(make_codec("topk:0.5"), seed=0)
-    start = downlink.initial(State(torch.tensor([1.0, 1.0])), population=3)
-    first = downlink.send(start, State(torch.tensor([1.5, 3.0]), start.slots), [0], 1)
-    assert first.weights.tolist() == [1, 3]
-    assert first.slots[RESIDUAL].tolist() == [0.5, 0]
-    second = downlink.send(first, State(torch.tensor([2.0, 4.25]), first.slots), [1], 2)
-    assert second.weights.tolist() == [2.5, 3]  # 1 + 0.5 is more than 1.25
-    assert second.slots[RESIDUAL].tolist() == [0, 1.25]
+    start = torch.tensor([1.0, 1.0])
+    first, slots = downlink.send(downlink.initial(start), start, torch.tensor([1.5, 3.0]), [0], 1)
+    assert first.tolist() == [1, 3]
+    assert slots[RESIDUAL].tolist() == [0.5, 0]
+    second, slots = downlink.send(slots, first, torch.tensor([2.0, 4.25]), [1], 2)
+    assert second.tolist() == [2.5, 3]  # 1 + 0.5 is more than 1.25
+    assert slots[RESIDUAL].tolist() == [0, 1.25]
 
 
 def test_bytes_by_hand():
     """A whole model is 400 bytes, a frame of topk:0.1 (10 values and their places) about 46."""
     downlink = Downlink(make_codec("topk:0.1"), seed=0)
-    state = downlink.initial(State(torch.zeros(100)), population=4)
-    assert downlink.fetched(state, [0, 1], 1) == 800  # never seen
+    weights = torch.zeros(100)
+    slots = downlink.initial(weights)
+    assert downlink.fetched(slots, [0, 1], 1) == 800  # never seen
     lengths = []
     for round, cohort in enumerate([[0, 1], [0], *[[2]] * 9, [1], [2]], start=1):
-        new = State(state.weights + torch.arange(100.0) * round, state.slots)
-        state = downlink.send(state, new, cohort, round)
-        lengths.append(len(downlink.frames(state)[-1]))
-    assert downlink.fetched(state, [2], 14) == lengths[-1]
-    assert downlink.fetched(state, [2], 13) == 0  # the same model once more
-    assert downlink.fetched(state, [1], 14) == sum(lengths[-2:])
-    assert downlink.fetched(state, [0], 14) == 400  # twelve frames are more than the model
-    assert downlink.fetched(state, [3], 14) == 400
-    assert downlink.fetched(state, [2, 2, 3, 7], 14) == 2 * lengths[-1] + 800  # 7 has just joined
-    assert state.slots[SEEN].tolist() == [2, 12, 13, 0]
+        weights, slots = downlink.send(slots, weights, weights + torch.arange(100.0) * round, cohort, round)
+        lengths.append(len(downlink.frames(slots)[-1]))
+    assert downlink.fetched(slots, [2], 14) == lengths[-1]
+    assert downlink.fetched(slots, [2], 13) == 0  # the same model once more
+    assert downlink.fetched(slots, [1], 14) == sum(lengths[-2:])
+    assert downlink.fetched(slots, [0], 14) == 400  # twelve frames are more than the model
+    assert downlink.fetched(slots, [3], 14) == 400
+    assert downlink.fetched(slots, [2, 2, 3, 7], 14) == 2 * lengths[-1] + 800  # 7 has just joined
+    assert slots[SEEN].tolist() == [2, 12, 13]
 
 
 def test_frames_lead_from_any_model_that_is_not_too_old_to_the_newest():
     downlink = Downlink(make_codec("stc:0.1"), seed=0)
-    state, models = downlink.initial(State(torch.zeros(100)), population=1), []
+    newest, models = torch.zeros(100), []
+    slots = downlink.initial(newest)
     for round in range(1, 60):
-        models.append(state.weights)
-        new = State(state.weights + torch.randn(100, generator=torch.Generator().manual_seed(round)), state.slots)
-        state = downlink.send(state, new, [0], round)
-        assert len(state.slots[FRAMES]) < 400
-    frames = downlink.frames(state)
+        models.append(newest)
+        new = newest + torch.randn(100, generator=torch.Generator().manual_seed(round))
+        newest, slots = downlink.send(slots, newest, new, [0], round)
+        assert len(slots[FRAMES]) < 400
+    frames = downlink.frames(slots)
     assert 5 < len(frames) < 59
     for missed in range(1, len(frames) + 1):
         weights = models[-missed]
         for frame in frames[-missed:]:
             weights = downlink.follow(weights, frame)
-        assert torch.equal(weights, state.weights)
+        assert torch.equal(weights, newest)
 
 
 def test_a_client_that_joins_later_has_its_place():
     downlink = Downlink(make_codec("stc:0.5"), seed=0)
-    before = downlink.initial(State(torch.zeros(4)), population=2)
-    after = downlink.send(before, State(torch.ones(4), before.slots), [5], 1)
-    assert after.slots[SEEN].tolist() == [0, 0, 0, 0, 0, 1]
+    before = torch.zeros(4)
+    _, slots = downlink.send(downlink.initial(before), before, torch.ones(4), [5], 1)
+    assert slots[SEEN].tolist() == [0, 0, 0, 0, 0, 1]
 
 
-def test_what_other_parts_keep_is_left_alone():
-    downlink = Downlink(make_codec("stc:0.5"), seed=0)
-    before = downlink.initial(State(torch.zeros(4), {"momentum": torch.ones(4)}), population=2)
-    after = State(torch.ones(4), {"momentum": torch.full((4,), 2.0)})  # an algorithm that hands on only its own
-    assert downlink.send(before, after, [0], 1).slots["momentum"].tolist() == [2, 2, 2, 2]
+def test_every_part_keeps_its_own_whatever_the_others_hand_on():
+    """The momentum of the server, the norm of the clipping and the frames of the downlink, over several rounds."""
+    last = rounds(algorithm="fedavgm", stages=("clip:1.0:quantile=0.5",), downlink="stc:0.5", rounds=3)[-1].state
+    assert set(last.slots) == {"v"}
+    assert set(last.others["stage 0"]) == {"clip_norm"}
+    assert set(last.others["downlink"]) == {RESIDUAL, FRAMES, LENGTHS, SEEN}
+    assert float(last.others["stage 0"]["clip_norm"]) != 1.0
 
 
 def test_float32_sends_the_whole_model_and_changes_nothing():
     plain = rounds()
     assert resolve(toy_plan()).downlink is None
     assert all(event.bytes_down == 4 * P * event.clients for event in plain)
-    assert plain[-1].state.slots == {}
+    assert plain[-1].state.slots == plain[-1].state.others == {}
 
 
 def test_a_lossless_downlink_gives_the_same_model_up_to_rounding():

@@ -6,7 +6,7 @@ the frames of all rounds it missed, or the whole model, whichever is less; one t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -17,78 +17,79 @@ from torch.nn.functional import pad
 
 from fedavg import seeds
 from fedavg.codecs import Codec, make_codec
-from fedavg.types import State
+from fedavg.types import Slots
 
 #: What earlier frames left out, shape (P,).
-RESIDUAL: Final = "downlink.residual"
+RESIDUAL: Final = "residual"
 #: The last frames end to end, uint8, and the length of each. All together are less than the whole model: nobody would
 #: fetch more.
-FRAMES: Final = "downlink.frames"
-LENGTHS: Final = "downlink.lengths"
-#: The round in which each client last had the model, shape (K,), 0 if never.
-SEEN: Final = "downlink.seen"
+FRAMES: Final = "frames"
+LENGTHS: Final = "lengths"
+#: The round in which each client last had the model, 0 if never; as long as the largest number asked so far.
+SEEN: Final = "seen"
 
 
 @dataclass(frozen=True)
 class Downlink:
-    """All that it remembers lies in the server's state: a resumed run goes on exactly."""
+    """Holds no state of its own: what it remembers is handed in and out, so that a resumed run goes on exactly."""
 
     codec: Codec
     seed: int
 
-    def initial(self, state: State, population: int) -> State:
-        own = {
-            RESIDUAL: torch.zeros_like(state.weights),
+    def initial(self, weights: Tensor) -> Slots:
+        return {
+            RESIDUAL: torch.zeros_like(weights),
             FRAMES: torch.zeros(0, dtype=torch.uint8),
             LENGTHS: torch.zeros(0, dtype=torch.int64),
-            SEEN: torch.zeros(population, dtype=torch.int64),
+            SEEN: torch.zeros(0, dtype=torch.int64),
         }
-        return replace(state, slots={**state.slots, **own})
 
-    def frames(self, state: State) -> list[bytes]:
-        """The last changes, oldest first: the newest leads to the state's weights."""
-        ends = [0, *state.slots[LENGTHS].cumsum(0).tolist()]
-        kept = state.slots[FRAMES].numpy().tobytes()
+    def frames(self, slots: Slots) -> list[bytes]:
+        """The last changes, oldest first: the newest leads to the server's weights."""
+        ends = [0, *slots[LENGTHS].cumsum(0).tolist()]
+        kept = slots[FRAMES].numpy().tobytes()
         return [kept[start:end] for start, end in pairwise(ends)]
 
-    def fetched(self, state: State, cohort: Sequence[int], round: int) -> int:
-        """Bytes that a cohort fetches to have the state's weights, which are those of this round."""
+    def fetched(self, slots: Slots, cohort: Sequence[int], round: int) -> int:
+        """Bytes that a cohort fetches to have the server's weights, which are those of this round."""
         # Entry n: what a client fetches that had the model n rounds ago; the last is the whole model, for all others.
-        newest_first = state.slots[LENGTHS].flip(0).cumsum(0)
-        costs = torch.cat([torch.zeros(1, dtype=torch.int64), newest_first, torch.tensor([_whole(state)])])
-        seen = _seen(state, cohort)[list(cohort)]
+        newest_first = slots[LENGTHS].flip(0).cumsum(0)
+        costs = torch.cat([torch.zeros(1, dtype=torch.int64), newest_first, torch.tensor([_whole(slots)])])
+        seen = _seen(slots, cohort)[list(cohort)]
         missed = torch.where(seen > 0, round - seen, len(costs) - 1)
         return int(costs[missed.clamp(max=len(costs) - 1)].sum())
 
-    def send(self, before: State, after: State, cohort: Sequence[int], round: int) -> State:
-        """The state after a round in which `cohort` had the weights of `before`, with the step as it is sent."""
-        change = after.weights - before.weights
+    def send(
+        self, slots: Slots, before: Tensor, after: Tensor, cohort: Sequence[int], round: int
+    ) -> tuple[Tensor, Slots]:
+        """The step from `before`, which `cohort` had, to `after` as it is sent: the weights that it leads to, and what
+        is kept."""
+        change = after - before
         if self.codec.keeps_residual:
-            change += before.slots[RESIDUAL]
+            change += slots[RESIDUAL]
         frame = self.codec.encode(change, seeds.rng(self.seed, round, seeds.NONE, "downlink"))
         step = self.codec.decode(frame, len(change))
-        seen = _seen(before, cohort)
+        seen = _seen(slots, cohort)
         seen[list(cohort)] = round
-        own = {
-            RESIDUAL: change - step if self.codec.keeps_residual else before.slots[RESIDUAL],
-            **_kept([*self.frames(before), frame], _whole(before)),
+        return before + step, {
+            RESIDUAL: change - step if self.codec.keeps_residual else slots[RESIDUAL],
+            **_kept([*self.frames(slots), frame], _whole(slots)),
             SEEN: seen,
         }
-        return replace(after, weights=before.weights + step, slots={**after.slots, **own})
 
     def follow(self, weights: Tensor, frame: bytes) -> Tensor:
         """A client's weights after a frame: the very numbers that the server has."""
         return weights + self.codec.decode(frame, len(weights))
 
 
-def _whole(state: State) -> int:
+def _whole(slots: Slots) -> int:
     """Bytes of the whole model."""
-    return make_codec("float32").max_bytes(len(state.weights))
+    return make_codec("float32").max_bytes(len(slots[RESIDUAL]))
 
 
-def _seen(state: State, cohort: Sequence[int]) -> Tensor:
-    """A copy that has room for the cohort: over a network clients join while a run is under way."""
-    seen = state.slots[SEEN]
+def _seen(slots: Slots, cohort: Sequence[int]) -> Tensor:
+    """A copy that has room for the cohort: who was never asked has no entry."""
+    seen = slots[SEEN]
     return pad(seen, (0, max(0, max(cohort, default=-1) + 1 - len(seen)))).clone()
 
 

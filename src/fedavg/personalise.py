@@ -25,6 +25,7 @@ from fedavg.data import HeldOut
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, RunDirError
+from fedavg.metrics import report
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import Setup, resolve_data, resolve_task
@@ -158,16 +159,12 @@ def _judge(trainer: Trainer, data: HeldOut, k: int, weights: Tensor, settings: F
     held = data.held(k)
     client = Client(k, data.client(k), trainer, plan.seed, seeds.NONE, {}, plan.drop_last)
     client.load(weights)
-    shared = _means(trainer.evaluate(held))
+    shared = report(trainer.task.judged_by, trainer.evaluate(held))
     with trainer.seeded(seeds.torch_seed(plan.seed, seeds.NONE, k, "module")):
         client.epochs(Work(seeds.NONE, settings.epochs, settings.batch, settings.lr))
     if not all(isfinite(float(end)) for end in client.weights.aminmax()):
         raise Diverged(f"client {k}: fine-tuning diverged at lr={settings.lr:g}; use a smaller lr")
-    return Judged(k, client.n, len(held), shared, _means(trainer.evaluate(held)))
-
-
-def _means(totals: dict[str, tuple[float, int]]) -> dict[str, float]:
-    return {name: total / max(count, 1) for name, (total, count) in totals.items()}
+    return Judged(k, client.n, len(held), shared, report(trainer.task.judged_by, trainer.evaluate(held)))
 
 
 def spread_over(workers: int, clients: Sequence[int], do: Callable[[int], Judged]) -> list[Judged]:

@@ -5,20 +5,27 @@ from them, so an option exists in one place. Strings become values here, once.
 """
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
+from importlib import import_module
 from json import dumps
 from math import inf, isfinite, isnan
 from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from fedavg import specs
 from fedavg.errors import PlanError
-from fedavg.rates import listed, parse_rate, rate_at
+from fedavg.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:
+    from fedavg.algorithms import Algorithm
+    from fedavg.codecs import Codec
+    from fedavg.data.partition import Partition
+    from fedavg.optimizers import Optimizer
+    from fedavg.stages import Stage
     from fedavg.tasks.task import Task
 
 Parser = Callable[[object], object]
@@ -88,16 +95,18 @@ def _schedule(item: Parser) -> Parser:
         first, _, value = part.rpartition(":")
         return (int(str(_integer(1)(first))) if first else 1), float(str(item(value)))
 
-    def parse(value: object) -> Schedule:
-        if isinstance(value, Schedule):
-            return value
-        steps = tuple(step(part) for part in str(value).split(","))
+    def parse(value: object) -> float | Schedule:
+        steps = value.steps if isinstance(value, Schedule) else tuple(step(part) for part in str(value).split(","))
         starts = [first for first, _ in steps]
         if starts[0] != 1 or starts != sorted(set(starts)):
             raise ValueError("rounds in rising order, the first value without one, as in '20,100:5'")
-        return Schedule(steps)
+        return _whole(steps[0][1]) if len(steps) == 1 else Schedule(steps)
 
     return parse
+
+
+def _whole(number: float) -> float:
+    return int(number) if isfinite(number) else number
 
 
 def _flag(value: object) -> bool:
@@ -121,52 +130,37 @@ def _choice(*names: str) -> Parser:
     return parse
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise ValueError("a list of texts")
-    return tuple(part.strip() for part in parts if part.strip())
-
-
 def _optional(parser: Parser) -> Parser:
     return lambda value: None if value in (None, "", "none") else parser(value)
 
 
-def _task(value: object) -> object:
-    from fedavg.tasks import TASKS, Task
+def _part(home: str, base: str) -> Parser:
+    """A part as `specs` writes it. Its base class is imported when first needed: PyTorch comes with it."""
+    return lambda value: specs.checked(value, getattr(import_module(home), base))
 
-    if isinstance(value, Task) or value in TASKS or (isinstance(value, str) and ":" in value):
-        return value
-    raise ValueError(f"one of {', '.join(TASKS)}, 'module:name' of an installed Task, or a fedavg.Task")
+
+def _parts(home: str, base: str) -> Parser:
+    """Several of them: a list in Python and TOML, with commas between on the command line."""
+    one = _part(home, base)
+
+    def parse(value: object) -> tuple[object, ...]:
+        given = [text.strip() for text in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(given, list | tuple):
+            raise ValueError(f"a list of fedavg.{base} or of texts")
+        return tuple(one(item) for item in given if item != "")
+
+    return parse
 
 
 def _data(value: object) -> object:
-    from fedavg.data import DATASETS
+    from fedavg.data import DATASETS, canonical, is_named
 
-    if isinstance(value, FederatedData) or value in DATASETS or (isinstance(value, str) and ":" in value):
-        return value
-    raise ValueError(f"one of {', '.join(DATASETS)}, 'module:name' of installed FederatedData, or FederatedData itself")
-
-
-def _algorithm(value: object) -> object:
-    from fedavg.algorithms import make_algorithm
-
-    make_algorithm(str(value))
-    return str(value)
-
-
-def _optimizer(value: object) -> object:
-    from fedavg.optimizers import make_optimizer
-
-    make_optimizer(str(value))
-    return str(value)
-
-
-def _codec(value: object) -> object:
-    from fedavg.codecs import make_codec
-
-    make_codec(str(value))
-    return str(value)
+    if isinstance(value, str) and is_named(value):
+        return canonical(value)
+    if isinstance(value, str) and not specs.is_import(value, FederatedData) and not value.startswith("object:"):
+        names = ", ".join(dataset.usage for dataset in DATASETS.values())
+        raise ValueError(f"one of {names}, 'module:Name' of installed FederatedData, or FederatedData itself")
+    return specs.checked(value, FederatedData)  # type: ignore[type-abstract]
 
 
 def _secagg(value: object) -> object:
@@ -188,10 +182,14 @@ def option(default: Any, parse: Parser, help: str, *, flag: str = "", runtime: b
 class Plan:
     """Everything that decides the result of a run, and a few options (marked runtime) that do not."""
 
-    task: Union[str, "Task"] = option("mnist-2nn", _task, "what is learned: a task's name, or module:name of your own")
+    task: Union[str, "Task"] = option(
+        "mnist-2nn", _part("fedavg.tasks", "Task"), "what is learned: a task's name, or module:name of your own"
+    )
     data: str | FederatedData = option("mnist", _data, "the data set: its name, or module:name of your own")
-    partition: str | None = option(
-        None, _optional(_text), "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]"
+    partition: Union[str, "Partition", None] = option(
+        None,
+        _optional(_part("fedavg.data.partition", "Partition")),
+        "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]",
     )
     clients: int | None = option(None, _optional(_integer(1)), "K, the number of clients [the data set's own]")
     holdout: float = option(
@@ -199,9 +197,9 @@ class Plan:
         _number(0, 0.9),
         "share of each client's examples kept out of training, to judge models on client by client",
     )
-    algorithm: str = option(
+    algorithm: Union[str, "Algorithm"] = option(
         "fedavg",
-        _algorithm,
+        _part("fedavg.algorithms", "Algorithm"),
         "fedavg, fedprox, scaffold, fedadam, ... (docs/algorithms.md has all); settings after colons",
     )
     C: float = option(0.1, _number(0, 1), "C, the fraction of clients in a round; 0 is one client", flag="-C")
@@ -214,22 +212,32 @@ class Plan:
     drop_last: bool = option(
         False, _flag, "leave out the short last batch of an epoch, unless it is the only one; another each epoch"
     )
-    lr: float | str | Callable[[int], float] = option(
+    lr: float | str | Rate | Callable[[int], float] = option(
         0.1, parse_rate, "eta, the learning rate; may change by round: '0.1,100:0.01', cosine:0.1, ... (rates.py)"
     )
     lr_decay: float = option(1.0, _number(0, 1, above=True), "eta is multiplied by this after each round")
-    optimizer: str = option(
-        "sgd", _optimizer, "how clients step: sgd:momentum=0.9:weight_decay=1e-4, adam, adamw; settings after colons"
+    optimizer: Union[str, "Optimizer"] = option(
+        "sgd",
+        _part("fedavg.optimizers", "Optimizer"),
+        "how clients step: sgd:momentum=0.9:weight_decay=1e-4, adam, adamw; settings after colons",
     )
     rounds: int = option(100, _integer(1), "rounds of communication at the most")
     target: float | None = option(None, _optional(_number(0, 1, above=True)), "stop at this test accuracy")
     eval_every: int = option(1, _integer(1), "evaluate on the test set every so many rounds, and after the last")
     eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
     seed: int = option(0, _integer(0), "every random draw of the run follows from it")
-    codec: str = option("float32", _codec, "how updates are encoded: float32, stc:0.01, entropy:quantise:4, ...")
-    downlink: str = option("float32", _codec, "how the server's change is encoded; float32 sends the whole model")
+    codec: Union[str, "Codec"] = option(
+        "float32",
+        _part("fedavg.codecs", "Codec"),
+        "how updates are encoded: float32, stc:0.01, entropy:quantise:4, ...",
+    )
+    downlink: Union[str, "Codec"] = option(
+        "float32", _part("fedavg.codecs", "Codec"), "how the server's change is encoded; float32 sends the whole model"
+    )
     secagg: str = option("none", _secagg, "secure aggregation: none, complete:CLIP:CAP or sparse:CLIP:CAP")
-    stages: tuple[str, ...] = option((), _texts, "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1")
+    stages: Sequence[Union[str, "Stage"]] = option(
+        (), _parts("fedavg.stages", "Stage"), "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1"
+    )
     sampling: str = option(
         "fixed", _choice("fixed", "poisson"), "cohorts of a fixed size, or poisson: every client by its own coin"
     )
@@ -266,8 +274,25 @@ class Plan:
                 object.__setattr__(self, spec.name, spec.metadata["parse"](value))
             except ValueError as error:
                 raise PlanError(f"{spec.name}: got {_shown(value)}; expected {error}") from None
-        if callable(self.lr):  # a user's own function: its answers count, here and in the digest
+        if not isinstance(self.lr, float | str):  # a user's own function: its answers count, in the digest too
             object.__setattr__(self, "lr", listed(self.lr, self.rounds))
+        self._check_data()
+
+    def _check_data(self) -> None:
+        """Data of a user's own is divided among clients already: an option that would do nothing is an error.
+
+        (A server has `clients` of installed data too: as many devices are to come.)
+        """
+        from fedavg.data import is_named
+
+        own = not (isinstance(self.data, str) and is_named(self.data))
+        without_effect = {"partition": own, "clients": own and not isinstance(self.data, str)}
+        for name in (name for name, ignored in without_effect.items() if ignored):
+            if (value := getattr(self, name)) is not None:
+                raise PlanError(
+                    f"{name}: got {_shown(value)} with data of your own, which has its clients already; leave it out, "
+                    f"or divide the examples where the data is made, as fedavg.from_dataset(..., {name}=...) does"
+                )
 
     def work(self, round: int) -> Work:
         """What clients do in round t = 1, 2, ..."""
@@ -284,18 +309,24 @@ class Plan:
     @property
     def rate(self) -> float | str:
         """eta as a plan keeps it: a number, or its text (`rates.py`)."""
-        assert not callable(self.lr), "made so by __post_init__"
+        assert isinstance(self.lr, float | str), "made so by __post_init__"
         return self.lr
 
     def schedule(self, name: str) -> Schedule:
+        """An option that may change by round, as a schedule."""
         value = getattr(self, name)
-        assert isinstance(value, Schedule), "made so by __post_init__"
-        return value
+        return value if isinstance(value, Schedule) else Schedule(((1, value),))
 
     def to_dict(self, *, runtime: bool = True) -> dict[str, object]:
         """The plan as plain values; an object given from Python is shown by its name."""
         chosen = [spec.name for spec in fields(self) if runtime or not spec.metadata["runtime"]]
         return {name: _plain(getattr(self, name)) for name in chosen}
+
+    def objects(self) -> list[tuple[str, object]]:
+        """The parts that have no text form, by the name of their option: a file can not hold them."""
+        values = [(spec.name, getattr(self, spec.name)) for spec in fields(self)]
+        flat = [(name, item) for name, value in values for item in (value if isinstance(value, tuple) else (value,))]
+        return [(name, item) for name, item in flat if isinstance(item, specs.Pluggable)]
 
     def to_toml(self) -> str:
         rows = [
@@ -368,14 +399,12 @@ def _shown(value: object) -> str:
 
 def _plain(value: object) -> object:
     if isinstance(value, Schedule):
-        only = value.steps[0][1]
-        whole = int(only) if isfinite(only) else only
-        return whole if len(value.steps) == 1 else str(value)
+        return str(value)
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(item) for item in value]
     if isinstance(value, str | int | float | None):
         return value
-    return f"object:{value.name}"  # type: ignore[attr-defined]
+    return f"object:{getattr(value, 'name', type(value).__name__)}"
 
 
 def _toml(value: object) -> str:

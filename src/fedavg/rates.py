@@ -12,21 +12,26 @@ they are part of the plan's digest, and travel to devices like any others.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import cos, inf, isfinite, pi
 
 from fedavg.errors import PlanError
-from fedavg.specs import parse_spec
+from fedavg.specs import Pluggable, is_import, make, text_of, usage
 
 
-class Rate(ABC):
-    """eta by round."""
+class Rate(Pluggable, ABC):
+    """eta by round. A subclass is a frozen dataclass; its fields are its settings, `start` and `warmup` among them."""
 
+    kind = "lr"
     start: float
     warmup: int
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Rate"]]:
+        return RATES
 
     @abstractmethod
     def after_warmup(self, round: int, rounds: int) -> float:
@@ -112,32 +117,32 @@ class Cosine(Rate):
 
 
 RATES: dict[str, type[Rate]] = {"constant": Constant, "exponential": Exponential, "step": Step, "cosine": Cosine}
-_FORMS = "a number above 0, values by round as in '0.1,100:0.01', a function of the round, or one of " + ", ".join(
-    RATES
-)
 
 
-def parse_rate(value: object) -> "float | str | Callable[[int], float]":
-    """What a plan keeps: a number, or a text in one way of writing it; a function is left for `listed`."""
+def _forms() -> str:
+    names = ", ".join(usage(RATES))
+    return f"a number above 0, values by round as in '0.1,100:0.01', a function of the round, or one of {names}"
+
+
+def parse_rate(value: object) -> "float | str | Rate | Callable[[int], float]":
+    """What a plan keeps: a number, or a text. A function, or a rate that has no text, is left for `listed`."""
     if isinstance(value, Rate):
-        value = _text(value)
+        return text_of(_checked(value)) or value
     if callable(value):
         return value
     try:
         return _positive(float(str(value))) if not isinstance(value, bool) else _positive(-1.0)
     except ValueError:
         if not isinstance(value, str):
-            raise ValueError(_FORMS) from None
-    if value.partition(":")[0] in RATES:
-        _named(value)
-        return value
-    return _as_text(_steps(value))
+            raise ValueError(_forms()) from None
+    return value if _is_named(value) and _named(value) else _as_text(_steps(value))
 
 
-def listed(rate: Callable[[int], float], rounds: int) -> "float | str":
+def listed(rate: "Rate | Callable[[int], float]", rounds: int) -> "float | str":
     """The answers of a user's own function, from each round on where they change."""
     try:
-        values = [_positive(float(rate(round))) for round in range(1, rounds + 1)]
+        asked = (_at(rate, t, rounds) if isinstance(rate, Rate) else rate(t) for t in range(1, rounds + 1))
+        values = [_positive(float(answer)) for answer in asked]
     except (TypeError, ValueError, ArithmeticError) as error:
         raise PlanError(
             f"lr: the function can not be asked for rounds 1 to {rounds} ({error}); expected a number above 0 for each"
@@ -150,18 +155,28 @@ def rate_at(rate: "float | str", round: int, rounds: int) -> float:
     """eta in round t = 1, 2, ... of a plan of so many rounds."""
     if not isinstance(rate, str):
         return rate
-    if rate.partition(":")[0] not in RATES:
-        return [value for first, value in _steps(rate) if first <= round][-1]
-    made = _named(rate)
-    if round <= made.warmup:
-        return made.start * round / made.warmup
-    return made.after_warmup(round - made.warmup, rounds - made.warmup)
+    if _is_named(rate):
+        return _at(_named(rate), round, rounds)
+    return [value for first, value in _steps(rate) if first <= round][-1]
+
+
+def _at(rate: Rate, round: int, rounds: int) -> float:
+    if round <= rate.warmup:
+        return rate.start * round / rate.warmup
+    return rate.after_warmup(round - rate.warmup, rounds - rate.warmup)
+
+
+def _is_named(text: str) -> bool:
+    return text.partition(":")[0] in RATES or is_import(text, Rate)
 
 
 @lru_cache
 def _named(text: str) -> Rate:
-    rate = parse_spec(text, RATES, "lr")
-    name = text.partition(":")[0]
+    return _checked(make(text, Rate))  # type: ignore[type-abstract]
+
+
+def _checked(rate: Rate) -> Rate:
+    name = type(rate).__name__.lower()
     _require(name, "start", rate.start, 0 < rate.start < inf, "a finite number above 0")
     _require(name, "warmup", rate.warmup, rate.warmup >= 0, "a number of rounds")
     return rate
@@ -176,7 +191,7 @@ def _steps(text: str) -> list[tuple[int, float]]:
         try:
             steps.append((int(first) if first else 1, _positive(float(value))))
         except ValueError:
-            raise ValueError(_FORMS) from None
+            raise ValueError(_forms()) from None
     starts = [first for first, _ in steps]
     if starts[0] != 1 or starts != sorted(set(starts)):
         raise ValueError("rounds in rising order, the first value without one, as in '0.1,100:0.01'")
@@ -190,17 +205,10 @@ def _as_text(steps: list[tuple[int, float]]) -> "float | str":
 
 def _positive(number: float) -> float:
     if not isfinite(number) or number <= 0:
-        raise ValueError(_FORMS)
+        raise ValueError(_forms())
     return number
 
 
 def _require(rate: str, name: str, value: float, holds: bool, expected: str) -> None:
     if not holds:
         raise PlanError(f"lr: {rate} has {name} {value}; expected {expected}")
-
-
-def _text(rate: Rate) -> str:
-    from dataclasses import fields
-
-    name = next(name for name, kind in RATES.items() if kind is type(rate))
-    return ":".join([name, *(f"{spec.name}={getattr(rate, spec.name)!r}" for spec in fields(rate))])  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from math import isfinite
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from fedavg.plan import Plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.setup import Setup, resolve
 from fedavg.types import Cohort, State, Sum, Work
+
+#: Under which name the downlink keeps its slots.
+DOWNLINK: Final = "downlink"
 
 
 @dataclass(frozen=True)
@@ -140,22 +143,29 @@ def _trained_cohort(setup: Setup, fleet: Fleet, state: State, work: Work) -> _Tr
         rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
         assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng)
         if setup.downlink:
-            parts = [replace(part, frames=setup.downlink.frames(state)) for part in parts]
+            frames = setup.downlink.frames(state.others[DOWNLINK])
+            parts = [replace(part, frames=frames) for part in parts]
         result = fleet.train(cohort, work, parts)
         if not isinstance(result, Abandoned):
-            return _Trained(cohort, assigned, result)
+            return _Trained(cohort, replace(assigned, others=state.others), result)
+
+
+def _owner(index: int) -> str:
+    """Under which name the index-th stage keeps its slots."""
+    return f"stage {index}"
 
 
 def _initial_state(setup: Setup, weights: Tensor) -> State:
-    state = setup.algorithm.initial(weights)
-    for stage in setup.stages:
-        state = stage.initial(state)
-    return setup.downlink.initial(state, len(setup.data)) if setup.downlink else state
+    others = {_owner(index): stage.initial() for index, stage in enumerate(setup.stages)}
+    if setup.downlink:
+        others[DOWNLINK] = setup.downlink.initial(weights)
+    return replace(setup.algorithm.initial(weights), others=others)
 
 
 def _instructions(setup: Setup, state: State, round: int) -> Work:
     """The plan's work for a round, with what the stages and the algorithm decide from the state."""
-    settings = {name: value for stage in setup.stages for name, value in stage.settings(state).items()}
+    told = [stage.settings(state.others.get(_owner(index), {})) for index, stage in enumerate(setup.stages)]
+    settings = {name: value for settings in told for name, value in settings.items()}
     return setup.algorithm.adjust(state, replace(setup.plan.work(round), settings=settings))
 
 
@@ -166,21 +176,27 @@ def _server_half(setup: Setup, trained: _Trained, work: Work) -> State:
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
     after = _averaged(setup, before, total, work)
-    return setup.downlink.send(before, after, cohort.clients, work.round) if setup.downlink else after
+    if not setup.downlink:
+        return after
+    weights, kept = setup.downlink.send(
+        before.others[DOWNLINK], before.weights, after.weights, cohort.clients, work.round
+    )
+    return replace(after, weights=weights, others={**after.others, DOWNLINK: kept})
 
 
 def _averaged(setup: Setup, state: State, total: Sum, work: Work) -> State:
     if not total.weight:  # nobody took part: there is nothing to average
         return state
-    state = setup.algorithm.server_update(state, total, work)
-    for stage in setup.stages:
-        state = stage.after(state, total, work)
-    return state
+    kept = {
+        _owner(index): stage.after(state.others.get(_owner(index), {}), total, work)
+        for index, stage in enumerate(setup.stages)
+    }
+    return replace(setup.algorithm.server_update(state, total, work), others={**state.others, **kept})
 
 
 def _bytes_down(setup: Setup, state: State, trained: _Trained, work: Work) -> int:
     if setup.downlink:
-        return setup.downlink.fetched(state, trained.cohort.clients, work.round)
+        return setup.downlink.fetched(state.others[DOWNLINK], trained.cohort.clients, work.round)
     return trained.result.bytes_down
 
 

@@ -1,9 +1,8 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
-from fedavg.data import HeldOut, load, pooled
+from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.downlink import Downlink
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
@@ -20,15 +19,15 @@ from fedavg.optimizers import make_optimizer
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
-from fedavg.stages import Stage, parse_stage
+from fedavg.privacy.shares import bind_shares
+from fedavg.specs import make
+from fedavg.stages import Stage, make_stage
 from fedavg.stages.noise import Noise
-from fedavg.tasks import TASKS, Task
+from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Update, Work
 
 if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
     from fedavg.secagg.options import Masking
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -111,20 +110,20 @@ def resolve(plan: Plan) -> Setup:
     algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
     _check_device(plan.device)
-    stages = tuple(parse_stage(text) for text in plan.stages)
+    stages = tuple(make_stage(text) for text in plan.stages)
     task = resolve_task(plan)
     data = resolve_data(plan)
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = pooled(data) if algorithm.pools_data else data
-    if plan.target and "accuracy" not in task.metrics:
+    if plan.target and "accuracy" not in task.judged_by:
         raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     downlink = _resolve_downlink(plan, task, algorithm)
     setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan))
     check_pairs(setup)
     setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
-    return replace(setup, budget=budget_of(setup))
+    return replace(bind_shares(setup), budget=budget_of(setup))
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":
@@ -136,12 +135,12 @@ def _resolve_secagg(plan: Plan) -> "Masking | None":
 
 
 def resolve_task(plan: Plan) -> Task:
-    return _object(plan.task, TASKS, Task, "task")
+    return make(plan.task, Task)
 
 
-def _bound(text: str, task: Task, vectors: int) -> Codec:
+def _bound(value: str | Codec, task: Task, vectors: int) -> Codec:
     """A codec for so many vectors of the task's model, end to end."""
-    return make_codec(text).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
+    return make_codec(value).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
 
 
 def _resolve_downlink(plan: Plan, task: Task, algorithm: Algorithm) -> Downlink | None:
@@ -173,26 +172,18 @@ def resolve_data(plan: Plan) -> FederatedData:
     return HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
 
 
+def check_population(setup: Setup) -> None:
+    """Where all clients are simulated, there are as many as the data has."""
+    wanted, have = setup.plan.clients, len(setup.data)
+    if wanted not in (None, have) and not setup.algorithm.pools_data:
+        raise PlanError(
+            f"clients: got {wanted} with data '{setup.data.name}', which has {have} clients of its own; "
+            f"leave it out, or ask for {have}"
+        )
+
+
 def _whole_data(plan: Plan) -> FederatedData:
-    if isinstance(plan.data, FederatedData):
-        return plan.data
-    if ":" in plan.data:
-        return _object(plan.data, {}, FederatedData, "data")  # type: ignore[type-abstract]
+    if not (isinstance(plan.data, str) and is_named(plan.data)):
+        return make(plan.data, FederatedData)  # type: ignore[type-abstract]
     data_dir = Path(plan.data_dir) if plan.data_dir else None
     return load(plan.data, plan.partition, plan.clients, plan.seed, data_dir)
-
-
-def _object(value: "str | T", registry: dict[str, T], kind: type[T], what: str) -> T:
-    """An object itself, by its name in a registry, or by `module:name` of installed code."""
-    if not isinstance(value, str):
-        return value
-    if value in registry:
-        return registry[value]
-    module, _, name = value.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise PlanError(f"{what}: can not import '{value}': {error}; expected 'module:name'") from None
-    if not isinstance(found, kind):
-        raise PlanError(f"{what}: '{value}' is {type(found).__name__}; expected a fedavg.{kind.__name__}")
-    return found

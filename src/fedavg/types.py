@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedavg import trees
+from fedavg.specs import Pluggable
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     import numpy as np
@@ -32,10 +33,16 @@ class Examples:
         return trees.length(self.y)
 
 
-class FederatedData(ABC):
+class FederatedData(Pluggable, ABC):
     """Examples by client, loaded lazily, plus a test set. Immutable and safe to read from forked processes."""
 
+    kind = "data"
     name: str
+
+    @classmethod
+    def registry(cls) -> Mapping[str, Any]:
+        """Nothing here: the named data sets (`fedavg.data.DATASETS`) are loaded with a partition."""
+        return {}
 
     @property
     @abstractmethod
@@ -86,12 +93,21 @@ class Sum:
         return self.vector / self.weight
 
 
+#: What one part keeps on the server between rounds.
+Slots = Mapping[str, "Tensor"]
+
+
 @dataclass(frozen=True)
 class State:
-    """What the server carries from round to round: the weights, shape (P,) float32, and an algorithm's own vectors."""
+    """What the server carries from round to round: the weights, shape (P,) float32, and an algorithm's own `slots`.
+
+    What stages and the downlink keep lies in `others`, by owner. Only the server loop handles that: an algorithm makes
+    a new state from weights and its own slots alone.
+    """
 
     weights: Tensor
-    slots: Mapping[str, Tensor] = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
+    others: Mapping[str, Slots] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedavg import train
 from fedavg.algorithms.fedbuff import FedBuff, Flight
-from fedavg.types import State, Sum, Work
+from fedavg.types import Sum, Work
 from toys import line_plan, toy_plan
 
 
@@ -88,10 +88,3 @@ def test_laws_of_the_simulation(seed, buffer, at_work, spread):
         assert float(state.slots["clock"]) >= clock
         assert all(0 < part.scale <= 1 for part in parts)
         clock = float(state.slots["clock"])
-
-
-def test_slots_of_others_are_left_alone():
-    algorithm = FedBuff(buffer=1)
-    fresh = algorithm.initial(torch.zeros(1))
-    state, _ = assigned(algorithm, State(fresh.weights, {**fresh.slots, "clip": torch.ones(1)}), 1, [0])
-    assert torch.equal(state.slots["clip"], torch.ones(1))

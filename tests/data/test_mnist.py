@@ -57,7 +57,11 @@ def test_the_official_files_equal_the_copy(real_data: Path, empty_dir: Path) -> 
     ("name", "spec", "clients", "message"),
     [
         ("mnits", "iid", 100, "unknown data set 'mnits'. Use one of: mnist"),
-        ("mnist", "natural", 100, "mnist can not be split by natural. Use one of: iid, shards:2"),
+        ("mnist:pixels=red", "iid", 100, r"data: got 'mnist:pixels=red'; expected 'mnist\[:pixels=unit\|centred\]'"),
+        ("mnist:centred", "iid", 100, "data: got 'mnist:centred'; expected"),
+        ("mnist:pixels=unit:pixels=unit", "iid", 100, "expected 'mnist"),
+        ("cifar10:pixels=centred", "iid", 100, "data: got 'cifar10:pixels=centred'; expected 'cifar10'"),
+        ("mnist", "natural", 100, "mnist can not be split by natural. Use one of: iid, shards:\\[per_client=2"),
         ("mnist", "iid", 0, "clients = 0: expected 1 or more"),
         ("mnist", "iid", 60_001, "needs at least 60001 examples"),
     ],
@@ -65,6 +69,17 @@ def test_the_official_files_equal_the_copy(real_data: Path, empty_dir: Path) -> 
 def test_what_can_not_be_is_refused(name: str, spec: str, clients: int, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         load(name, spec, clients)
+
+
+def test_centred_pixels_are_the_same_images_in_minus_a_half_to_a_half() -> None:
+    unit, centred = load("mnist", "shards"), load("mnist:pixels=centred", "shards")
+    assert centred.name == "mnist:pixels=centred"
+    for raw, scaled in ((unit.client(3), centred.client(3)), (unit.test, centred.test)):
+        assert scaled.x.dtype == torch.float32
+        assert torch.equal(scaled.x, raw.x / 255 - 0.5), "and so is what a task makes of them"
+        assert torch.equal(scaled.y, raw.y)
+    assert (float(centred.test.x.min()), float(centred.test.x.max())) == (-0.5, 0.5)
+    assert unit.fingerprint == load("mnist:pixels=unit", "shards").fingerprint != centred.fingerprint
 
 
 def _lay_out(folder: Path) -> None:

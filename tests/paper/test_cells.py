@@ -3,7 +3,7 @@ from math import inf
 
 import pytest
 
-from fedavg.paper.cells import CELLS, baseline, first_guess, per_round
+from fedavg.paper.cells import ALL_CELLS, CELLS, baseline, first_guess, per_round, with_unit_pixels
 from fedavg.paper.choose import choose
 from fedavg.plan import Plan
 
@@ -72,7 +72,7 @@ def test_every_cell_has_its_plan():
 def test_plans_of_some_cells():
     two_nn = cell(1, "model=2nn,partition=non-iid,C=0,B=inf").plan(0.215)
     assert (two_nn.task, two_nn.data, two_nn.partition, two_nn.E, two_nn.eval_every) == (
-        "mnist-2nn", "mnist", "shards", Plan(E=1).E, 2,
+        "mnist-2nn", "mnist:pixels=centred", "shards", Plan(E=1).E, 2,
     )  # fmt: skip
     assert two_nn.work(1).batch == inf
     lstm = cell(2, "model=lstm,partition=non-iid,E=5,B=10").plan(1.47)
@@ -114,3 +114,22 @@ def test_speedups_are_against_the_papers_row():
     assert baseline(cell(3, "algorithm=fedavg,target=0.82")).paper == 31000
     assert baseline(cell(4, "partition=non-iid,E=20,B=10")).paper == 1817
     assert all(baseline(baseline(c)) == baseline(c) for c in CELLS)
+
+
+def test_the_2nn_has_the_same_cells_with_pixels_in_0_to_1():
+    units = ALL_CELLS[len(CELLS) :]
+    assert len(units) == 38
+    assert {c.plan(0.1).data for c in units} == {"mnist"}
+    centred = cell(1, "model=2nn,partition=iid,C=0.1,B=10")
+    unit = with_unit_pixels(centred)
+    assert (unit.paper, unit.target, unit.allowance) == (centred.paper, centred.target, centred.allowance)
+    assert unit.command == "fedavg paper table1 --only model=2nn,partition=iid,C=0.1,B=10,pixels=unit"
+    assert baseline(unit) == with_unit_pixels(baseline(centred))
+    assert len({c.name for c in ALL_CELLS}) == 97 + 38
+    assert with_unit_pixels(cell(2, "model=lstm,partition=iid,E=1,B=10")) is None
+
+
+def test_the_records_with_pixels_in_0_to_1_keep_their_digests():
+    """Made before there was a choice: their plans must still be found."""
+    unit = with_unit_pixels(cell(1, "model=2nn,partition=iid,C=0.1,B=10"))
+    assert unit.plan(0.215).digest == "d9f7741b0790a8e4"

@@ -2,7 +2,7 @@ import pytest
 
 from fedavg.errors import FedAvgError
 from fedavg.paper.cells import CELLS
-from fedavg.paper.choose import choose, duration, seconds
+from fedavg.paper.choose import choose, choose_cells, duration, seconds
 
 
 def test_all_conditions_of_a_filter_must_hold_and_any_filter_will_do():
@@ -33,3 +33,10 @@ def test_times():
     for text in ("", "2", "h", "2 weeks", "-1h", "nanh", "0s"):
         with pytest.raises(FedAvgError, match="--budget: got '.*'; expected a time such as 30m, 2h or 1d"):
             seconds(text)
+
+
+def test_cells_with_pixels_in_0_to_1_are_chosen_by_name_only():
+    assert len(choose_cells(4, [])) == 18
+    assert {c.setting.model.pixels for c in choose_cells(4, [])} == {"centred"}
+    (unit,) = choose_cells(4, ["partition=iid,E=1,B=10,pixels=unit"])
+    assert unit.plan(0.1).data == "mnist"

@@ -19,7 +19,7 @@ def store(tmp_path):
 def test_all_figures_are_there():
     assert list(CHARTS) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
     assert len(list(lines(CHARTS[2]))) == 30, "every (E, B) of Table 2"
-    assert len(list(lines(CHARTS[7]))) == 18
+    assert len(list(lines(CHARTS[7]))) == 36, "every (E, B) of Table 4, with centred pixels and with pixels in [0, 1]"
     assert [line.label for line in CHARTS[9].panels[0].lines][0:2] == ["SGD", "C=0 E=1"]
     assert [line.per_round for line in CHARTS[9].panels[0].lines] == [1, 10, 50, 100, 500, 1000, 5000]
 
@@ -37,7 +37,7 @@ def test_only_what_has_records_is_drawn(store, tmp_path):
     drawn = draw(CHARTS[7], store, tmp_path / "figures")
     assert [f.name for f in drawn.files] == ["figure7.png", "figure7.svg"]
     assert drawn.files[0].stat().st_size > 5000
-    assert len(drawn.missing) == 17
+    assert len(drawn.missing) == 35
     assert "MNIST 2NN, IID: B=10 E=1" not in drawn.missing
     svg = drawn.files[1].read_bytes()
     assert draw(CHARTS[7], store, tmp_path / "figures").files[1].read_bytes() == svg, "the same records, the same file"

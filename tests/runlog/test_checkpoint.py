@@ -8,7 +8,7 @@ from fedavg.errors import RunDirError
 from fedavg.runlog.checkpoint import load_state, model_sha256, save_state
 from fedavg.types import State
 
-STATE = State(torch.linspace(-1, 1, 1000), {"momentum": torch.ones(1000)})
+STATE = State(torch.linspace(-1, 1, 1000), {"momentum": torch.ones(1000)}, {"stage 1": {"clip.norm": torch.ones(1)}})
 
 
 def test_a_state_comes_back_whole(tmp_path):
@@ -19,6 +19,7 @@ def test_a_state_comes_back_whole(tmp_path):
     assert round == 7
     assert torch.equal(state.weights, STATE.weights)
     assert torch.equal(state.slots["momentum"], STATE.slots["momentum"])
+    assert state.others == STATE.others
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path):

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedavg import seeds
 from fedavg.secagg import ClientSession, Encoding, Identity, Message, Phase, ServerSession, Terms, answer, parse
+from fedavg.secagg.identity import vouch
 
 
 def small_terms(clients, dimension=5, bits=32, **changes):
@@ -16,10 +17,14 @@ def small_terms(clients, dimension=5, bits=32, **changes):
     return Terms(**values | changes)
 
 
-def make_identities(clients):
+AUTHORITY = Ed25519PrivateKey.from_private_bytes(sha256(b"the authority").digest())
+
+
+def make_identities(clients, authority=AUTHORITY):
+    """Keys of which each client has one, all vouched for."""
     keys = {client: Ed25519PrivateKey.from_private_bytes(sha256(b"%d" % client).digest()) for client in clients}
-    peers = {client: key.public_key().public_bytes_raw() for client, key in keys.items()}
-    return {client: Identity(key, peers) for client, key in keys.items()}
+    public = authority.public_key().public_bytes_raw()
+    return {c: Identity(key, vouch(authority, key.public_key().public_bytes_raw()), public) for c, key in keys.items()}
 
 
 def random_ring(terms, client):
@@ -64,6 +69,6 @@ class Party:
 def party(terms, invited=None):
     invited = list(range(terms.encoding.clients)) if invited is None else invited
     identities = make_identities(invited) if terms.signed else None
-    peers = identities[invited[0]].peers if identities else None
+    authority = identities[invited[0]].authority if identities else None
     clients = {c: ClientSession(terms, c, identities and identities[c]) for c in invited}
-    return Party(ServerSession(terms, invited, peers), clients, dict.fromkeys(invited))
+    return Party(ServerSession(terms, invited, authority), clients, dict.fromkeys(invited))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from parties import make_identities, party, plain_sum, random_ring, small_terms
 
 from fedavg.secagg import ClientAborted, ClientSession, MessageRefused, Phase, TermsError
@@ -32,6 +33,11 @@ def at(phase, clients=6, silent=None, **terms):
 def changed(roster, client, **values):
     adverts = tuple(replace(a, **values) if a.client == client else a for a in roster.adverts)
     return replace(roster, adverts=adverts)
+
+
+def with_advert(roster, advert):
+    """The roster with this advert in the place of the client's own."""
+    return replace(roster, adverts=tuple(advert if a.client == advert.client else a for a in roster.adverts))
 
 
 @pytest.mark.parametrize("field", ["mask_key", "share_key", "commitment"])
@@ -103,6 +109,43 @@ def test_signed_keys_that_an_active_server_has_swapped():
     aborts("bad-signature", lambda: client.share(changed(roster, 2, signature=roster.adverts[3].signature)))
     client, roster = at(Phase.SHARES)
     aborts("bad-signature", lambda: client.share(changed(roster, 2, signature=bytes(64))))
+
+
+def test_peers_that_the_authority_has_not_vouched_for():
+    """A server that invents peers can make them keys and signatures, but no vouchers."""
+    other = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    terms = small_terms(6, signed=True)
+    invented = ClientSession(terms, 2, make_identities([2], other)[2]).advertise()
+    client, roster = at(Phase.SHARES, signed=True)
+    aborts("not-vouched", lambda: client.share(with_advert(roster, invented)))
+    client, roster = at(Phase.SHARES, signed=True)
+    borrowed = replace(invented, voucher=roster.adverts[3].voucher)
+    aborts("not-vouched", lambda: client.share(with_advert(roster, borrowed)))
+
+
+def test_one_vouched_device_does_not_stand_for_two_peers():
+    """A device that colludes with the server signs keys under every number that it is asked for."""
+    terms, identity = small_terms(6, signed=True), make_identities([3])[3]
+    twice = ClientSession(terms, 2, identity).advertise()
+    client, roster = at(Phase.SHARES, signed=True)
+    aborts("not-vouched", lambda: client.share(with_advert(roster, twice)))
+
+
+def test_a_client_whose_own_key_is_not_vouched_for_begins_no_session():
+    good = make_identities([0, 1])
+    with pytest.raises(TermsError, match="voucher"):
+        ClientSession(small_terms(4, signed=True), 0, replace(good[0], voucher=good[1].voucher))
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_clients_own_bound_on_the_survivors_counts_whatever_the_terms(signed):
+    """Six are invited and five survive, as the terms allow; this client asks for six."""
+    session = party(small_terms(6, signed=signed)).until(Phase.INPUTS)
+    identity = make_identities([0])[0] if signed else None
+    careful = ClientSession.from_bytes(session.clients[0].to_bytes(), identity, least=6)
+    careful.mask(session.inbox[0], random_ring(careful.terms, 0))
+    survivors = UnmaskRequest(SESSION, (0, 1, 2, 3, 4), (5,))
+    aborts("too-few", lambda: careful.endorse(survivors.survivor_set) if signed else careful.unmask(survivors))
 
 
 # --- phase 3: the shares ---

@@ -34,9 +34,10 @@ def many(items):
 
 ids = st.integers(0, 2**32 - 1)
 session = st.just(SESSION)
-adverts = st.builds(
-    KeyAdvert, session, ids, exactly(32), exactly(32), exactly(32), st.one_of(st.just(b""), exactly(64))
-)
+keys = (session, ids, exactly(32), exactly(32), exactly(32))
+adverts = st.one_of(
+    st.builds(KeyAdvert, *keys), st.builds(KeyAdvert, *keys, exactly(32), exactly(64), exactly(64))
+)  # unsigned, or with an identity, its voucher and a signature
 endorsements = st.builds(Endorsement, session, ids, exactly(64))
 sealed = many(st.tuples(ids, exactly(SEALED_BYTES)))
 shares = many(st.tuples(ids, st.integers(0, PRIME - 1)))

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from parties import make_identities, party, plain_sum, small_terms
 
-from fedavg.secagg import MessageRefused, Phase, SecAggError, ServerSession, SessionAbandoned, TermsError
+from fedavg.secagg import ClientSession, MessageRefused, Phase, SecAggError, ServerSession, SessionAbandoned, TermsError
 from fedavg.secagg.field import PRIME
 from fedavg.secagg.messages import Endorsement, KeyAdvert, MaskedInput, SealedShares, UnmaskShares
 
@@ -139,10 +140,10 @@ def test_phases_are_closed_in_their_order():
 def test_the_invitation_fits_the_terms():
     with pytest.raises(TermsError, match="3 clients are invited"):
         ServerSession(small_terms(4), range(3))
-    with pytest.raises(TermsError, match="identities"):
+    with pytest.raises(TermsError, match="authority"):
         ServerSession(small_terms(4, signed=True), range(4))
-    with pytest.raises(TermsError, match="identities"):
-        ServerSession(small_terms(4), range(4), make_identities(range(4))[0].peers)
+    with pytest.raises(TermsError, match="authority"):
+        ServerSession(small_terms(4), range(4), make_identities(range(4))[0].authority)
 
 
 def test_a_sparse_client_hears_only_of_its_neighbours():
@@ -159,3 +160,50 @@ def test_a_message_that_no_client_sends_is_out_of_turn():
     refused("out-of-turn", session.server, session.inbox[0])
     refused("out-of-turn", session.server, KeyAdvert(session.server.terms.session, 0, b"m" * 32, b"s" * 32, b"c" * 32))
     refused("out-of-turn", session.server, UnmaskShares(session.server.terms.session, 0, (), ()))
+
+
+@pytest.mark.parametrize("terms", [{}, {"signed": True}, {"sparse": (0.05, 0.1)}], ids=str)
+def test_a_server_restarted_in_the_last_phase_asks_the_same_and_gets_the_sum(terms):
+    """One was lost after it had shared: its masking key is opened as well."""
+    clients = 60 if "sparse" in terms else 7
+    session = party(small_terms(clients, **terms)).until(Phase.UNMASKING, {Phase.INPUTS: [3]})
+    saved = session.server.to_bytes()
+    session.reply(0)  # went to the server that died
+    server, inbox = ServerSession.from_bytes(saved, session.server._authority)
+    assert {c: message.to_bytes() for c, message in inbox.items()} == {
+        c: message.to_bytes() for c, message in session.inbox.items()
+    }
+    session.server = server
+    expected = plain_sum(server.terms, set(range(clients)) - {3})
+    assert np.array_equal(session.phase().ring, expected)
+
+
+def test_what_is_saved_of_a_session_holds_no_single_input():
+    session = party(small_terms(5, dimension=40)).until(Phase.INPUTS)
+    inputs = [session.reply(client).vector for client in range(5)]
+    session.until(Phase.UNMASKING)
+    saved = session.server.to_bytes()
+    assert not any(vector[:32] in saved for vector in inputs)
+    with pytest.raises(SecAggError, match="not a saved session"):
+        ServerSession.from_bytes(saved[:30])
+
+
+def test_a_session_can_finish_once_every_secret_has_its_shares():
+    session = party(small_terms(5, threshold=4)).until(Phase.UNMASKING)
+    for client in range(4):
+        assert not session.server.can_finish
+        session.server.receive(session.reply(client))
+    assert session.server.can_finish
+    assert session.server.opened_by == {0, 1, 2, 3}
+    with pytest.raises(SecAggError, match="before the first share"):
+        session.server.to_bytes()
+
+
+def test_an_identity_is_refused_that_nobody_vouched_for_or_that_is_there_already():
+    session = party(small_terms(5, signed=True))
+    stranger = ClientSession(session.server.terms, 1, make_identities([1], Ed25519PrivateKey.generate())[1])
+    refused("not-vouched", session.server, stranger.advertise())
+    session.server.receive(session.reply(0))
+    double = ClientSession(session.server.terms, 1, make_identities([0])[0])
+    refused("not-vouched", session.server, double.advertise())
+    session.server.receive(session.reply(1))

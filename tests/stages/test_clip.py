@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedavg import State, Sum, Update, Work, train
+from fedavg import Sum, Update, Work, train
 from fedavg.errors import PlanError
 from fedavg.setup import resolve
-from fedavg.stages import parse_stage
+from fedavg.stages import make_stage
 from fedavg.stages.clip import NORM, Clip, shortened
 from toys import toy_plan
 
@@ -44,7 +44,7 @@ def test_the_sum_is_left_alone():
 @pytest.mark.parametrize("text", ["clip", "clip:", "clip:far", "clip:0", "clip:-1", "clip:nan", "clip:inf", "shrink:1"])
 def test_a_bad_stage_is_refused(text):
     with pytest.raises(PlanError, match="expected"):
-        parse_stage(text)
+        make_stage(text)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_bad_stage_is_refused(text):
 )
 def test_bad_settings_are_refused(text):
     with pytest.raises(PlanError, match="clip: .*expected"):
-        parse_stage(text)
+        make_stage(text)
 
 
 def bound_clip(*stages, **changes):
@@ -96,13 +96,13 @@ def test_a_client_appends_whether_it_was_within_the_norm():
 def test_the_norm_follows_the_quantile_by_hand():
     """3 of 4 clients within the norm, the median wanted: norm · exp(-0.2 (0.75 - 0.5))."""
     clip = bound_clip("clip:2.0:quantile=0.5")
-    state = clip.initial(State(torch.zeros(2)))
-    assert clip.settings(state) == {NORM: 2.0}
+    slots = clip.initial()
+    assert clip.settings(slots) == {NORM: 2.0}
     unit = 2.0
     total = Sum(torch.tensor([1.0, 1.0, (3 - 1) / 2 * unit]), weight=4, count=4)
     stripped = clip.on_sum(total, at(2.0), RNG)
     assert stripped.vector.tolist() == [1.0, 1.0]
-    after = clip.after(state, stripped, at(2.0))
+    after = clip.after(slots, stripped, at(2.0))
     assert clip.settings(after)[NORM] == pytest.approx(2.0 * exp(-0.2 * 0.25))
 
 
@@ -125,7 +125,7 @@ def test_too_little_noise_on_the_count_is_refused():
 def test_the_norm_finds_the_median_of_the_updates_norms():
     """Without noise, from far off: in the end about half of the clients are within the norm."""
     *_, last = train(toy_plan(stages=("clip:100:quantile=0.5:rate=0.5",), C=1, rounds=40, lr=0.01))
-    norm = float(last.state.slots[NORM])
+    norm = float(last.state.others["stage 0"][NORM])
     *_, unclipped = train(toy_plan(C=1, rounds=40, lr=0.01))
     lengths = update_lengths(unclipped.state.weights, lr=0.01)
     assert min(lengths) < norm < max(lengths)

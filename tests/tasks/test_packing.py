@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedavg.tasks.packing import IGNORE, LENGTHS, pack
+from fedavg.metrics import IGNORE
+from fedavg.tasks.packing import LENGTHS, pack
 
 BEGIN, PADDING, WIDTH = 1, 0, 20
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedavg.data import posts as data
-from fedavg.tasks.packing import IGNORE
+from fedavg.metrics import IGNORE, checked_sums
 from fedavg.tasks.posts import BEGIN, PADDING, POSTS_LSTM, UNKNOWN, VOCABULARY, WordLSTM, known_word_accuracy
 
 
@@ -21,7 +21,7 @@ def test_an_unknown_word_counts_as_wrong_and_padding_does_not_count() -> None:
     output = torch.nn.functional.one_hot(predicted, 9).float()
     y = torch.tensor([[5, 6, UNKNOWN, IGNORE]])
     assert known_word_accuracy(output, y).tolist() == [True, False, False]
-    assert len(POSTS_LSTM.metrics["loss"](output, y)) == 3
+    assert checked_sums(POSTS_LSTM.judged_by["loss"], output, y)[1] == 3
 
 
 def test_an_unknown_word_is_learned() -> None:

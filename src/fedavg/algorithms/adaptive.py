@@ -97,7 +97,7 @@ class Adaptive(Algorithm):
         delta = sqrt(max(total.metrics["square"] - float(gradient.square().sum()), 0.0))
         estimates = Estimates(total.metrics["rho"], total.metrics["beta"], delta)
         slots = _slots(self._next(estimates, tau, work.lr, spent), steps + tau, spent)
-        return State((state.weights.double() + change).float(), {**state.slots, **slots})
+        return State((state.weights.double() + change).float(), slots)
 
     def _next(self, estimates: Estimates, tau: int, eta: float, spent: float) -> int:
         """The tau of the next round; where ρ or β are not known, as after the first round, what it was."""

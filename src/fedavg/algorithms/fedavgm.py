@@ -33,4 +33,4 @@ class FedAvgM(FedAvg):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         v = self.momentum * state.slots["v"].double() + total.mean
         w = state.weights.double() + self.lr * v
-        return State(w.float(), {**state.slots, "v": v.float()})
+        return State(w.float(), {"v": v.float()})

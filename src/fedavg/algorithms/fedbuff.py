@@ -61,8 +61,7 @@ class FedBuff(FedAvg):
             Part([f.client for f in landed if f.version == version], versions[version], (1 + now - version) ** -0.5)
             for version in sorted({f.version for f in landed})
         ]
-        others = {name: slot for name, slot in state.slots.items() if not name.startswith("version.")}
-        return replace(state, slots=others | _slots(flights, clock, versions)), parts
+        return State(state.weights, _slots(flights, clock, versions)), parts
 
     def _fill(
         self, flights: list[Flight], clock: float, now: int, cohort: Sequence[int], rng: np.random.Generator

@@ -47,4 +47,4 @@ class FedDyn(FedAvg):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         h = state.slots["h"].double() - self.alpha * (total.count / total.population) * total.mean
         w = state.weights.double() + total.mean - h / self.alpha
-        return State(w.float(), {**state.slots, "h": h.float()})
+        return State(w.float(), {"h": h.float()})

@@ -42,7 +42,7 @@ class FedOpt(FedAvg):
         m = self.beta1 * state.slots["m"].double() + (1 - self.beta1) * change
         v = self.second(state.slots["v"].double(), change**2)
         w = state.weights.double() + self.lr * m / (v.sqrt() + self.tau)
-        return State(w.float(), {**state.slots, "m": m.float(), "v": v.float()})
+        return State(w.float(), {"m": m.float(), "v": v.float()})
 
     def __post_init__(self) -> None:
         require(self, "lr", low=0, above=True)

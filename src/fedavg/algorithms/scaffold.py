@@ -58,7 +58,7 @@ class Scaffold(FedAvg):
         change, c_change = total.mean.chunk(2)
         x = state.weights.double() + self.lr * change
         c = state.slots["c"].double() + (total.count / total.population) * c_change
-        return State(x.float(), {**state.slots, "c": c.float()})
+        return State(x.float(), {"c": c.float()})
 
     def check(self, plan: "Plan") -> None:
         require_linear(plan, self.name, "control variates are means of gradients")

@@ -37,7 +37,8 @@ _only = click.option(
     multiple=True,
     metavar="KEY=VALUE,...",
     help="Only cells with these values, as in model=2nn,partition=iid,C=0.1; repeated: cells that fit any. Keys: model "
-    "(2nn, cnn, lstm, cifar), partition (iid, non-iid), algorithm (sgd, fedsgd, fedavg), C, E, B (inf for ∞), target.",
+    "(2nn, cnn, lstm, cifar), partition (iid, non-iid), algorithm (sgd, fedsgd, fedavg), C, E, B (inf for ∞), target, "
+    "pixels (centred, unit). The 2NN is measured with pixels in [-0.5, 0.5]; pixels=unit measures it in [0, 1].",
 )
 
 
@@ -99,11 +100,10 @@ def _table_command(number: int, what: str) -> click.Command:
         runs: Path,
         as_json: bool,
     ) -> None:
-        from fedavg.paper.cells import CELLS
-        from fedavg.paper.choose import choose
+        from fedavg.paper.choose import choose_cells
         from fedavg.paper.records import Records
 
-        cells = choose([cell for cell in CELLS if cell.table == number], only)
+        cells = choose_cells(number, only)
         store, outlay = Records(records), _outlay(jobs, budget, data_dir)
         try:
             if not show:
@@ -153,9 +153,9 @@ def _print_table(number: int, cells: "list[Cell]", store: "Records", runs: Path,
     from rich.console import Console
 
     from fedavg.paper import tables
-    from fedavg.paper.cells import CELLS
+    from fedavg.paper.cells import ALL_CELLS
 
-    by_cell, costs = _all_results(store, runs), _costs(CELLS, store)
+    by_cell, costs = _all_results(store, runs), _costs(ALL_CELLS, store)
     shown = [by_cell[cell] for cell in cells]
     if as_json:
         _print_json({"table": number, "cells": [tables.as_json(r, by_cell, costs[r.cell]) for r in shown]})
@@ -166,10 +166,10 @@ def _print_table(number: int, cells: "list[Cell]", store: "Records", runs: Path,
 
 
 def _all_results(store: "Records", runs: Path) -> "dict[Cell, Result]":
-    from fedavg.paper.cells import CELLS
+    from fedavg.paper.cells import ALL_CELLS
     from fedavg.paper.measure import results, running_keys
 
-    return {result.cell: result for result in results(CELLS, store, running_keys(runs))}
+    return {result.cell: result for result in results(ALL_CELLS, store, running_keys(runs))}
 
 
 def _costs(cells: "tuple[Cell, ...]", store: "Records") -> "dict[Cell, float]":
@@ -199,7 +199,7 @@ def status(records: Path, runs: Path, as_json: bool) -> None:
     if as_json:
         _print_json({"cells": [tables.as_json(by_cell[cell], by_cell, costs[cell]) for cell in CELLS]})
     else:
-        Console(width=max(120, Console().width)).print(tables.status_table([by_cell[cell] for cell in CELLS], costs))
+        Console(width=max(120, Console().width)).print(tables.status_table(by_cell, costs))
 
 
 @paper.command()

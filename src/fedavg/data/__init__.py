@@ -11,45 +11,100 @@ from fedavg.data.federated import ArrayData, pooled
 from fedavg.data.holdout import HeldOut
 from fedavg.data.location import data_directory
 from fedavg.data.mnist import MNIST
-from fedavg.data.partition import KINDS, Partition, parse_partition
+from fedavg.data.partition import PARTITIONS, Natural, Partition, parse_partition
 from fedavg.data.posts import POSTS
 from fedavg.data.shakespeare import SHAKESPEARE
 from fedavg.data.synthetic_posts import SYNTHETIC_POSTS
 from fedavg.errors import PlanError
+from fedavg.specs import usage
 from fedavg.types import FederatedData
 
 DATASETS: dict[str, Dataset] = {
     dataset.name: dataset for dataset in (MNIST, CIFAR10, SHAKESPEARE, POSTS, SYNTHETIC_POSTS)
 }
 
-__all__ = ["DATASETS", "ArrayData", "Dataset", "HeldOut", "Partition", "check", "load", "parse_partition", "pooled"]
+__all__ = [
+    "DATASETS",
+    "ArrayData",
+    "Dataset",
+    "HeldOut",
+    "Partition",
+    "canonical",
+    "check",
+    "is_named",
+    "load",
+    "parse_partition",
+    "pooled",
+]
 
 
 def load(
     name: str,
-    partition: str | None = None,
+    partition: str | Partition | None = None,
     clients: int | None = None,
     seed: int = 0,
     data_dir: Path | None = None,
 ) -> FederatedData:
-    """A data set, split over clients. What is not given is the data set's default."""
+    """A data set, split over clients. What is not given is the data set's default.
+
+    `name` may carry settings, as in 'mnist:pixels=centred'.
+    """
     wanted = check(name, partition, clients)
-    return DATASETS[name].load(Request(wanted, clients, seed, data_directory(data_dir)))
+    dataset, settings = read_name(name)
+    return dataset.load(Request(wanted, clients, seed, data_directory(data_dir), settings))
 
 
-def check(name: str, partition: str | None, clients: int | None) -> Partition:
+def check(name: str, partition: str | Partition | None, clients: int | None) -> Partition:
     """Refuses, without reading any data, what `load` could never do; gives back the partition."""
     dataset = dataset_named(name)
     wanted = parse_partition(partition or dataset.default_partition)
-    if wanted.kind not in dataset.partitions:
-        forms = ", ".join(KINDS[kind].form for kind in dataset.partitions)
+    if not _can_split(dataset, wanted):
+        forms = ", ".join(usage({kind: PARTITIONS[kind] for kind in dataset.partitions}))
         raise PlanError(f"data set {name} can not be split by {wanted}. Use one of: {forms}.")
     if clients is not None and clients < 1:
         raise PlanError(f"clients = {clients}: expected 1 or more.")
     return wanted
 
 
-def dataset_named(name: str) -> Dataset:
+def _can_split(dataset: Dataset, wanted: Partition) -> bool:
+    """One of its own kinds; a partition of a user's own deals out whatever has labels, which natural data has not."""
+    if type(wanted) in PARTITIONS.values():
+        return any(type(wanted) is PARTITIONS[kind] for kind in dataset.partitions)
+    return any(PARTITIONS[kind] is not Natural for kind in dataset.partitions)
+
+
+def is_named(text: str) -> bool:
+    """Whether a text names a data set of the registry, with or without settings; else it may name installed code."""
+    return text.partition(":")[0] in DATASETS
+
+
+def dataset_named(text: str) -> Dataset:
+    return read_name(text)[0]
+
+
+def read_name(text: str) -> tuple[Dataset, dict[str, str]]:
+    """The data set that a text names, and the value of each of its settings.
+
+    >>> read_name("mnist:pixels=centred")[1]
+    {'pixels': 'centred'}
+    """
+    name, *parts = text.split(":")
     if name not in DATASETS:
-        raise PlanError(f"unknown data set {name!r}. Use one of: {', '.join(DATASETS)}.")
-    return DATASETS[name]
+        raise PlanError(f"unknown data set {text!r}. Use one of: {', '.join(DATASETS)}.")
+    dataset = DATASETS[name]
+    given = dict(part.split("=", 1) for part in parts if "=" in part)
+    wrong = any(value not in dataset.settings.get(key, ()) for key, value in given.items())
+    if wrong or len(given) != len(parts):
+        raise PlanError(f"data: got '{text}'; expected '{dataset.usage}'")
+    return dataset, {key: given.get(key, values[0]) for key, values in dataset.settings.items()}
+
+
+def canonical(text: str) -> str:
+    """The one way to write a data set's name: settings in their order, without those at their defaults.
+
+    >>> canonical("mnist:pixels=unit"), canonical("mnist:pixels=centred")
+    ('mnist', 'mnist:pixels=centred')
+    """
+    dataset, settings = read_name(text)
+    told = [f"{key}={value}" for key, value in settings.items() if value != dataset.settings[key][0]]
+    return ":".join([dataset.name, *told])

@@ -1,7 +1,7 @@
 """What a data set is to the registry: a name, its files, how clients may be made, and one function that loads it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedavg.data.partition import Partition
@@ -42,6 +42,8 @@ class Request:
     clients: int | None
     seed: int
     data_dir: Path
+    #: The data set's settings, each with its value.
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def no_facts(_: FederatedData) -> Mapping[str, int]:
@@ -64,6 +66,8 @@ class Dataset:
     paper: str = ""
     #: Counts that `fedavg data info` shows beside the paper's.
     facts: Callable[[FederatedData], Mapping[str, int]] = no_facts
+    #: What may be set after the name, as in mnist:pixels=centred: the values of each setting, the default first.
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: What the loader takes out of `files`; where all of it is in the data directory, `files` are not needed.
     contents: tuple[RemoteFile, ...] = ()
     #: True where one of the files is enough: they are editions of the same thing, best first.
@@ -74,3 +78,8 @@ class Dataset:
     @property
     def default_partition(self) -> str:
         return self.partitions[0]
+
+    @property
+    def usage(self) -> str:
+        """How its name is written, with its settings: mnist[:pixels=unit|centred]."""
+        return self.name + "".join(f"[:{key}={'|'.join(values)}]" for key, values in self.settings.items())

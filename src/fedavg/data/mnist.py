@@ -1,6 +1,7 @@
 """MNIST (§3): 60,000 training and 10,000 test images of digits. Input: idx files, or the copy in the package.
 
-x: (N, 28, 28) uint8, y: (N,) int64.
+x: (N, 28, 28) uint8, which tasks scale to [0, 1]; with pixels=centred float32 in [-0.5, 0.5], as in TensorFlow's MNIST
+example of the paper's time. y: (N,) int64.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ from fedavg.seeds import NONE, rng
 from fedavg.types import Examples, FederatedData
 
 _CLIENTS = 100
+#: Where pixels may lie -> what the data is then called. The first is the default.
+_NAMES = {"unit": "mnist", "centred": "mnist:pixels=centred"}
 _MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -25,10 +28,18 @@ _MIRRORS = (
 
 
 def load(request: Request) -> FederatedData:
-    train, test = read(request.data_dir)
+    train, test = (_scaled(half, request.settings["pixels"]) for half in read(request.data_dir))
     draw = rng(request.seed, NONE, NONE, "partition")
     parts = request.partition.deal(train.y.numpy(), request.clients or _CLIENTS, draw)
-    return ArrayData("mnist", train.x, train.y, parts, test)
+    return ArrayData(_NAMES[request.settings["pixels"]], train.x, train.y, parts, test)
+
+
+def _scaled(examples: Examples, pixels: str) -> Examples:
+    if pixels == "unit":
+        return examples
+    # By NumPy: PyTorch would start its thread pool, which does not survive the fork of the workers.
+    values = np.arange(256, dtype=np.float32) / np.float32(255) - np.float32(0.5)
+    return Examples(torch.from_numpy(values[examples.x.numpy()]), examples.y)
 
 
 def read(data_dir: Path) -> tuple[Examples, Examples]:
@@ -86,5 +97,6 @@ MNIST = Dataset(
     files=tuple(FILES.values()),
     load=load,
     paper="100 clients x 600 training examples, IID or two shards of 300 each; 10,000 test",
+    settings={"pixels": tuple(_NAMES)},
     built_in=True,
 )

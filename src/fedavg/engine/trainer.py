@@ -17,6 +17,7 @@ from fedavg.engine.graph import GraphEpoch
 from fedavg.engine.model import Model
 from fedavg.engine.tape import Untraceable
 from fedavg.errors import TaskError
+from fedavg.metrics import checked_sums
 from fedavg.optimizers import SGD, Correction, Optimizer, Steps
 from fedavg.optimizers.optimizer import fresh
 from fedavg.tasks.task import Task
@@ -142,25 +143,25 @@ class Trainer:
         return torch.nn.functional.pad(trainable, (0, len(self.model.vector) - len(trainable))).to("cpu"), float(loss)
 
     @torch.no_grad()
-    def evaluate(self, examples: Examples) -> dict[str, tuple[float, int]]:
-        """For each metric the sum over predictions, and their number. Runs in evaluation mode."""
-        totals = dict.fromkeys(self.task.metrics, (0.0, 0))
+    def evaluate(self, examples: Examples) -> dict[str, Tensor]:
+        """The sums of each metric over all examples, float64. Runs in evaluation mode."""
+        metrics = self.task.judged_by
+        totals = {name: torch.zeros(metric.size, dtype=torch.float64) for name, metric in metrics.items()}
         self.model.module.eval()
         for batch in trees.batches(examples, self.task.eval_batch):
-            for name, values in self._judge(batch).items():
-                total, count = totals[name]
-                totals[name] = (total + float(values.sum(dtype=torch.float64)), count + values.numel())
+            for name, sums in self._judge(batch).items():
+                totals[name] += sums
         self.model.module.train()
         return totals
 
     def _judge(self, batch: Examples) -> dict[str, Tensor]:
-        """The values of each metric, one per prediction."""
+        """The sums of each metric over one batch."""
         try:
             made = self.collated(batch)
             y = self.targets(made.y)
             with self._kernels:
                 output = trees.call(self.model.module, self.prepare(made.x))
-            return {name: metric(output, y) for name, metric in self.task.metrics.items()}
+            return {name: checked_sums(metric, output, y) for name, metric in self.task.judged_by.items()}
         except USER_ERRORS as error:
             raise self._refusal("evaluated", batch, error) from error
 

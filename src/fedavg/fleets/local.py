@@ -38,9 +38,10 @@ from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
 from fedavg.fleets import pipes
 from fedavg.fleets.fleet import CohortResult, Fleet, join
 from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
-from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, combine, describe, eval_jobs
+from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, add_up, describe, eval_jobs
+from fedavg.metrics import report
 from fedavg.runlog.checkpoint import model_sha256
-from fedavg.setup import Setup
+from fedavg.setup import Setup, check_population
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
 from fedavg.types import Cohort, Part, Split, Sum, Work
@@ -124,6 +125,7 @@ class LocalFleet(Fleet):
     """Simulates all clients of a setup on this machine. What clients keep lies in `states`, or is gone at the end."""
 
     def __init__(self, setup: Setup, workers: int, states: Path | None = None) -> None:
+        check_population(setup)
         self._setup = setup
         self._inline = "fork" not in get_all_start_methods() or setup.plan.device != "cpu"
         if self._inline and setup.plan.worker_timeout is not None:
@@ -209,7 +211,8 @@ class LocalFleet(Fleet):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._shared[: len(weights)].copy_(weights)
         results = self._run(eval_jobs(self._setup, on)).results
-        return combine([result for result in results if isinstance(result, Evaluated)])
+        pieces = [result for result in results if isinstance(result, Evaluated)]
+        return report(self._setup.task.judged_by, add_up(pieces))
 
     def _sum(self, finished: "_Finished") -> Tensor:
         """The sum over the rings of the workers that took part."""

@@ -1,9 +1,11 @@
 """What a local worker does with one job. Runs in a forked process, or in the server's own where there is no fork."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from fedavg import trees
@@ -55,9 +57,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """For each metric the sum over the piece's predictions, and their number."""
+    """The sums of each metric over the piece."""
 
-    totals: dict[str, tuple[float, int]]
+    sums: dict[str, list[float]]
 
 
 Result = Trained | Evaluated
@@ -98,7 +100,8 @@ class Worker:
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self._shared[: len(self._trainer.weights)])
-        return Evaluated(self._trainer.evaluate(self._examples(job)))
+        sums = self._trainer.evaluate(self._examples(job))
+        return Evaluated({name: values.tolist() for name, values in sums.items()})
 
     def _examples(self, job: EvalJob) -> Examples:
         if job.split == "train":
@@ -124,9 +127,7 @@ def describe(setup: Setup, job: Job, index: int) -> Busy:
     return Busy(index, f"evaluate {job.split}", examples, f"piece {job.piece} of the evaluation on {job.split}")
 
 
-def combine(pieces: list[Evaluated]) -> dict[str, float]:
-    """The mean of each metric over all pieces."""
-    names = pieces[0].totals
-    sums = {name: fsum(piece.totals[name][0] for piece in pieces) for name in names}
-    counts = {name: sum(piece.totals[name][1] for piece in pieces) for name in names}
-    return {name: sums[name] / max(counts[name], 1) for name in names}
+def add_up(pieces: Sequence[Evaluated]) -> dict[str, Tensor]:
+    """The sums over all pieces, exactly rounded: the order of the pieces can not change a bit."""
+    columns = {name: zip(*(piece.sums[name] for piece in pieces), strict=True) for name in pieces[0].sums}
+    return {name: torch.tensor([fsum(each) for each in sums], dtype=torch.float64) for name, sums in columns.items()}

@@ -3,14 +3,14 @@
 from fedavg.optimizers.adam import Adam, AdamW
 from fedavg.optimizers.optimizer import Correction, Folded, Optimizer, Steps
 from fedavg.optimizers.sgd import SGD
-from fedavg.specs import parse_spec
+from fedavg.specs import make
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 
 
-def make_optimizer(text: str) -> Optimizer:
-    """An optimiser as a plan writes it: its name, and its settings after colons."""
-    return parse_spec(text, OPTIMIZERS, "optimizer")
+def make_optimizer(value: str | Optimizer) -> Optimizer:
+    """An optimiser as a plan has it: the object, or its name with settings after colons."""
+    return make(value, Optimizer)  # type: ignore[type-abstract]
 
 
 __all__ = ["OPTIMIZERS", "SGD", "Adam", "AdamW", "Correction", "Folded", "Optimizer", "Steps", "make_optimizer"]

@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from fedavg.specs import Pluggable
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Folded:
     weight_decay: float = 0.0
 
 
-class Optimizer(ABC):
+class Optimizer(Pluggable, ABC):
     """Turns gradients into steps. A frozen dataclass whose fields are its settings, as a plan writes them.
 
     >>> from dataclasses import dataclass
@@ -33,15 +35,18 @@ class Optimizer(ABC):
     ...         w.sub_(g.sign_(), alpha=lr)
     """
 
+    kind = "optimizer"
     name: str
     #: The vectors, shaped like the weights, that it carries from step to step; they start at zero.
     slots: tuple[str, ...] = ()
     #: True: the client keeps them from one of its rounds to the next. False: every round starts afresh.
     keep: bool = False
 
-    def __str__(self) -> str:
-        changed = [spec for spec in fields(self) if getattr(self, spec.name) != spec.default]  # type: ignore[arg-type]
-        return ":".join([self.name, *(f"{spec.name}={_word(getattr(self, spec.name))}" for spec in changed)])
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Optimizer"]]:
+        from fedavg.optimizers import OPTIMIZERS
+
+        return OPTIMIZERS
 
     @abstractmethod
     def step(self, w: Tensor, g: Tensor, slots: Mapping[str, Tensor], lr: float, t: int) -> None:
@@ -55,10 +60,6 @@ class Optimizer(ABC):
     def folded(self) -> Folded | None:
         """What the fast path may do instead of `step`, to the same effect; None if it can not."""
         return None
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 @dataclass(frozen=True)

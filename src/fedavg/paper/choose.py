@@ -5,6 +5,7 @@ from math import isfinite
 from typing import Final, Protocol, TypeVar
 
 from fedavg.errors import FedAvgError
+from fedavg.paper.cells import ALL_CELLS, CELLS, Cell
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -32,13 +33,19 @@ def choose(cells: Sequence[T], only: Sequence[str]) -> list[T]:
     return chosen
 
 
+def choose_cells(table: int, only: Sequence[str]) -> list[Cell]:
+    """Cells of a table; those with pixels in [0, 1] that stand beside the paper's only where a filter names pixels."""
+    pool = ALL_CELLS if any("pixels" in _parse(text) for text in only) else CELLS
+    return choose([cell for cell in pool if cell.table == table], only)
+
+
 def _parse(text: str) -> dict[str, str]:
     return dict(_pair(part, text) for part in text.split(",") if part.strip())
 
 
 def _pair(part: str, text: str) -> tuple[str, str]:
     key, equals, value = (piece.strip() for piece in part.partition("="))
-    known = ("model", "partition", "algorithm", "C", "E", "B", "target")
+    known = ("model", "partition", "algorithm", "C", "E", "B", "pixels", "target")
     if not equals or key not in known:
         raise FedAvgError(
             f"--only: got '{part}' in '{text}'; expected KEY=VALUE,... with keys of {', '.join(known)}, "
@@ -63,7 +70,7 @@ def telling_keys(cells: Sequence[Labelled]) -> list[str]:
 
 
 def _values(cells: Sequence[Labelled], key: str) -> list[str]:
-    return list(dict.fromkeys(cell.labels[key] for cell in cells))
+    return list(dict.fromkeys(cell.labels[key] for cell in cells if key in cell.labels))
 
 
 def seconds(text: str) -> float:

@@ -4,7 +4,7 @@ from math import inf
 from statistics import median
 from typing import Final
 
-from fedavg.paper.cells import CELLS, Cell, Setting
+from fedavg.paper.cells import ALL_CELLS, Cell, Setting
 from fedavg.paper.records import Record, Records
 
 #: Full-length runs that a search comes to: the best rate, parts of its neighbours, and a step or so to get there.
@@ -34,7 +34,7 @@ def seconds_per_round(setting: Setting, records: Records) -> float:
 
 def _pace(task: str, records: Records) -> float:
     """How much longer than the reference the runs of this model took here."""
-    settings = {cell.setting.key: cell.setting for cell in CELLS if cell.setting.model.task == task}
+    settings = {cell.setting.key: cell.setting for cell in ALL_CELLS if cell.setting.model.task == task}
     runs = sorted((run for run in records if run.key in settings and _has_pace(run)), key=lambda run: run.date)
     ratios = [run.seconds / run.rounds_run / _reference(settings[run.key]) for run in runs[-LATEST:]]
     return median(ratios) if ratios else 1.0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from fedavg.errors import FedAvgError
 from fedavg.paper.cells import (
+    ALL_CELLS,
     CELLS,
     CIFAR,
     CIFAR_SETTINGS,
@@ -20,6 +21,8 @@ from fedavg.paper.cells import (
     LSTM,
     NON_IID,
     POSTS,
+    TWO_NN,
+    TWO_NN_UNIT,
     Cell,
     Model,
     Setting,
@@ -118,12 +121,12 @@ def _label(setting: Setting) -> str:
     return f"B={'∞' if isinf(setting.B) else f'{setting.B:g}'} E={setting.E}"
 
 
-def _of_table(table: int, model: str, partition: str) -> tuple[Line, ...]:
-    cells = [c for c in CELLS if (c.table, c.model, c.setting.partition) == (table, model, partition)]
+def _of_table(table: int, model: Model, partition: str) -> tuple[Line, ...]:
+    cells = [c for c in ALL_CELLS if (c.table, c.setting.model, c.setting.partition) == (table, model, partition)]
     return tuple(Line(_label(cell.setting), cell.setting, cell) for cell in cells)
 
 
-def _by_partition(table: int, model: str, names: tuple[str, str], target: float, low: float) -> tuple[Panel, ...]:
+def _by_partition(table: int, model: Model, names: tuple[str, str], target: float, low: float) -> tuple[Panel, ...]:
     return tuple(
         Panel(name, _of_table(table, model, partition), (target,), (low, 1.0 if target > 0.9 else 0.6))
         for name, partition in zip(names, (IID, NON_IID), strict=True)
@@ -178,8 +181,8 @@ CHARTS: Final[dict[int, Chart]] = {
             2,
             "Test accuracy by round, C=0.1",
             (
-                *_by_partition(2, "cnn", ("MNIST CNN, IID", "MNIST CNN, non-IID"), 0.99, 0.95),
-                *_by_partition(2, "lstm", ("Shakespeare LSTM, IID", "Shakespeare LSTM, by role"), 0.54, 0.2),
+                *_by_partition(2, CNN, ("MNIST CNN, IID", "MNIST CNN, non-IID"), 0.99, 0.95),
+                *_by_partition(2, LSTM, ("Shakespeare LSTM, IID", "Shakespeare LSTM, by role"), 0.54, 0.2),
             ),
             best_accuracy,
         ),
@@ -208,7 +211,7 @@ CHARTS: Final[dict[int, Chart]] = {
             6,
             "Training loss by round: MNIST CNN, C=0.1",
             tuple(
-                Panel(name, _of_table(2, "cnn", partition))
+                Panel(name, _of_table(2, CNN, partition))
                 for name, partition in (("MNIST CNN, IID", IID), ("MNIST CNN, non-IID", NON_IID))
             ),
             sample_loss,
@@ -218,7 +221,10 @@ CHARTS: Final[dict[int, Chart]] = {
         Chart(
             7,
             "Test accuracy by round: MNIST 2NN, C=0.1",
-            _by_partition(4, "2nn", ("MNIST 2NN, IID", "MNIST 2NN, non-IID"), 0.97, 0.9),
+            (
+                *_by_partition(4, TWO_NN, ("MNIST 2NN, IID", "MNIST 2NN, non-IID"), 0.97, 0.9),
+                *_by_partition(4, TWO_NN_UNIT, ("IID, pixels in [0, 1]", "non-IID, pixels in [0, 1]"), 0.97, 0.9),
+            ),
             best_accuracy,
         ),
         Chart(

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final
 
 from fedavg.errors import RunDirError
-from fedavg.paper.cells import CELLS, Cell, Setting, first_guess, setting_key
+from fedavg.paper.cells import ALL_CELLS, Cell, Setting, first_guess, setting_key
 from fedavg.paper.execute import Need
 from fedavg.paper.records import ABANDONED, CAP, Record, Records, is_locked
 from fedavg.paper.search import (
@@ -146,7 +146,7 @@ def _related(setting: Setting) -> tuple[Setting, ...]:
     """Settings of the tables with the same model, data and B, the nearest C and E first."""
     same = {
         cell.setting
-        for cell in CELLS
+        for cell in ALL_CELLS
         if cell.setting != setting
         and (cell.setting.model, cell.setting.partition, cell.setting.B, cell.setting.lr_decay)
         == (setting.model, setting.partition, setting.B, setting.lr_decay)
@@ -156,7 +156,7 @@ def _related(setting: Setting) -> tuple[Setting, ...]:
 
 @lru_cache
 def _lowest_target(setting: Setting) -> float:
-    return min(cell.target for cell in CELLS if cell.setting == setting)
+    return min(cell.target for cell in ALL_CELLS if cell.setting == setting)
 
 
 def _by_place(setting: Setting, records: Records, seed: int) -> dict[int, Record]:

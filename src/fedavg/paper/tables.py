@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isinf
 from typing import TYPE_CHECKING, Any, Final
 
-from fedavg.paper.cells import CELLS, IID, NON_IID, Cell, baseline
+from fedavg.paper.cells import CELLS, IID, NON_IID, Cell, baseline, with_unit_pixels
 from fedavg.paper.choose import duration
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, Result
 
@@ -117,6 +117,12 @@ def speedups(result: Result, all_results: Mapping[Cell, Result]) -> tuple[float 
     return _quotient(base.paper, result.cell.paper), _quotient(ours, result.ours)
 
 
+def _unit_result(result: Result, all_results: Mapping[Cell, Result]) -> Result | None:
+    """The same cell with pixels in [0, 1], where it is measured in both ways."""
+    unit = with_unit_pixels(result.cell)
+    return all_results[unit] if unit else None
+
+
 def _quotient(base: float | None, value: float | None) -> float | None:
     return base / value if base is not None and value else None
 
@@ -158,7 +164,9 @@ def _terminal_cell(result: Result | None, all_results: Mapping[Cell, Result]) ->
     paper, ours = cell_text(result, all_results)
     rate = f"\nlr {result.eta:g}" if result.eta is not None else ""
     ratio = f", {result.ratio:.2f} of the paper's" if result.ratio is not None else ""
-    return f"paper {paper}\nours {ours}{rate}{ratio}\n"
+    unit = _unit_result(result, all_results)
+    beside = f"\npixels in [0, 1]: {cell_text(unit, all_results)[1]}" if unit else ""
+    return f"paper {paper}\nours {ours}{rate}{ratio}{beside}\n"
 
 
 def markdown(
@@ -166,7 +174,9 @@ def markdown(
 ) -> str:
     """The table in the paper's arrangement, then all that is known of each cell, then what was not run."""
     heads = [*LAYOUTS[table].heads, *columns(table)]
-    lines = [f"## {TITLES[table]}", "", "Ours / the paper's, with the speed-up in brackets.", "", *_rows([heads])]
+    two_ways = any(_unit_result(result, all_results) for result in results)
+    legend = "Ours / the paper's, with the speed-up in brackets." + (f" {_TWO_WAYS}" if two_ways else "")
+    lines = [f"## {TITLES[table]}", "", legend, "", *_rows([heads])]
     lines += ["|" + "---|" * len(heads)]
     for names, by_column in grid(table, results):
         lines += _rows([[*names, *(_markdown_cell(by_column.get(c), all_results) for c in columns(table))]])
@@ -184,22 +194,31 @@ def _markdown_cell(result: Result | None, all_results: Mapping[Cell, Result]) ->
     if result is None:
         return ""
     paper, ours = cell_text(result, all_results)
-    return f"{f'**{ours}**' if result.measured else ours} / {paper}"
+    unit = _unit_result(result, all_results)
+    beside = f"; {cell_text(unit, all_results)[1]}" if unit else ""
+    return f"{f'**{ours}**' if result.measured else ours} / {paper}{beside}"
 
 
-_DETAILS: Final = "cell, paper, ours, ratio, paper's speed-up, our speed-up, eta, rates tried, seeds, date, command"
+_TWO_WAYS: Final = (
+    "The 2NN is trained on pixels in [-0.5, 0.5]; what it takes with pixels in [0, 1] stands after the semicolon."
+)
+_DETAILS: Final = (
+    "cell", "paper", "ours", "pixels in [0, 1]", "ratio", "paper's speed-up", "our speed-up", "eta", "rates tried",
+    "seeds", "date", "command",
+)  # fmt: skip
 
 
 def _details(results: Sequence[Result], all_results: Mapping[Cell, Result]) -> list[str]:
-    heads = _DETAILS.split(", ")
-    return _rows([heads, ["---"] * len(heads), *(_detail(result, all_results) for result in results)])
+    return _rows([_DETAILS, ["---"] * len(_DETAILS), *(_detail(result, all_results) for result in results)])
 
 
 def _detail(result: Result, all_results: Mapping[Cell, Result]) -> list[str]:
+    unit = _unit_result(result, all_results)
     return [
         result.cell.choice,
         paper_text(result.cell),
         ours_text(result),
+        ours_text(unit) if unit else "",
         f"{result.ratio:.2f}" if result.ratio is not None else BLANK,
         *(_times(speedup) for speedup in speedups(result, all_results)),
         eta_text(result),
@@ -223,6 +242,7 @@ def _rows(rows: Sequence[Sequence[str]]) -> list[str]:
 def as_json(result: Result, all_results: Mapping[Cell, Result], estimated_s: float) -> dict[str, Any]:
     cell, s = result.cell, result.cell.setting
     paper_speed, our_speed = speedups(result, all_results)
+    unit = _unit_result(result, all_results)
     return {
         "table": cell.table,
         "model": cell.model,
@@ -233,6 +253,7 @@ def as_json(result: Result, all_results: Mapping[Cell, Result], estimated_s: flo
         "status": result.status,
         "paper": cell.paper,
         "ours": result.ours,
+        "ours_unit_pixels": unit.ours if unit else None,
         "eta": result.eta,
         "algorithm": s.algorithm,
         "target": cell.target,
@@ -255,26 +276,29 @@ def as_json(result: Result, all_results: Mapping[Cell, Result], estimated_s: flo
     }
 
 
-def status_table(results: Sequence[Result], costs: Mapping[Cell, float]) -> "Table":
-    """Every cell on a line."""
+def status_table(all_results: Mapping[Cell, Result], costs: Mapping[Cell, float]) -> "Table":
+    """Every cell of the paper on a line."""
     from rich import box
     from rich.table import Table as RichTable
 
+    results = [all_results[cell] for cell in CELLS]
     counts = {status: sum(result.status == status for result in results) for status in (MEASURED, RUNNING, NOT_RUN)}
     title = ", ".join(f"{count} {status}" for status, count in counts.items()) + f" of {len(results)} cells"
     shown = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for head in ("table", "model", "algorithm", "partition", "C", "E", "B", "target", "status", "paper", "ours", "eta"):
+    names = ("table", "model", "algorithm", "partition", "C", "E", "B", "target")
+    for head in (*names, "status", "paper", "ours", "eta", "pixels in [0, 1]"):
         shown.add_column(head)
     shown.add_column("time left on one core", justify="right")
     for result in results:
-        names = result.cell.labels
+        unit = _unit_result(result, all_results)
         left = "" if result.measured else duration(costs[result.cell])
         shown.add_row(
-            *(names[key] for key in ("table", "model", "algorithm", "partition", "C", "E", "B", "target")),
+            *(result.cell.labels[key] for key in names),
             result.status,
             paper_text(result.cell),
             ours_text(result) if result.measured else "",
             eta_text(result) if result.eta is not None else "",
+            ours_text(unit) if unit and unit.measured else "",
             left,
         )
     return shown

@@ -2,13 +2,13 @@
 
 The update is kept on the device's disk until its round is committed, so that a server that crashed can ask for it
 again and a device that crashed need not train again. The plan comes from the server; code never does: a task must be
-installed here, and its user must have named it.
+installed here, and its owner must have named it (`--task`), and so must any other code that the plan names (`--allow`).
 """
 
 import logging
 import random
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
@@ -52,6 +52,7 @@ from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import Setup, resolve
+from fedavg.specs import importing_only
 from fedavg.states import ClientStates
 from fedavg.types import Examples, FederatedData, Work
 
@@ -119,7 +120,10 @@ class Pending:
 
 
 class Device:
-    """One client. `directory` holds its key, its number, what it keeps between rounds and its pending update."""
+    """One client. `directory` holds its key, its number, what it keeps between rounds and its pending update.
+
+    `allowed` names the packages that parts of the server's plan may come from.
+    """
 
     def __init__(
         self,
@@ -133,9 +137,11 @@ class Device:
         client: int | None = None,
         name: str = "",
         eligible: Callable[[], Eligibility],
+        allowed: Sequence[str] = (),
     ) -> None:
         self._url, self._directory, self._examples, self._task = url, directory, examples, task
         self._token, self._wanted, self._name, self._eligible = token, client, name, eligible
+        self._allowed = tuple(allowed)
         directory.mkdir(parents=True, exist_ok=True)
         self._link = make_link(_own_key(directory / "key.pem"))
         self._states = ClientStates(directory / "states")
@@ -198,7 +204,7 @@ class Device:
         return identity
 
     def _resolve(self, identity: Identity) -> Setup:
-        """The server's plan on this device's data. Only the task that this device's user named is ever loaded."""
+        """The server's plan on this device's data. No code is imported but what this device's owner named."""
         try:
             values = tomllib.loads(identity.plan)
             sent = make_plan(values, "the server's plan")
@@ -213,9 +219,9 @@ class Device:
                 f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
             )
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
-        return resolve(
-            make_plan({**values, **own, "data": DeviceData(self._k, self._examples, sent.clients), "device": "cpu"})
-        )
+        mine = {"data": DeviceData(self._k, self._examples, sent.clients), "partition": None, "clients": None}
+        with importing_only([*self._allowed, self._task.partition(":")[0]]):
+            return resolve(make_plan({**values, **own, **mine, "device": "cpu"}))
 
     # Rounds
 

@@ -21,12 +21,21 @@ def model_sha256(weights: torch.Tensor) -> str:
 
 def to_tensors(state: State) -> dict[str, torch.Tensor]:
     """A state as named tensors."""
-    return {"weights": state.weights} | {f"slot.{name}": slot for name, slot in state.slots.items()}
+    own = {f"slot.{name}": slot for name, slot in state.slots.items()}
+    others = {f"of {owner}.{name}": slot for owner, slots in state.others.items() for name, slot in slots.items()}
+    return {"weights": state.weights, **own, **others}
 
 
 def from_tensors(tensors: dict[str, torch.Tensor]) -> State:
-    slots = {name.removeprefix("slot."): tensor for name, tensor in tensors.items() if name != "weights"}
-    return State(tensors["weights"], slots)
+    slots: dict[str, torch.Tensor] = {}
+    others: dict[str, dict[str, torch.Tensor]] = {}
+    for full, tensor in tensors.items():
+        owner, _, name = full.partition(".")
+        if owner == "slot":
+            slots[name] = tensor
+        elif owner.startswith("of "):
+            others.setdefault(owner.removeprefix("of "), {})[name] = tensor
+    return State(tensors["weights"], slots, others)
 
 
 def save_state(path: Path, round: int, state: State, digest: str, row: dict[str, Any] | None = None) -> None:

@@ -8,7 +8,7 @@ its saved state, so a restart on either side changes nothing.
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from secrets import token_bytes
 from typing import Any, Final, NoReturn
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedavg.secagg import field, masks
 from fedavg.secagg.errors import ClientAborted, MessageRefused, Reason, SecAggError, TermsError
-from fedavg.secagg.identity import Identity, verified
+from fedavg.secagg.identity import Identity, verified, vouched
 from fedavg.secagg.messages import (
     Endorsement,
     KeyAdvert,
@@ -70,15 +70,20 @@ class _Held:
 
 
 class ClientSession:
-    """One client in one session. `identity` is needed if the terms say signed."""
+    """One client in one session. `identity` is needed if the terms say signed.
 
-    def __init__(self, terms: Terms, client: int, identity: Identity | None = None) -> None:
+    `least` is the client's own bound: it opens no sum of fewer clients that it has checked itself, whatever the terms.
+    """
+
+    def __init__(self, terms: Terms, client: int, identity: Identity | None = None, least: int = 0) -> None:
         if not 0 <= client < 2**32:
             raise TermsError(f"client: got {client}; expected 0 to 2^32 - 1")
         if terms.signed != (identity is not None):
             raise TermsError("a signed session needs an identity, an unsigned one has none")
+        if identity and not vouched(identity.authority, identity.public, identity.voucher):
+            raise TermsError("the voucher of this client's own key is not one of its authority")
         self.terms, self.client = terms, client
-        self._identity = identity
+        self._identity, self._least = identity, least
         self._secrets: _Secrets | None = _Secrets.fresh()
         self._aborted: ClientAborted | None = None
         self._roster: Roster | None = None
@@ -163,11 +168,11 @@ class ClientSession:
         return json.dumps(state).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, identity: Identity | None = None) -> "ClientSession":
+    def from_bytes(cls, data: bytes, identity: Identity | None = None, least: int = 0) -> "ClientSession":
         """The session as it was saved. What it had been told is checked again."""
         try:
             state = json.loads(data)
-            session = cls(Terms.from_json(state["terms"]), state["client"], identity)
+            session = cls(Terms.from_json(state["terms"]), state["client"], identity, least)
             if "aborted" in state:
                 reason, text = state["aborted"]
                 session._leave(ClientAborted(Reason(reason), text))
@@ -225,8 +230,8 @@ class ClientSession:
         advert = KeyAdvert(self.terms.session, self.client, *keys, binding)
         if self._identity is None:
             return advert
-        signature = self._identity.key.sign(advert.statement(self.terms.digest))
-        return KeyAdvert(self.terms.session, self.client, *keys, binding, signature)
+        advert = replace(advert, identity=self._identity.public, voucher=self._identity.voucher)
+        return replace(advert, signature=self._identity.key.sign(advert.statement(self.terms.digest)))
 
     def _accept_roster(self, roster: Roster, secrets: _Secrets) -> None:
         peers = self._checked_peers(roster, secrets)
@@ -250,6 +255,9 @@ class ClientSession:
             self._abort(Reason.ALTERED_KEYS, "one key stands in the roster twice")
         for advert in peers.values():
             self._check_signature(advert)
+        # One colluding device would otherwise stand for any number of peers.
+        if self.terms.signed and len({advert.identity for advert in roster.adverts}) < len(roster.adverts):
+            self._abort(Reason.NOT_VOUCHED, "one identity stands in the roster under two numbers")
         return peers
 
     def _check_signature(self, advert: KeyAdvert) -> None:
@@ -257,11 +265,12 @@ class ClientSession:
             self._abort(
                 Reason.BAD_SIGNATURE, f"the keys of client {advert.client} are {'un' * self.terms.signed}signed"
             )
-        if advert.signature and not self._vouched(advert.client, advert.signature, advert.statement(self.terms.digest)):
+        if self._identity is None:
+            return
+        if not vouched(self._identity.authority, advert.identity, advert.voucher):
+            self._abort(Reason.NOT_VOUCHED, f"the authority has not vouched for the identity of client {advert.client}")
+        if not verified(advert.identity, advert.signature, advert.statement(self.terms.digest)):
             self._abort(Reason.BAD_SIGNATURE, f"the keys of client {advert.client} are not signed by it")
-
-    def _vouched(self, client: int, signature: bytes, statement: bytes) -> bool:
-        return self._identity is not None and verified(self._identity.peers, client, signature, statement)
 
     def _own_shares(self, secrets: _Secrets, holders: list[int]) -> dict[int, _Held]:
         threshold, terms = self.terms.topology.threshold, self.terms.digest
@@ -340,9 +349,10 @@ class ClientSession:
             self._abort(Reason.UNKNOWN_CLIENT, f"clients {sorted(listed - shared)} are not in the session")
         if shared - listed:
             self._abort(Reason.LEFT_OUT, f"clients {sorted(shared - listed)} are listed neither as alive nor as dead")
-        topology = self.terms.topology
-        if len(survivors) < topology.minimum or len(survivors & shared) < topology.threshold:
-            near = len(survivors & shared)
+        topology, near = self.terms.topology, len(survivors & shared)
+        if near < self._least:
+            self._abort(Reason.TOO_FEW, f"{near} survive of those that it has checked; it asks for {self._least}")
+        if len(survivors) < topology.minimum or near < topology.threshold:
             self._abort(
                 Reason.TOO_FEW, f"{len(survivors)} survive, {near} of its neighbourhood; the terms say {topology}"
             )
@@ -361,7 +371,7 @@ class ClientSession:
                 Reason.UNKNOWN_CLIENT, "the survivor set is endorsed by a client that is no surviving neighbour"
             )
         others = [each for each in request.endorsements if each.client != self.client]
-        if not all(self._vouched(each.client, each.signature, statement) for each in others):
+        if not all(verified(self._peers[each.client].identity, each.signature, statement) for each in others):
             self._abort(Reason.BAD_SIGNATURE, "an endorsement of the survivor set is not signed by its client")
         if len(others) + 1 < self.terms.topology.threshold:
             needed = self.terms.topology.threshold

@@ -15,6 +15,7 @@ class Reason(StrEnum):
     UNKNOWN_CLIENT = "unknown-client"
     DUPLICATE = "duplicate"
     BAD_SIGNATURE = "bad-signature"
+    NOT_VOUCHED = "not-vouched"
     ALTERED_KEYS = "altered-keys"
     BAD_SHARE = "bad-share"
     LISTED_DEAD = "listed-dead"

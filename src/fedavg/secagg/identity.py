@@ -1,24 +1,48 @@
-"""Who signs what, in sessions that must bear an active server."""
+"""Who signs what, in sessions that must bear an active server.
 
-from collections.abc import Mapping
+A device's key counts if an authority of the fleet's owner, which is not the server, has signed it: that signature is
+the key's voucher. Devices pin the authority's public key, so a server can neither invent peers nor swap their keys.
+"""
+
 from dataclasses import dataclass
+from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+#: Bytes of a raw Ed25519 public key, and of a signature.
+IDENTITY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+_VOUCHER: Final = b"fedavg device key 1"
+
 
 @dataclass(frozen=True)
 class Identity:
-    """The key that a client signs with, and the others' public keys (raw Ed25519), which the caller vouches for."""
+    """The key that a client signs with, the authority's signature on it, and the authority's own public key (raw)."""
 
     key: Ed25519PrivateKey
-    peers: Mapping[int, bytes]
+    voucher: bytes
+    authority: bytes
+
+    @property
+    def public(self) -> bytes:
+        return self.key.public_key().public_bytes_raw()
 
 
-def verified(identities: Mapping[int, bytes], client: int, signature: bytes, statement: bytes) -> bool:
-    """Whether the client's identity, among these public keys, has signed the statement."""
+def vouch(authority: Ed25519PrivateKey, device: bytes) -> bytes:
+    """The authority's word that this public key (raw Ed25519) belongs to a device of its fleet."""
+    return authority.sign(_VOUCHER + device)
+
+
+def vouched(authority: bytes, device: bytes, voucher: bytes) -> bool:
+    """Whether the authority has vouched for the device's key."""
+    return len(device) == IDENTITY_BYTES and verified(authority, voucher, _VOUCHER + device)
+
+
+def verified(public: bytes, signature: bytes, statement: bytes) -> bool:
+    """Whether the holder of a public key has signed the statement."""
     try:
-        Ed25519PublicKey.from_public_bytes(identities[client]).verify(signature, statement)
-    except (InvalidSignature, ValueError, KeyError):
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
+    except (InvalidSignature, ValueError):
         return False
     return True

@@ -11,11 +11,11 @@ from typing import ClassVar, Final, Self, TypeVar
 
 from fedavg.secagg.errors import MessageRefused, Reason
 from fedavg.secagg.field import PRIME, SHARE_BYTES
+from fedavg.secagg.identity import IDENTITY_BYTES, SIGNATURE_BYTES
 from fedavg.secagg.masks import KEY_BYTES
 from fedavg.secagg.terms import DIGEST_BYTES, SESSION_BYTES
 
 MAGIC: Final = b"FSA1"
-SIGNATURE_BYTES: Final = 64
 #: AES-GCM over two shares: the text and its tag. The nonce is constant, for a key seals one message only.
 SEALED_BYTES: Final = 2 * SHARE_BYTES + 16
 _HEADER_BYTES: Final = len(MAGIC) + 1 + SESSION_BYTES
@@ -97,23 +97,29 @@ class Message:
 
 @dataclass(frozen=True)
 class KeyAdvert(Message):
-    """Phase 1, client to server: its public keys, what binds it to its seed, and (if signed) its identity's word."""
+    """Phase 1, client to server: its public keys, and what binds it to its seed.
+
+    In a signed session also its identity (a public key), the authority's voucher for that, and the identity's
+    signature on all of it.
+    """
 
     KIND = 1
     client: int
     mask_key: bytes
     share_key: bytes
     commitment: bytes
+    identity: bytes = b""
+    voucher: bytes = b""
     signature: bytes = b""
 
     def statement(self, terms: bytes) -> bytes:
         """What the identity signs."""
-        keys = (self.mask_key, self.share_key, self.commitment)
-        return b"".join((b"fedavg secagg keys 1", terms, pack(">I", self.client), *keys))
+        keys = (self.mask_key, self.share_key, self.commitment, self.identity)
+        return b"".join((b"fedavg secagg keys 2", terms, pack(">I", self.client), *keys))
 
     def _body(self) -> bytes:
-        signature = bytes([bool(self.signature)]) + self.signature
-        return b"".join((pack(">I", self.client), self.mask_key, self.share_key, self.commitment, signature))
+        signed = (bytes([bool(self.signature)]), self.identity, self.voucher, self.signature)
+        return b"".join((pack(">I", self.client), self.mask_key, self.share_key, self.commitment, *signed))
 
     @classmethod
     def _read(cls, session: bytes, reader: _Reader) -> Self:
@@ -122,7 +128,8 @@ class KeyAdvert(Message):
         signed = reader.take(1)[0]
         if signed > 1:
             raise malformed(f"the mark of a signature is {signed}; expected 0 or 1")
-        return cls(session, client, *keys, reader.take(SIGNATURE_BYTES * signed))
+        sizes = (IDENTITY_BYTES, SIGNATURE_BYTES, SIGNATURE_BYTES)
+        return cls(session, client, *keys, *(reader.take(size * signed) for size in sizes))
 
 
 @dataclass(frozen=True)

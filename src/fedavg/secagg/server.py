@@ -2,14 +2,17 @@
 
 It does no I/O and keeps no time: the caller hands in what arrives (`receive`) and decides when a phase is over
 (`advance`), such as when nobody is awaited any more or at a deadline. Whoever has not answered by then has dropped out.
-Masked inputs are added up as they come and not kept. A server that is restarted begins a new session: clients answer
-one unmask request per session, whoever asks.
+Masked inputs are added up as they come and not kept. A server that is restarted before the last phase begins a new
+session. In the last phase it must go on with the old one, saved by `to_bytes()`: clients open one sum per round.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from secrets import SystemRandom
+from struct import error as StructError
+from struct import pack, unpack_from
 from typing import NoReturn
 
 import numpy as np
@@ -18,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fedavg.secagg import field, masks
 from fedavg.secagg.errors import MessageRefused, Reason, SecAggError, SessionAbandoned, TermsError
 from fedavg.secagg.graph import neighbours
-from fedavg.secagg.identity import verified
+from fedavg.secagg.identity import verified, vouched
 from fedavg.secagg.messages import (
     Endorsement,
     KeyAdvert,
@@ -55,15 +58,15 @@ class Aggregate:
 
 
 class ServerSession:
-    """One session with the invited clients. A signed one needs their `identities`, raw Ed25519 public keys."""
+    """One session with the invited clients. A signed one needs the public key of the `authority` (raw Ed25519)."""
 
-    def __init__(self, terms: Terms, invited: Iterable[int], identities: Mapping[int, bytes] | None = None) -> None:
+    def __init__(self, terms: Terms, invited: Iterable[int], authority: bytes | None = None) -> None:
         self.terms, self.invited = terms, frozenset(invited)
         if len(self.invited) != terms.encoding.clients:
             raise TermsError(f"{len(self.invited)} clients are invited; the terms are for {terms.encoding.clients}")
-        if terms.signed != (identities is not None):
-            raise TermsError("a signed session needs the clients' identities, an unsigned one has none")
-        self._identities = identities or {}
+        if terms.signed != (authority is not None):
+            raise TermsError("a signed session needs the key of an authority, an unsigned one has none")
+        self._authority = authority
         self._asked = self.invited
         self._awaited = set(self.invited)
         self._phase = Phase.KEYS
@@ -79,6 +82,7 @@ class ServerSession:
         #: Shares by owner and holder. Every owner is in one of the two only: what a client sends besides is refused.
         self._seed_shares: dict[int, dict[int, int]] = {}
         self._key_shares: dict[int, dict[int, int]] = {}
+        self._opened_by: set[int] = set()
 
     @property
     def phase(self) -> Phase:
@@ -136,6 +140,55 @@ class ServerSession:
         survivors = self._survivor_set.survivors
         return Aggregate(self._sum, survivors, tuple(sorted(self.invited - set(survivors))))
 
+    # --- what is kept ---
+
+    def to_bytes(self) -> bytes:
+        """The session at the beginning of the last phase: the masked sum and what opens it, never a single input."""
+        if self._phase is not Phase.UNMASKING or self._opened_by:
+            raise SecAggError(Reason.OUT_OF_TURN, "a session is saved before the first share of its last phase")
+        state = {
+            "terms": self.terms.to_json(),
+            "invited": sorted(self.invited),
+            "adverts": [advert.to_bytes().hex() for advert in self._adverts.values()],
+            "neighbours": {str(client): near for client, near in self._neighbours.items()},
+            "survivors": self._survivor_set.to_bytes().hex(),
+            "endorsements": [each.to_bytes().hex() for each in self._endorsements.values()],
+        }
+        header = json.dumps(state).encode()
+        return pack(">I", len(header)) + header + self._sum.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, authority: bytes | None = None) -> tuple["ServerSession", dict[int, Message]]:
+        """The session as it was saved, and the message of its last phase for each client."""
+        try:
+            (size,) = unpack_from(">I", data)
+            state = json.loads(data[4 : 4 + size])
+            session = cls(Terms.from_json(state["terms"]), state["invited"], authority)
+            adverts = [KeyAdvert.from_bytes(bytes.fromhex(text)) for text in state["adverts"]]
+            session._adverts = {advert.client: advert for advert in adverts}
+            session._neighbours = {int(client): tuple(near) for client, near in state["neighbours"].items()}
+            survivors = SurvivorSet.from_bytes(bytes.fromhex(state["survivors"]))
+            session._shared = frozenset(survivors.survivors + survivors.dropped)
+            session._survivors = set(survivors.survivors)
+            endorsements = [Endorsement.from_bytes(bytes.fromhex(text)) for text in state["endorsements"]]
+            session._endorsements = {each.client: each for each in endorsements}
+            session._sum = np.frombuffer(data, session._sum.dtype, offset=4 + size).copy()
+        except (ValueError, TypeError, KeyError, StructError, SecAggError) as error:
+            raise SecAggError(Reason.MALFORMED, f"not a saved session of a server: {error}") from None
+        asked = session._survivor_sets()
+        return session, session._next(Phase.UNMASKING, session._unmask_requests(session._endorsements or asked))
+
+    @property
+    def opened_by(self) -> frozenset[int]:
+        """The clients that have given out their shares of the last phase."""
+        return frozenset(self._opened_by)
+
+    @property
+    def can_finish(self) -> bool:
+        """Whether enough shares are there for every secret that `finish` has to open."""
+        owners = (*self._seed_shares.values(), *self._key_shares.values())
+        return self._phase is Phase.UNMASKING and all(len(held) >= self.terms.topology.threshold for held in owners)
+
     # --- receiving ---
 
     def _take(self, client: int, keep: Callable[[], None]) -> None:
@@ -149,7 +202,7 @@ class ServerSession:
         self._awaited.remove(client)
 
     def _receive_keys(self, advert: KeyAdvert) -> None:
-        self._check_signature(advert.client, advert.signature, advert.statement(self.terms.digest))
+        self._check_identity(advert)
         keys = {advert.mask_key, advert.share_key}
         if len(keys) < 2 or keys & self._keys_in_use:
             raise MessageRefused(Reason.ALTERED_KEYS, f"client {advert.client} advertises a key that is in use")
@@ -173,7 +226,8 @@ class ServerSession:
 
     def _receive_endorsement(self, message: Endorsement) -> None:
         statement = self._survivor_set.statement(self.terms.digest)
-        self._check_signature(message.client, message.signature, statement)
+        if not verified(self._adverts[message.client].identity, message.signature, statement):
+            raise MessageRefused(Reason.BAD_SIGNATURE, f"the message is not signed by client {message.client}")
         self._endorsements[message.client] = message
 
     def _receive_unmasking(self, message: UnmaskShares) -> None:
@@ -184,15 +238,24 @@ class ServerSession:
             self._seed_shares[owner][message.client] = share
         for owner, share in message.keys:
             self._key_shares[owner][message.client] = share
+        self._opened_by.add(message.client)
 
     def _expected_shares(self, holder: int) -> tuple[list[int], list[int]]:
         near = {holder, *self._neighbours[holder]} & self._shared
         return sorted(near & self._survivors), sorted(near - self._survivors)
 
-    def _check_signature(self, client: int, signature: bytes, statement: bytes) -> None:
-        if bool(signature) != self.terms.signed:
+    def _check_identity(self, advert: KeyAdvert) -> None:
+        """What every honest client would leave the session for is refused here, where it concerns its sender alone."""
+        client = advert.client
+        if bool(advert.signature) != self.terms.signed:
             raise MessageRefused(Reason.BAD_SIGNATURE, f"client {client}: signed or not, it is not as the terms say")
-        if self.terms.signed and not verified(self._identities, client, signature, statement):
+        if self._authority is None:
+            return
+        if not vouched(self._authority, advert.identity, advert.voucher):
+            raise MessageRefused(Reason.NOT_VOUCHED, f"the authority has not vouched for the identity of {client}")
+        if any(advert.identity == other.identity for other in self._adverts.values()):
+            raise MessageRefused(Reason.NOT_VOUCHED, f"client {client} has the identity of another client")
+        if not verified(advert.identity, advert.signature, advert.statement(self.terms.digest)):
             raise MessageRefused(Reason.BAD_SIGNATURE, f"the message is not signed by client {client}")
 
     # --- closing phases ---

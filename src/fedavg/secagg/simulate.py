@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedavg.secagg.client import ClientSession, answer
 from fedavg.secagg.errors import ClientAborted
-from fedavg.secagg.identity import Identity
+from fedavg.secagg.identity import Identity, vouch
 from fedavg.secagg.messages import parse
 from fedavg.secagg.server import Aggregate, Phase, ServerSession
 from fedavg.secagg.terms import Terms
@@ -75,6 +76,14 @@ class _Session:
 _NO_VECTOR: Final = np.empty(0)
 
 
+def fresh_identities(clients: Iterable[int]) -> dict[int, Identity]:
+    """Identities that an authority made for the occasion has vouched for."""
+    authority = Ed25519PrivateKey.generate()
+    public = authority.public_key().public_bytes_raw()
+    keys = {client: Ed25519PrivateKey.generate() for client in clients}
+    return {c: Identity(key, vouch(authority, key.public_key().public_bytes_raw()), public) for c, key in keys.items()}
+
+
 def simulate(
     terms: Terms,
     invited: Iterable[int],
@@ -83,11 +92,16 @@ def simulate(
     identities: Mapping[int, Identity] | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Outcome:
-    """Run a session over `ring(client)`. A client in `drops` is silent from that phase on. `clock` meters the work."""
+    """Run a session over `ring(client)`. A client in `drops` is silent from that phase on. `clock` meters the work.
+
+    A signed session whose clients are given no identities gets fresh ones.
+    """
     invited, drops = sorted(invited), drops or {}
-    peers = next(iter(identities.values())).peers if identities else None
+    if terms.signed and identities is None:
+        identities = fresh_identities(invited)
+    authority = next(iter(identities.values())).authority if identities else None
     clients = {client: ClientSession(terms, client, identities[client] if identities else None) for client in invited}
-    session = _Session(ServerSession(terms, invited, peers), clients, clock)
+    session = _Session(ServerSession(terms, invited, authority), clients, clock)
     inboxes: dict[int, bytes | None] = dict.fromkeys(invited)
     while True:
         for client in sorted(session.server.awaited):

@@ -12,7 +12,7 @@ norm ← norm · exp(-rate (b - quantile)).
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import exp, hypot, isfinite, sqrt
+from math import exp, hypot, inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,12 +22,12 @@ from torch import Tensor
 from fedavg.errors import PlanError
 from fedavg.specs import bound
 from fedavg.stages.stage import Stage
-from fedavg.types import State, Sum, Update, Work
+from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.setup import Setup
 
-#: Under its name the adaptive norm lies in the server's state and travels to the clients.
+#: Under its name the adaptive norm is kept on the server and travels to the clients.
 NORM: Final = "clip_norm"
 _BELOW: Final = "clip.below"
 #: float32 rounds each number by at most 2^-24 of itself: scaled to just within the bound, a vector stays within.
@@ -47,6 +47,8 @@ class Clip(Stage):
     multiplier: float = bound(0.0)
     #: True if updates still obey the bound when they arrive, so that it can be enforced there once more.
     enforced: bool = bound(False)
+    #: The least and the largest norm that a quantile may lead to: what a ring can hold, with the noise that follows.
+    norms: tuple[float, float] = bound((0.0, inf))
 
     def __post_init__(self) -> None:
         if not (isfinite(self.norm) and self.norm > 0):
@@ -89,6 +91,12 @@ class Clip(Stage):
         return hypot(self._norm(work), self._unit(work) / 2)
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
+        least, largest = self.norms
+        if not least <= self._norm(work) <= largest:
+            raise PlanError(
+                f"clip: the round's norm is {self._norm(work):g}; expected {least:g} to {largest:g}: with another, "
+                "noise would be lost in the ring"
+            )
         vector = self._clipped(update.vector, work)
         if not self.adapts:
             return replace(update, vector=vector)
@@ -110,17 +118,19 @@ class Clip(Stage):
         below = float(total.vector[-1]) / self._unit(work)
         return replace(total, vector=total.vector[:-1], metrics={**total.metrics, _BELOW: below})
 
-    def initial(self, state: State) -> State:
-        return self._with_norm(state, self.norm) if self.adapts else state
+    def initial(self) -> Slots:
+        return _kept(self.norm) if self.adapts else {}
 
-    def settings(self, state: State) -> Mapping[str, float]:
-        return {NORM: float(state.slots[NORM])} if self.adapts else {}
+    def settings(self, slots: Slots) -> Mapping[str, float]:
+        return {NORM: float(slots[NORM])} if self.adapts else {}
 
-    def after(self, state: State, total: Sum, work: Work) -> State:
+    def after(self, slots: Slots, total: Sum, work: Work) -> Slots:
         if not self.adapts:
-            return state
+            return slots
         fraction = total.metrics[_BELOW] / total.weight + 0.5
-        return self._with_norm(state, self._norm(work) * exp(-self.rate * (fraction - self.quantile)))
+        least, largest = self.norms
+        norm = self._norm(work) * exp(-self.rate * (fraction - self.quantile))
+        return _kept(min(max(norm, least), largest))
 
     def _norm(self, work: Work) -> float:
         return work.settings[NORM] if self.adapts else self.norm
@@ -132,14 +142,15 @@ class Clip(Stage):
         on_change = 1 / sqrt(self.multiplier**-2 - (2 * self.bits_noise) ** -2)
         return on_change * self._norm(work) / self.bits_noise
 
-    def _with_norm(self, state: State, norm: float) -> State:
-        return replace(state, slots={**state.slots, NORM: torch.tensor(norm, dtype=torch.float64)})
-
     def _clipped(self, vector: Tensor, work: Work) -> Tensor:
         if not self.layers:
             return shortened(vector, self._norm(work))
         each = self.norm / len(self.layers) ** 0.5
         return torch.cat([shortened(vector[start:end], each) for start, end in self.layers])
+
+
+def _kept(norm: float) -> Slots:
+    return {NORM: torch.tensor(norm, dtype=torch.float64)}
 
 
 def shortened(vector: Tensor, norm: float) -> Tensor:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: A target of no prediction; the value that PyTorch's cross entropy leaves out by default.
-IGNORE: Final = -100
+from fedavg.metrics import IGNORE
+
 #: Rows are a multiple of so many tokens: a step is compiled for each length, so there should be few.
 LENGTHS: Final = 8
 

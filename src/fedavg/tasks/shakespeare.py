@@ -10,8 +10,9 @@ from typing import Final
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedavg.metrics import IGNORE
 from fedavg.tasks.lstm import PeepholeLSTM
-from fedavg.tasks.packing import IGNORE, pack
+from fedavg.tasks.packing import pack
 from fedavg.tasks.task import Task
 
 #: 256 bytes and two more (begin, padding): what the paper's number of parameters needs.

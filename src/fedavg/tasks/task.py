@@ -1,7 +1,8 @@
 """`Task`: what is learned. A PyTorch module, its loss, its metrics; it knows nothing of clients or rounds."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg import trees
+from fedavg.metrics import Metric, MetricsGiven, by_name, default_metrics
+from fedavg.specs import Pluggable
 from fedavg.types import Tree
-
-Metric = Callable[[Tensor, Tensor], Tensor]
-
-
-def accuracy(output: Tensor, y: Tensor) -> Tensor:
-    """1 where the most likely class, over dimension 1, is the right one."""
-    return output.argmax(1) == y
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(output, y, reduction="none")
 
 
 def as_float(x: Tensor) -> Tensor:
@@ -34,13 +26,15 @@ def all_as_float(x: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Pluggable):
     """A learning problem that any fleet can train and any data of the right form can feed.
 
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
     The module is called as `module(x)`, `module(*x)` or `module(**x)`, whichever x is: a tensor, a tuple or a dict of
-    them. `loss(output, y)`, with whatever the module returns, is the mean over the batch. Each metric gives one value
-    per prediction (a 1-D tensor); its mean over the whole set is reported.
+    them. `loss(output, y)`, with whatever the module returns, is the mean over the batch. `metrics` are what models are
+    judged by: metrics, their names (`"f1:10"`), or a dict of them by names of your own, in which a function may stand
+    that gives one value per prediction. If none are given: the loss, and accuracy if the loss is one of PyTorch's over
+    classes.
 
     `prepare` turns raw `x` into the module's input; `augment`, where given, does it in training, for all examples of a
     local epoch at once, with its own generator. `collate`, where given, first gives the raw x and y of each batch
@@ -48,16 +42,30 @@ class Task:
     batch then has does not matter, since the loss is a mean.
     """
 
+    kind = "task"
+
     name: str
     build: Callable[[], nn.Module]
     loss: Callable[[Any, Any], Tensor] = F.cross_entropy
-    metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": accuracy, "loss": cross_entropy})
+    metrics: MetricsGiven | None = None
     prepare: Callable[[Any], Any] = all_as_float
     augment: Callable[[Any, np.random.Generator], Any] | None = None
     collate: Callable[[Any, Any], tuple[Any, Any]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
 
+    @classmethod
+    def registry(cls) -> Mapping[str, "Task"]:
+        from fedavg.tasks import TASKS
+
+        return TASKS
+
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a task needs a name")
+        _ = self.judged_by  # a metric that can not be is an error here, not in a worker
+
+    @cached_property
+    def judged_by(self) -> Mapping[str, Metric]:
+        """The metrics by name, bound to the loss; the first is the one that matters most."""
+        return default_metrics(self.loss) if self.metrics is None else by_name(self.metrics, self.loss)

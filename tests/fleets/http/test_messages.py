@@ -27,6 +27,7 @@ from fedavg.fleets.http.protocol.messages import (
     PollRequest,
     Problem,
     ReportRequest,
+    Selection,
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
@@ -50,9 +51,10 @@ EXAMPLES = [
     WaitAnswer(1.5, 0, False),
     DoneAnswer(100, MODEL, True),
     UpdateAnswer(True, False),
-    ReportRequest(3, 0, "failed", "out of memory\n  at step 3"),
-    NewToken(None, "", 3),
-    NewToken(5, "the lab", None),
+    ReportRequest(3, 0, "failed", "training-failed", "out of memory\n  at step 3"),
+    NewToken(None, "", 3, None),
+    NewToken(5, "the lab", None, 24.0),
+    Selection(None, "0f" * 8, "10.0.0.0/8", 2.0, None),
     Problem("stale-epoch", "sign again", "e-2"),
     Problem("wrong-round", "", None),
 ]
@@ -133,7 +135,7 @@ def test_what_is_not_strict_json_is_refused(body):
 
 
 def test_brackets_in_texts_are_not_depth():
-    report = ReportRequest(1, 0, "failed", '[[[[[[{{{{{{ "\\" ]')
+    report = ReportRequest(1, 0, "failed", "bad-offer", '[[[[[[{{{{{{ "\\" ]')
     assert parse(ReportRequest, dump(report), 1000) == report
 
 
@@ -201,6 +203,7 @@ BAD = {
         "step": [0, 9, 1.0, None],
     },
     NewToken: {
+        "hours": [0, -1, 1e9, "1"],
         "uses": [0, 1.0, True],
         "label": ["x" * 65, "a\nb", None],
         "client": [-1, 1.5, "1"],
@@ -209,10 +212,18 @@ BAD = {
     DoneAnswer: {"round": [-1, True], "model": ["", None], "counted": [0, []]},
     UpdateAnswer: {"accepted": [None, 1, 0, "true"], "duplicate": [None, 1, {}]},
     ReportRequest: {
-        "round": [0, "1"],
+        "round": [-1, "1"],
         "attempt": [-1],
         "kind": ["", "Failed", "ok", None, 1],
+        "reason": ["", "a-reason-of-my-own", None, 1],
         "detail": ["x" * 501, "\x00", "\r", "\u2028", HALF, None],
+    },
+    Selection: {
+        "client": [-1, 2**20, True],
+        "token": ["", "0F" * 8, "0f" * 7, 1],
+        "address": ["", "a b", 1],
+        "newer_than_h": [0, -1, 1e9, "1"],
+        "older_than_h": [0, True, 1e9],
     },
     Problem: {
         "error": ["", "Bad", "a b", "x" * 65, None],
@@ -278,7 +289,7 @@ def test_what_would_be_refused_is_not_written(message, field):
 
 @given(text=st.text(st.characters(), max_size=600))
 def test_any_text_can_be_made_a_detail(text):
-    report = ReportRequest(1, 0, "failed", printable(text, 500))
+    report = ReportRequest(1, 0, "failed", "bad-offer", printable(text, 500))
     assert parse(ReportRequest, dump(report), MAX_MESSAGE) == report
 
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedavg.codecs import make_codec
 from fedavg.fleets.http.protocol import messages
-from fedavg.fleets.http.protocol.messages import MAX_DEPTH, MAX_MESSAGE, PROBLEMS, ReportRequest, dump
+from fedavg.fleets.http.protocol.messages import MAX_DEPTH, MAX_MESSAGE, PROBLEMS, REPORTS, ReportRequest, dump
 from fedavg.fleets.http.protocol.wire import (
     MAX_HEADER,
     Expected,
@@ -79,6 +79,10 @@ def test_the_problems_are_those_of_the_code_with_their_status():
     assert told == PROBLEMS
 
 
+def test_the_reports_are_those_of_the_code_with_their_meanings():
+    assert {row[0].strip("`"): row[1] for row in rows("Why a client does not take part")} == REPORTS
+
+
 def test_the_limits_are_those_of_the_code():
     assert f"{MAX_MESSAGE:,} bytes of JSON" in TEXT
     assert f"9 + {MAX_HEADER:,} bytes" in TEXT
@@ -88,7 +92,7 @@ def test_the_limits_are_those_of_the_code():
 
 def test_the_example_of_a_signature_can_be_made_again():
     signed, signature = (block.strip() for block in re.findall(r"```\n(.*?)```", SECTIONS["Signing"], re.DOTALL))
-    body = dump(ReportRequest(7, 1, "declined", ""))
+    body = dump(ReportRequest(7, 1, "declined", "many-epochs", ""))
     assert f"`{body.decode()}`" in SECTIONS["Signing"]
     assert signed.splitlines()[-1] == sha256(body).hexdigest()
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -37,6 +37,8 @@ def render(status: Mapping[str, Any], requests: Requests) -> str:
     metric("updates_accepted_total", "counter", "Updates taken into a sum.", {"": status["updates_accepted"]})
     refused = {f'{{reason="{reason}"}}': count for reason, count in sorted(status["updates_refused"].items())}
     metric("updates_refused_total", "counter", "Updates refused, by reason.", refused)
+    reports = {f'{{reason="{reason}"}}': count for reason, count in sorted(status["reports"].items())}
+    metric("reports_total", "counter", "Clients that did not take part in a round, by their reason.", reports)
     answers = {f'{{status="{code}"}}': count for code, count in sorted(requests.by_status.items())}
     metric("requests_total", "counter", "Requests answered, by status.", answers)
     reasons = {f'{{reason="{reason}"}}': count for reason, count in sorted(requests.by_reason.items())}

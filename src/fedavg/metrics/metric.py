@@ -1,0 +1,125 @@
+"""`Metric`: sums over examples, and a function of the sums. It knows nothing of tasks, clients or rounds.
+
+Sums can be added: over the batches of a test set, over clients, and under the masks of secure aggregation. So the value
+is that of the whole set, however the set is cut into pieces; a mean of the pieces' values would not be.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+#: A target that is no prediction: PyTorch's losses leave it out by default.
+IGNORE: Final = -100
+
+#: From what the module gave and the targets to the mean loss of the batch.
+LossFunction = Callable[[Any, Any], Tensor]
+#: From what the module gave and the targets to one value per prediction.
+ValueFunction = Callable[[Any, Any], Tensor]
+#: A vector, or one number or scalar tensor for each sum.
+Sums = Tensor | Sequence[float | Tensor]
+
+
+class Metric(ABC):
+    """A way to judge a model. A metric of one's own is a frozen dataclass of this class:
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Recall(Metric):
+    ...     name, size, higher_is_better = "recall", 2, True
+    ...     def sums(self, output, y):
+    ...         return [((output.argmax(1) == 1) & (y == 1)).sum(), (y == 1).sum()]
+    ...     def value(self, sums):
+    ...         return float(sums[0] / sums[1])
+    >>> output = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> judge(Recall(), output, torch.tensor([1, 1, 0]))
+    0.5
+    """
+
+    #: What results call it, unless the task gives it another name.
+    name: str
+    #: How many sums there are: fixed, so that they can be masked.
+    size: int
+    #: Which way is better; None if nobody has said, and then it can be no target.
+    higher_is_better: bool | None
+
+    @abstractmethod
+    def sums(self, output: Any, y: Any) -> Sums:
+        """Sums over the predictions of one batch; `size` of them."""
+
+    @abstractmethod
+    def value(self, sums: Tensor) -> float:
+        """The metric of all examples whose sums were added up, float64 of shape (size,)."""
+
+    def details(self, sums: Tensor) -> Mapping[str, float]:
+        """More numbers from the same sums, such as one for each class; reported as `name.key`."""
+        return {}
+
+    def bind(self, loss: LossFunction) -> "Metric":
+        """The metric for a task with this loss; most do not depend on it."""
+        return self
+
+
+@dataclass(frozen=True)
+class Mean(Metric):
+    """The mean over all predictions of what a function gives for each of them.
+
+    >>> error = Mean(lambda output, y: (output - y).abs(), "error", higher_is_better=False)
+    >>> judge(error, torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 3.0, 4.0]))
+    1.0
+    """
+
+    function: ValueFunction
+    name: str = "mean"
+    higher_is_better: bool | None = None
+    size = 2
+
+    def sums(self, output: Any, y: Any) -> Sums:
+        values = self.function(output, y)
+        if not isinstance(values, Tensor) or values.dim() == 0:
+            raise ValueError(
+                f"metric '{self.name}' gave one number ({values}) for a whole batch, and batches are not equal: such "
+                "numbers can not be averaged. Expected a tensor with one value per prediction (for a loss of PyTorch: "
+                "reduction='none'), or a fedavg.metrics.Metric, which gives sums"
+            )
+        return [values.sum(dtype=torch.float64), values.numel()]
+
+    def value(self, sums: Tensor) -> float:
+        return ratio(sums[0], sums[1])
+
+
+class Ratio(Protocol):
+    def __float__(self) -> float: ...
+
+
+def ratio(part: Ratio, whole: Ratio) -> float:
+    """NaN where there is nothing to divide by: a set without predictions has no mean."""
+    return float(part) / float(whole) if float(whole) else float("nan")
+
+
+def checked_sums(metric: Metric, output: Any, y: Any) -> Tensor:
+    """The sums of a batch as a float64 vector on the CPU."""
+    given = metric.sums(output, y)
+    if not isinstance(given, Tensor):
+        given = torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in given])
+    vector = given.to("cpu", torch.float64)
+    if vector.shape != (metric.size,):
+        raise ValueError(f"metric '{metric.name}' gave sums of shape {tuple(vector.shape)}; expected ({metric.size},)")
+    return vector
+
+
+def report(metrics: Mapping[str, Metric], sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """The value of each metric by its name, followed by its details."""
+    values: dict[str, float] = {}
+    for name, metric in metrics.items():
+        values[name] = metric.value(sums[name])
+        values |= {f"{name}.{key}": value for key, value in metric.details(sums[name]).items()}
+    return values
+
+
+def judge(metric: Metric, output: Any, y: Any) -> float:
+    """The value of a metric on one batch."""
+    return metric.value(checked_sums(metric, output, y))
