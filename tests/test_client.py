@@ -141,9 +141,7 @@ def with_one(value, where):
 @pytest.mark.parametrize("value", [nan, float("inf")])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_data_that_is_no_number_is_not_called_divergence(value, workers):
-    with pytest.raises(
-        DataError, match=r"client 4: x is not a finite number in 1 of 6 examples, the first of them at 2"
-    ):
+    with pytest.raises(DataError, match="client 4: x holds NaN or infinity, first in row 2"):
         list(fedavg.train(toy_plan(data=with_one(value, "x"), C=1, workers=workers)))
 
 

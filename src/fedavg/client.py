@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fedavg import seeds, trees
 from fedavg.codecs import Codec
+from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
-from fedavg.errors import DataError, TaskError
+from fedavg.errors import TaskError
 from fedavg.optimizers import Correction, Optimizer, Steps
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
@@ -178,8 +179,8 @@ def run_client(
             update = setup.algorithm.client_update(client, shared, work)
     except TaskError as error:
         raise TaskError(f"client {k}: {error}") from error
-    if not _is_finite(update):
-        _check_data(k, examples)
+    if not _is_finite(update):  # if the data is why, a smaller learning rate would not help
+        check_finite(examples, f"client {k}")
     for index, stage in enumerate(setup.stages):
         update = stage.on_client(update, work, setup.stage_rng(work.round, k, index))
     frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
@@ -191,18 +192,6 @@ def run_client(
 def _is_finite(update: Update) -> bool:
     low, high = update.vector.aminmax()  # one pass: both are NaN if any number is
     return all(map(isfinite, (float(low), float(high), *update.metrics.values())))
-
-
-def _check_data(k: int, examples: Examples) -> None:
-    """Where training came to no number, say so if the data is why: a smaller learning rate would not help."""
-    for name, tree in (("x", examples.x), ("y", examples.y)):
-        for leaf in trees.leaves(tree):
-            bad = [row for row in range(len(leaf)) if not bool(leaf[row : row + 1].isfinite().all())]
-            if bad:
-                raise DataError(
-                    f"client {k}: {name} is not a finite number in {len(bad)} of {len(leaf)} examples, the first of "
-                    f"them at {bad[0]} (from 0); expected numbers. Leave such examples out, or fill them in."
-                )
 
 
 def _encode(codec: Codec, vector: Tensor, state: dict[str, Tensor], rng: np.random.Generator) -> bytes:

@@ -24,7 +24,7 @@ class ArrayData(FederatedData):
     processes share the pages.
     """
 
-    def __init__(self, name: str, x: Tree, y: Tree, parts: Sequence[np.ndarray], test: Examples) -> None:
+    def __init__(self, name: str, x: Tree, y: Tree, parts: Sequence[np.ndarray], test: Examples | None) -> None:
         _check(name, x, y, parts, test)
         self.name = name
         self._test = test
@@ -45,13 +45,14 @@ class ArrayData(FederatedData):
         return trees.take(self._all, rows)
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._test
 
     @cached_property
     def fingerprint(self) -> str:
         digest = blake2b(digest_size=16)
-        for tree in (self._all.x, self._all.y, self._test.x, self._test.y):
+        sets = (self._all, *([self._test] if self._test else []))
+        for tree in (side for examples in sets for side in (examples.x, examples.y)):
             digest.update("".join(tree if isinstance(tree, dict) else ()).encode())
             for leaf in trees.leaves(tree):
                 for tensor in leaf.parts if isinstance(leaf, Ragged) else (leaf,):
@@ -86,9 +87,10 @@ def _bytes(tensor: Tensor) -> np.ndarray:
     return flat.reshape(len(tensor), flat.size // max(len(tensor), 1))
 
 
-def _check(name: str, x: Tree, y: Tree, parts: Sequence[np.ndarray], test: Examples) -> None:
-    for what, examples in (("training", Examples(x, y)), ("test", test)):
-        _check_rows(f"{name}: {what}", examples)
+def _check(name: str, x: Tree, y: Tree, parts: Sequence[np.ndarray], test: Examples | None) -> None:
+    _check_rows(f"{name}: training", Examples(x, y))
+    if test is not None:
+        _check_rows(f"{name}: test", test)
     rows = trees.length(y)
     for k, part in enumerate(parts):
         if part.ndim != 1 or (len(part) and not (part.min() >= 0 and part.max() < rows)):

@@ -44,7 +44,7 @@ class HeldOut(FederatedData):
         return trees.take(examples, rows)
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._data.test
 
     @property

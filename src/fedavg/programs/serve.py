@@ -5,7 +5,6 @@ from there with the round that was under way.
 """
 
 import gc
-import json
 import logging
 import signal
 import ssl
@@ -131,6 +130,8 @@ def _check_plan(plan: Plan) -> None:
         )
     if plan.sampling == "poisson":
         raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
+    if "clients" in plan.evaluate:
+        raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
@@ -208,10 +209,10 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = _parked(store)
     rows: list[dict[str, Any]] = store.committed()
-    _write_metrics(run, rows)
+    run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
-    if not (start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped"):
+    if not (start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped"):
         for event in train(setup, fleet, start):
             state = event.state
             if isinstance(event, Round):
@@ -231,11 +232,7 @@ def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -
     try:
         run.append(rows[-1])
     except DiskError:
-        fleet.retried(lambda: _write_metrics(run, rows))
-
-
-def _write_metrics(run: RunDir, rows: list[dict[str, Any]]) -> None:
-    write_atomically(run.metrics_path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        fleet.retried(lambda: run.write_rows(rows))
 
 
 def _parked(store: Store) -> Start | None:
