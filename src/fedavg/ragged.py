@@ -78,8 +78,9 @@ class Ragged:
         places = torch.repeat_interleave(starts, lengths) + within
         return Ragged(self.values.index_select(0, places), lengths)
 
-    def isfinite(self) -> Tensor:
-        return self.values.isfinite()
+    def to(self, device: object) -> Tensor:
+        """A module takes tensors: this is where sequences come that no `collate` has padded."""
+        raise TypeError("these are rows of unlike lengths; give the task a collate, such as collate=fedavg.padded(0)")
 
     def padded(self, value: float, multiple: int = 8) -> Tensor:
         """Shape (N, L, ...): L is the longest length, rounded up to a multiple (each L is compiled for itself)."""

@@ -24,7 +24,7 @@ from fedavg.engine.dense import fuse_steps, is_fused
 from fedavg.engine.emit import Emitter, Kind
 from fedavg.engine.model import Model
 from fedavg.engine.pooled import fuse_pooling, is_pooled
-from fedavg.engine.tape import Tape, Untraceable, record
+from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, record
 from fedavg.optimizers.optimizer import Correction, Folded, Steps, step_with
 from fedavg.types import Examples
 
@@ -86,7 +86,11 @@ class GraphEpoch:
 
     def _recorded(self, batch: Examples, kind: Kind) -> Tape:
         """A step, with kernels of our own where there are any."""
-        tape = record(self._model, batch, self.kernels)
+        try:
+            tape = record(self._model, batch, self.kernels)
+        except LooksAtData:
+            with as_a_compiler():
+                tape = record(self._model, batch, self.kernels)
         if self._empty.device.type == "cpu":
             tape = fuse_pooling(tape)
             tape = fuse_steps(tape) if kind.steps_weights else tape

@@ -6,7 +6,7 @@ values, shapes that depend on them) raises `Untraceable`.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,10 @@ from fedavg.types import Examples
 
 class Untraceable(Exception):
     """The module can not be turned into a fixed graph; the reason is in the message."""
+
+
+class LooksAtData(Untraceable):
+    """What it does depends on the values of its data."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,18 @@ def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] |
     )
 
 
+@contextmanager
+def as_a_compiler() -> Iterator[None]:
+    """Inside, `torch.compiler.is_compiling()`: libraries then leave out shortcuts that look at the values of their
+    data, such as a look whether a mask masks anything, and take the way that is right for all."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 def _apart(batch: Examples) -> Examples:
     """Tensors are known by their place in memory: what is both input and target, as for an autoencoder, is copied."""
     seen: set[Any] = set()
@@ -146,8 +162,8 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
-            raise Untraceable(f"it looks at the values of its data ({func})")
+        if _depends_on_values(func, args):
+            raise LooksAtData(f"it looks at the values of its data ({func})")
         named_args, named_kwargs = self._named(args), self._named(kwargs)
         result = func(*args, **kwargs)
         outputs = result if isinstance(result, tuple | list) else (result,)
@@ -193,6 +209,13 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, dict):
             return {key: self._named(item) for key, item in value.items()}
         return value
+
+
+def _depends_on_values(func: Any, args: Any) -> bool:
+    """Whether what comes out, or its shape, depends on values; picking rows by their numbers does not."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:
