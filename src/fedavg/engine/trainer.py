@@ -220,7 +220,8 @@ class Trainer:
 
     def _refusal(self, what: str, examples: Examples, error: Exception) -> TaskError:
         """PyTorch's reason is the last line, whatever its interpreter has written above it."""
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # else only the key would be told
+        lines = text.strip().splitlines() or [type(error).__name__]
         reason = lines[-1] if "TorchScript" in lines[0] else "\n".join(lines)
         return TaskError(f"'{self.task.name}' can not be {what} on {_form(examples)}: {reason}")
 
