@@ -11,6 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +23,8 @@ from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.tape import Op, Ref
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
-from fedavg.setup import Setup
+from fedavg.plan import Plan
+from fedavg.setup import cohort_size, population_of, simulation
 from fedavg.types import Examples
 
 aten = torch.ops.aten
@@ -53,20 +55,21 @@ class RecordProducts(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def floor_seconds_per_round(setup: Setup) -> float:
+def floor_seconds_per_round(plan: Plan) -> float:
     """Seconds that a round would take if its products were all there is to do, on the plan's number of workers."""
     with one_thread():
-        return _floor(setup)
+        return _floor(plan)
 
 
-def _floor(setup: Setup) -> float:
-    trainer = setup.new_trainer()
-    first = setup.data.client(int(setup.eligible[0]))
-    work = setup.plan.work(1)
+def _floor(plan: Plan) -> float:
+    setup, data = simulation(plan)
+    first = data.client(int(np.flatnonzero(data.sizes)[0]))
+    trainer = setup.new_trainer(first)
+    work = plan.work(1)
     batch = int(min(work.batch, len(first)))
     step = products_of_step(trainer, trees.take(first, slice(0, batch)))
-    steps = work.epochs * ceil(len(first) / batch) * setup.cohort_size
-    return median(_on_all_cores(step, setup.plan.workers)) * steps / setup.plan.workers
+    steps = work.epochs * ceil(len(first) / batch) * cohort_size(plan.C, population_of(data))
+    return median(_on_all_cores(step, plan.workers)) * steps / plan.workers
 
 
 def products_of_step(trainer: Trainer, examples: Examples) -> Callable[[int], None]:

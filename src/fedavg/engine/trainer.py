@@ -188,6 +188,16 @@ class Trainer:
         fast = f" with native {' and '.join(sorted(graph.native))}" if graph.native else ""
         self.engine = Engine("graph" + fast + self._loops(), "traced, agrees with the plain path")
 
+    def fit(self, examples: Examples) -> None:
+        """Find the form in which the module takes such examples, for a model that is only judged here.
+
+        Where none will do, judging it says why.
+        """
+        if self.trial(examples):
+            self._fit = Fit()
+        else:
+            self._fitted(examples)
+
     def _fitted(self, examples: Examples) -> tuple[Examples, Examples, Tensor]:
         """A batch in the form that the module takes, which is kept; another of its rows; and a plain step on that."""
         errors: dict[Fit, Exception] = {}
