@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 import torch
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.types import Examples, FederatedData
 
 
