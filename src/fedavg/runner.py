@@ -202,9 +202,9 @@ def finish(
         summary=summary,
         goal=setup.goal,
         rounds=np.array(rounds),
-        metrics={name: np.array(values) for name, values in metrics.items()},
+        metrics={name: np.array(values, float) for name, values in metrics.items()},
         client_rounds=np.array(client_rounds),
-        client_metrics={name: np.array(values) for name, values in client_metrics.items()},
+        client_metrics={name: np.array(values, float) for name, values in client_metrics.items()},
         train_loss=np.array([row["train_loss"] for row in rows], float),
         model=model.module.eval(),
     )
