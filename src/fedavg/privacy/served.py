@@ -13,13 +13,14 @@ The database has each attempt and its cohort before anybody is invited: nothing 
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedavg.errors import DiskError, FedAvgError, PlanError
+from fedavg.errors import FedAvgError, PlanError
 from fedavg.files import write_atomically
 from fedavg.privacy.accounting import EveryRound, spending
 from fedavg.privacy.ledger import Budget, check_limit
@@ -27,6 +28,9 @@ from fedavg.stages.noise import Noise
 
 if TYPE_CHECKING:
     from fedavg.setup import Setup
+
+
+log = logging.getLogger("fedavg.fleet")
 
 
 class BudgetSpent(FedAvgError):
@@ -86,6 +90,8 @@ class ServedLedger:
     def __init__(self, budget: Budget, limit: float | None, path: Path, attempts: Sequence[Attempt]) -> None:
         self._budget, self._limit, self._path = budget, limit, path
         self._spent = Participation(budget.releases)
+        #: Not yet in the file.
+        self._lines: list[str] = []
         lines = [self._settled(attempt) for attempt in attempts if attempt.state != "collecting"]
         write_atomically(path, "".join(lines).encode(), private=True)
 
@@ -93,6 +99,10 @@ class ServedLedger:
     def releases(self) -> int:
         """Those of the client that has the most."""
         return self._spent.most
+
+    def releases_with(self, attempt: Attempt) -> int:
+        """What they will be when this attempt is settled."""
+        return self._spent.after(attempt.round, attempt.released(self._budget.releases))
 
     def entry(self, round: int) -> dict[str, Any]:
         """What all attempts so far cost together."""
@@ -108,13 +118,14 @@ class ServedLedger:
             )
 
     def settle(self, attempt: Attempt) -> None:
-        """An attempt is over."""
-        line = self._settled(attempt)
+        """An attempt is over. Its line is a copy of what the database has: without space for it the run goes on."""
+        self._lines.append(self._settled(attempt))
         try:
             with self._path.open("a") as file:
-                file.write(line)
+                file.writelines(self._lines)
+            self._lines.clear()
         except OSError as error:
-            raise DiskError(f"can not write {self._path}: {error.strerror}; free space on its disk") from error
+            log.error("can not write; trying again", extra={"detail": f"{self._path}: {error.strerror}"})
 
     def _settled(self, attempt: Attempt) -> str:
         self._spent.add(attempt)

@@ -297,6 +297,7 @@ def _commit(event: Round, fleet: HttpFleet, hub: Hub, store: Store) -> None:
             store.commit_round(event.round, fleet.attempt, blob, digest, event_row(event), counted, event.ledger)
 
     fleet.retried(write)
+    fleet.committed(event.round)
     hub.committed(event.round)
     log.info("committed", extra={"round": event.round, "clients": event.clients, "test": event.test, "model": digest})
 

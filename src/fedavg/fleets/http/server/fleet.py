@@ -90,6 +90,7 @@ class HttpFleet(Fleet):
         self._population, self.test, self.ledger = population, test, ledger
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
         self._session: ServerSession | None = None
+        self._cohort: Sequence[int] = ()
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
         self._threads = ExitStack()
@@ -179,19 +180,32 @@ class HttpFleet(Fleet):
         result = collect(invitation)
         if isinstance(result, Abandoned):
             self._check_stop()
-            opened = sorted(self._session.opened) if self._session else []
-            self._abandon(work.round, cohort.clients, result.reason, opened)
+            self._abandon(work.round, cohort.clients, result.reason, self._opened())
             return result
-        self._settle(work.round, "done", cohort.clients, self._hub.counted())
-        return replace(result, releases=self.ledger.releases) if self.ledger else result
+        self._cohort = cohort.clients
+        if not self.ledger:
+            return result
+        return replace(result, releases=self.ledger.releases_with(self._attempt_as("done", work.round)))
 
     def reject(self, work: Work, reason: str) -> bool:
         """The round is as if it had not been; who most likely spoiled it rests, and others are asked."""
         culprits = self._hub.spoiled(reason)
         log.warning("rejected", extra={"round": work.round, "reason": reason, "culprits": culprits})
         self._check_stop()
-        self._abandon(work.round, reason)
+        self._abandon(work.round, self._cohort, reason, self._opened())
         return True
+
+    def committed(self, round: int) -> None:
+        """The round is in the database: what it costs is spent."""
+        if self.ledger:
+            self.ledger.settle(self._attempt_as("done", round))
+
+    def _attempt_as(self, state: str, round: int) -> Attempt:
+        return Attempt(round, self._attempt, state, tuple(self._cohort), tuple(self._hub.counted()))
+
+    def _opened(self) -> list[int]:
+        """Whose masked sum may have been seen in the attempt under way."""
+        return sorted(self._session.opened) if self._session else []
 
     def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
         attempt = self._attempt
@@ -203,15 +217,11 @@ class HttpFleet(Fleet):
         """Give the attempt up; the next one is with other clients. `opened`: whose sum may have been seen, if known."""
         attempt = self._attempt
         self.retried(lambda: self._store.abandon_round(round, attempt, reason, opened))
-        self._settle(round, "abandoned", cohort, opened)
+        if self.ledger:
+            known = None if opened is None else tuple(opened)
+            self.ledger.settle(Attempt(round, attempt, "abandoned", tuple(cohort), known))
         log.warning("abandoned", extra={"round": round, "attempt": attempt, "reason": reason})
         self._attempt += 1
-
-    def _settle(self, round: int, state: str, cohort: Sequence[int], counted: Sequence[int] | None) -> None:
-        """Charge an attempt that is over; the database has, or will have, all that this follows from."""
-        if self.ledger:
-            known = None if counted is None else tuple(counted)
-            self.ledger.settle(Attempt(round, self._attempt, state, tuple(cohort), known))
 
     def _collect(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The sum over the updates that came, or why the round is abandoned."""
