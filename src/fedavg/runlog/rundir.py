@@ -10,8 +10,10 @@ summary.json  curve.png  model.safetensors      at the end
 import json
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +22,9 @@ import torch
 
 from fedavg.errors import DiskError, PlanError, RunDirError
 from fedavg.files import write_atomically
-from fedavg.plan import Plan, load_plan
+from fedavg.plan import Plan, make_plan
 from fedavg.runlog.checkpoint import load_state, save_state
+from fedavg.runlog.started import check_same, own_parts
 from fedavg.server import Start
 from fedavg.states import ClientStates
 from fedavg.types import State
@@ -43,10 +46,9 @@ class RunDir:
 
     def check_new(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise RunDirError(
-                f"{self.path} exists and is not empty; expected a new directory. "
-                f"To go on with that run: fedavg resume {self.path}"
-            )
+            there = (self.path / "run.json").exists()
+            remedy = f"To go on with that run: fedavg resume {self.path}" if there else "It is no run: name another one"
+            raise RunDirError(f"{self.path} exists and is not empty; expected a new directory. {remedy}")
 
     def create(self, plan: Plan) -> None:
         self.check_new()
@@ -57,13 +59,15 @@ class RunDir:
         write_atomically(self.path / "plan.toml", plan.to_toml().encode())
         self.metrics_path.touch()
 
-    def write_identity(self, plan: Plan, engine: str, fingerprint: str) -> None:
+    def write_identity(self, plan: Plan, engine: str, fingerprint: str, facts: Mapping[str, Any]) -> None:
+        """What the run is started on; `facts` tell of parts of the user's own (`runlog.started`)."""
         identity = {
             "format": FORMAT,
             "plan": plan.digest,
             "data": fingerprint,
             "engine": engine,
             "versions": {"fedavg": version("fedavg"), "torch": torch.__version__, "python": platform.python_version()},
+            **facts,
         }
         self.write_json("run.json", identity)
 
@@ -91,19 +95,73 @@ class RunDir:
                 "the task or PyTorch has changed; go on where the run was started, or delete it to begin anew"
             )
 
-    def plan(self, **objects: Any) -> Plan:
-        """The plan as it was when the run started; a changed one is refused (runtime options may be changed)."""
-        identity = self.identity()
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        """A task must compute what it did when the run was started, whatever its source says."""
+        if "computed" in self.identity():  # not in runs of earlier versions
+            check_same(self.identity()["computed"], facts["computed"], self.path)
+
+    def plan(self, **changes: Any) -> Plan:
+        """The plan as it was when the run started, with runtime options changed, and more rounds if they are asked for.
+
+        Objects from Python must be given again, since no file holds them. Any other change is refused.
+        """
+        values = self._values(changes)
         try:
-            plan = load_plan(str(self.path / "plan.toml"), objects)
+            begun = make_plan(values | {name: value for name, value in changes.items() if _is_object(values, name)})
+            plan = make_plan(_options(begun) | changes, str(self.path))
         except PlanError as error:
             raise RunDirError(f"the plan of {self.path} can not be used: {error}") from None
-        if plan.digest != identity["plan"]:
+        identity = self.identity()
+        if "parts" in identity:  # not in runs of earlier versions
+            check_same(identity["parts"], own_parts(begun), self.path)
+        if begun.digest not in (identity["plan"], *identity.get("earlier", ())):
             raise RunDirError(
-                f"{self.path / 'plan.toml'} has been changed since the run was started (digest {plan.digest}; expected "
-                f"{identity['plan']}). Undo the change, or start a new run: fedavg run {self.path / 'plan.toml'}"
+                f"{self.path / 'plan.toml'} has been changed since the run was started (digest {begun.digest}; "
+                f"expected {identity['plan']}). Undo the change, or start a new run: fedavg run "
+                f"{self.path / 'plan.toml'}"
             )
+        self._check_changes(begun, plan)
         return plan
+
+    def _values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What plan.toml says; objects that it can not hold must be among what is given."""
+        self.identity()  # refuses what is no run
+        try:
+            values = tomllib.loads((self.path / "plan.toml").read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RunDirError(
+                f"the plan of {self.path} can not be read: {error}; expected plan.toml as it was"
+            ) from None
+        missing = [name for name in values if _is_object(values, name) and name not in given]
+        if missing:
+            wanted = ", ".join(f"{name}=..." for name in missing)
+            raise RunDirError(
+                f"{self.path} was started from Python with objects that no file can hold ({', '.join(missing)}); "
+                f"give them again: fedavg.resume({str(self.path)!r}, {wanted})"
+            )
+        return values
+
+    def _check_changes(self, begun: Plan, plan: Plan) -> None:
+        for spec in fields(Plan):
+            before, after = getattr(begun, spec.name), getattr(plan, spec.name)
+            if spec.metadata["runtime"] or before == after:
+                continue
+            if spec.name != "rounds":
+                raise RunDirError(
+                    f"{spec.name}: {self.path} was started with {before}; got {after}. A run keeps its plan: only "
+                    "rounds may be raised and runtime options changed; start a new run for others"
+                )
+            if after < before:
+                raise RunDirError(f"rounds: {self.path} has {before}; got {after}. A run can only be made longer")
+
+    def extend(self, plan: Plan) -> None:
+        """Note a plan with more rounds. Checkpoints of the shorter one count as this one's."""
+        identity = self.identity()
+        if plan.digest == identity["plan"]:
+            return
+        earlier = [*identity.get("earlier", ()), identity["plan"]]
+        self.write_json("run.json", identity | {"plan": plan.digest, "earlier": earlier})
+        write_atomically(self.path / "plan.toml", plan.to_toml().encode())
 
     def append(self, row: dict[str, Any], *, durable: bool = False) -> None:
         try:
@@ -136,20 +194,21 @@ class RunDir:
             oldest = checkpoints[-KEPT:][0]
             ClientStates(self.states).settle(int(oldest.stem.removeprefix("round-")))
 
-    def rewind(self, digest: str, *, once: bool = False) -> Start | None:
+    def rewind(self, plan: Plan, *, once: bool = False) -> Start | None:
         """The newest whole checkpoint that the metrics reach up to; metrics after it are dropped. None: start anew.
 
         A checkpoint brings the row of its own round, which may have been lost with the process. With `once`, what is on
         record may not be done again: a run that would have to is refused.
         """
         rows = self.rows()
-        start, kept = self._last_good(digest, rows)
+        start, kept = self._last_good(plan.digest, rows)
         if once and len(rows) > len(kept):
             raise RunDirError(
                 f"{self.path} has rounds up to {len(rows)} on record, but no whole checkpoint of that round. Its noise "
                 "came from the system's entropy: done again, the round would be published twice. Start a new run"
             )
-        write_atomically(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        planned = [_as_planned(row, plan) for row in kept]
+        write_atomically(self.metrics_path, "".join(json.dumps(row) + "\n" for row in planned).encode())
         return start
 
     def newest(self, digest: str) -> Start | None:
@@ -166,12 +225,14 @@ class RunDir:
         return None, []
 
     def _readable(self, digest: str) -> Iterator[tuple[Start, dict[str, Any] | None]]:
+        identity = self.identity()
+        digests = [digest, identity["plan"], *identity.get("earlier", ())]  # the run may just have been made longer
         for path in sorted(self._checkpoints.glob("round-*.safetensors"), reverse=True):
-            try:
-                round, state, row = load_state(path, digest)
-            except RunDirError:
-                continue
-            yield Start(round, state), row
+            for known in digests:
+                with suppress(RunDirError):
+                    round, state, row = load_state(path, known)
+                    yield Start(round, state), row
+                    break
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
@@ -190,6 +251,22 @@ class RunDir:
             except OSError:
                 raise RunDirError(f"{self.path} is in use by another process; wait for it or stop it") from None
             yield
+
+
+def _is_object(values: Mapping[str, Any], name: str) -> bool:
+    """True if plan.toml only says that there was an object."""
+    items = values.get(name)
+    return any(str(item).startswith("object:") for item in (items if isinstance(items, list) else [items]))
+
+
+def _as_planned(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """A run that is made longer has a round that was evaluated only because it was the last."""
+    extra = row["round"] % plan.eval_every and row["round"] < plan.rounds
+    return row | {"test": None, "train": None} if extra else row
+
+
+def _options(plan: Plan) -> dict[str, Any]:
+    return {spec.name: getattr(plan, spec.name) for spec in fields(Plan)}
 
 
 def _whole_row(line: bytes) -> dict[str, Any] | None:
