@@ -18,6 +18,7 @@ from fedavg.errors import DataError, PlanError
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
+from fedavg.privacy.shares import bind_shares
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
 from fedavg.stages.noise import Noise
@@ -116,7 +117,7 @@ def resolve(plan: Plan) -> Setup:
     setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan))
     check_pairs(setup)
     setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
-    return replace(setup, budget=budget_of(setup))
+    return replace(bind_shares(setup), budget=budget_of(setup))
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":

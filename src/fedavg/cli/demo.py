@@ -39,7 +39,8 @@ def demonstrate(plan: Plan, run_dir: Path | None, say: Callable[[str], None]) ->
                 accuracy = f"{event.test['accuracy']:.4f}" if event.test else "-"
                 say(f"round {event.round}/{plan.rounds}  {event.clients} clients  accuracy {accuracy}")
 
-        fleet = serve(plan, Options(Address("127.0.0.1", 0), directory, tls=tls), watch, start_clients)
+        options = Options(Address("127.0.0.1", 0), directory, tls=tls, minimum=clients)  # all, as in the simulation
+        fleet = serve(plan, options, watch, start_clients)
     say("the same plan in simulation")
     simulated = run(plan)
     return {

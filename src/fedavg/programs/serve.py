@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any, Final
 
 from safetensors.torch import load, save
@@ -25,7 +25,8 @@ from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import DoneAnswer
 from fedavg.fleets.http.server.admin import Admin
-from fedavg.fleets.http.server.app import HTTP_PROBLEMS, FleetApp
+from fedavg.fleets.http.server.app import HTTP_PROBLEMS, PLAIN_PATHS, FleetApp
+from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet
 from fedavg.fleets.http.server.hub import Guards, Hub, RemoteData
 from fedavg.fleets.http.server.listener import Listener
@@ -44,6 +45,9 @@ log = logging.getLogger("fedavg.fleet")
 
 ADMIN_TOKEN: Final = "admin-token"
 JOIN_TOKEN: Final = "join-token"
+#: The first join token is good for a week, and where the plan does not say K, for so many clients.
+JOIN_HOURS: Final = 7 * 24.0
+JOIN_USES: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,11 @@ class Options:
     admin: Address | None = None
     rules: Rules = field(default_factory=Rules)
     guards: Guards = field(default_factory=Guards)
-    #: Clients that must be there before a round begins; without it, K of the plan, or a cohort.
+    #: Clients that must be there before a round begins; without it, a cohort.
     minimum: int | None = None
+    #: How many clients the first join token is for (without it, K of the plan), and for how many hours.
+    join_uses: int | None = None
+    join_hours: float = JOIN_HOURS
     #: Seconds that the server stays after the last round, to tell clients that it was the last.
     linger_s: float = 30.0
 
@@ -84,7 +91,7 @@ def serve(
     """
     _check_plan(plan)
     _check_plain(options)
-    hub = Hub(options.guards)
+    hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     setup = _resolve(plan, options.rules, hub)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -92,11 +99,11 @@ def serve(
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub.know(store.clients())
-        fleet = HttpFleet(setup, hub, store, options.rules, _minimum(setup, options))
+        fleet = HttpFleet(setup, hub, store, options.rules, options.minimum)
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
-        port = stack.enter_context(_listening(app, hub, store, options))
+        port = stack.enter_context(_listening(app, plan, hub, store, options))
         gc.collect()
         gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
         if ready:
@@ -137,19 +144,15 @@ def _check_plain(options: Options) -> None:
             )
 
 
-def _minimum(setup: Setup, options: Options) -> int:
-    return options.minimum or setup.plan.clients or max(1, setup.cohort_size)
-
-
 @contextmanager
-def _listening(app: FleetApp, hub: Hub, store: Store, options: Options) -> Iterator[int]:
+def _listening(app: FleetApp, plan: Plan, hub: Hub, store: Store, options: Options) -> Iterator[int]:
     """Serve clients, and the operator, until the end."""
-    admin = Admin(app, hub, store, _admin_token(store, options.directory), hub.stop)
+    admin = Admin(app, hub, store, _admin_token(store, plan, options), hub.stop)
     listeners = []
     if options.admin is None:
         app.asgi.router.routes.extend(admin.routes)
     else:
-        apart = Starlette(routes=admin.routes, exception_handlers=HTTP_PROBLEMS)
+        apart = Starlette(routes=admin.routes, middleware=PLAIN_PATHS, exception_handlers=HTTP_PROBLEMS)
         apart.router.redirect_slashes = False
         listeners.append(Listener(apart, options.admin.host, options.admin.port, options.tls))
     listeners.insert(0, Listener(app.asgi, options.listen.host, options.listen.port, options.tls))
@@ -167,8 +170,9 @@ def _listening(app: FleetApp, hub: Hub, store: Store, options: Options) -> Itera
             listener.stop()
 
 
-def _admin_token(store: Store, directory: Path) -> bytes:
+def _admin_token(store: Store, plan: Plan, options: Options) -> bytes:
     """The hash of the operator's token. At the first start it and a first join token are written to private files."""
+    directory = options.directory
     known = store.note(ADMIN_TOKEN)
     if known is not None:
         return bytes.fromhex(known)
@@ -177,7 +181,9 @@ def _admin_token(store: Store, directory: Path) -> bytes:
     write_atomically(directory / JOIN_TOKEN, join.encode(), private=True)
     with suppress(Exception):
         store.remove_token(keys.token_hash(join))
-    store.add_token(keys.token_hash(join), None, "made at the first start", None)
+    uses = options.join_uses or plan.clients or JOIN_USES
+    expires = int(time() + 3600 * options.join_hours)
+    store.add_token(keys.token_hash(join), uses, "made at the first start", None, expires)
     store.set_note(ADMIN_TOKEN, keys.token_hash(admin).hex())
     return keys.token_hash(admin)
 

@@ -48,10 +48,10 @@ class MaskedRounds:
         """Take part in the session of an offer: send the first message."""
         from fedavg.secagg import ClientSession
 
-        if not self._files.exists(_OFFER) or self._offer() != _bare(offer):
-            self._files.write(_SESSION, ClientSession(self._terms(offer), self._k).to_bytes())
-            self._files.write(_OFFER, dump(_bare(offer)))
         with self._leaving(offer.round, offer.attempt):
+            if not self._files.exists(_OFFER) or self._offer() != _bare(offer):
+                self._files.write(_SESSION, ClientSession(self._terms(offer), self._k).to_bytes())
+                self._files.write(_OFFER, dump(_bare(offer)))
             self._link.upload(_path(offer), self._session().advertise().to_bytes())
 
     def step(self, answer: MaskAnswer) -> None:
@@ -92,6 +92,7 @@ class MaskedRounds:
 
     def _terms(self, offer: WorkOffer) -> "Terms":
         assert self._setup.secagg
+        self._setup.secagg.check(offer.invited)  # the server's word: with another number, noise could be lost
         numbers = self._setup.update_size(offer.numbers // self._setup.algorithm.vectors_down)
         session = bytes.fromhex(offer.session or "")
         return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, self._setup.metrics)

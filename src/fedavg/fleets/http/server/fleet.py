@@ -57,9 +57,9 @@ class Stopped(FedAvgError):
 
 
 class HttpFleet(Fleet):
-    """Clients that come to the server. `minimum` of them must be there before a run begins."""
+    """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort."""
 
-    def __init__(self, setup: Setup, hub: Hub, store: Store, rules: Rules, minimum: int) -> None:
+    def __init__(self, setup: Setup, hub: Hub, store: Store, rules: Rules, minimum: int | None) -> None:
         self._setup, self._hub, self._store, self._rules, self._minimum = setup, hub, store, rules, minimum
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
@@ -91,17 +91,28 @@ class HttpFleet(Fleet):
 
     def _sample(self, round: int) -> list[int]:
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
-        self._wait_for(self._minimum)
+        self._wait_for_clients()
         first = sample_cohort(self._setup, round, self._attempt)
         others = np.setdiff1d(self._setup.eligible, first)
         extra = min(self._rules.invited(len(first)) - len(first), len(others))
         rng = seeds.rng(self._setup.plan.seed, round, seeds.NONE, f"over-selection {self._attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
 
-    def _wait_for(self, needed: int) -> None:
-        while (there := self._hub.wait_for_clients(needed, PATIENCE_S)) < needed:
+    def _wait_for_clients(self) -> None:
+        """Until a cohort is there. Rather than for ever, who was only silent is called back from its rest."""
+        patience = min(PATIENCE_S, self._rules.deadline_s)
+        while (there := self._hub.wait_for_clients(self._needed, patience)) < (needed := self._needed()):
             self._check_stop()
-            log.info("waiting for clients", extra={"there": there, "needed": needed})
+            called = self._hub.call_back(needed - there)
+            log.info("waiting for clients", extra={"there": there, "needed": needed, "called_back": called})
+
+    def _needed(self) -> int:
+        """Who is shut out is not waited for, as long as a quorum of a cohort can still come together."""
+        if self._minimum is not None:
+            return self._minimum
+        population = self._setup.plan.clients or self._hub.enrolled
+        cohort = max(round(self._setup.plan.C * population), 1)
+        return max(self._rules.minimum(cohort), min(cohort, population - self._hub.shut_out(population)))
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
         invitation = self._invitation(parts, work)
@@ -142,6 +153,7 @@ class HttpFleet(Fleet):
         expected = group.expected
         try:
             assert self._setup.secagg
+            self._setup.secagg.check(len(round.invited))
             terms = self._setup.secagg.terms(
                 token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
             )
