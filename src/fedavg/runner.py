@@ -14,7 +14,6 @@ from torch import nn
 
 from fedavg.engine.model import Model
 from fedavg.errors import DiskError, FedAvgError, RunDirError
-from fedavg.files import write_atomically
 from fedavg.fleets import LocalFleet
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
@@ -162,7 +161,7 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, 
     if directory:
         directory.write_json("summary.json", summary.to_dict())
         tensors = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-        write_atomically(directory.path / "model.safetensors", save(tensors))
+        directory.write_model(save(tensors))
     rounds, accuracy = curve(rows)
     return Result(
         plan=setup.plan,

@@ -135,6 +135,7 @@ class LocalFleet(Fleet):
         #: Cohorts so far: each has a sum of its own, and a round may have several.
         self._cohorts = 0
         self._states = self._client_states(states) if setup.keeps_state else None
+        self._may_go_back = states is not None
 
     def start(self) -> Tensor:
         if self._setup.secagg:
@@ -171,6 +172,8 @@ class LocalFleet(Fleet):
         return Cohort(sample_cohort(self._setup, round), len(self._setup.data))
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
+        if self._states and not self._may_go_back:
+            self._states.settle(work.round - 1)
         return join([self._train(p.cohort, work, p.shared) for p in parts], [p.scale for p in parts])
 
     def _train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:

@@ -142,7 +142,7 @@ class Device:
         self._allowed = tuple(allowed)
         directory.mkdir(parents=True, exist_ok=True)
         self._link = make_link(_own_key(directory / "key.pem"))
-        self._states = ClientStates(directory / "states")
+        self._states = ClientStates(directory / "states", durable=True)
         self._files = DeviceFiles(directory)
         self._pending = self._load_pending()
 

@@ -5,7 +5,6 @@ from there with the round that was under way.
 """
 
 import gc
-import json
 import logging
 import signal
 import ssl
@@ -208,7 +207,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = _parked(store)
     rows: list[dict[str, Any]] = store.committed()
-    _write_metrics(run, rows)
+    run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
     if not (start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped"):
@@ -231,11 +230,7 @@ def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -
     try:
         run.append(rows[-1])
     except DiskError:
-        fleet.retried(lambda: _write_metrics(run, rows))
-
-
-def _write_metrics(run: RunDir, rows: list[dict[str, Any]]) -> None:
-    write_atomically(run.metrics_path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        fleet.retried(lambda: run.write_rows(rows))
 
 
 def _parked(store: Store) -> Start | None:

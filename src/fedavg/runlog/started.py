@@ -5,7 +5,7 @@ aspect by aspect, so that a difference can be named. A task is recorded by what 
 the initial weights, and loss and gradient on the first examples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import isclose
 from pathlib import Path
 from typing import Any, Final
@@ -28,9 +28,9 @@ _ROUNDING: Final = 1e-3
 Aspects = dict[str, Any]
 
 
-def own_parts(plan: Plan) -> dict[str, Aspects]:
+def own_parts(plan: Plan, chosen: Container[str] | None = None) -> dict[str, Aspects]:
     """Option by option, what each part of the user's own is; data is not among them: it has a fingerprint."""
-    options = part_options()
+    options = {name: parser for name, parser in part_options().items() if chosen is None or name in chosen}
     found: dict[str, Aspects] = {}
     for name, part in plan.parts():
         if name not in options:
