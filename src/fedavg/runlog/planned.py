@@ -47,8 +47,10 @@ def known_digests(identity: Mapping[str, Any]) -> list[str]:
 
 def as_planned(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """A run that is made longer has a round that was evaluated only because it was the last."""
-    extra = row["round"] % plan.eval_every and row["round"] < plan.rounds
-    return row | {"test": None, "train": None} if extra else row
+    if not row["round"] % plan.eval_every or row["round"] == plan.rounds:
+        return row
+    judged = {"test": None, "train": None}
+    return {name: judged.get(name, value) for name, value in row.items() if name != "on_clients"}
 
 
 def _values(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
