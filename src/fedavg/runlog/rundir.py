@@ -201,7 +201,7 @@ class RunDir:
             log.warning("%s is damaged: %s", self.metrics_path, found.damage)
         start = self._last_good(plan.digest, found)
         kept = [*found.rows[: start.round - 1], as_planned(start.row, plan)] if start and start.row else []
-        recorded = self._recorded()
+        recorded = self.recorded()
         if once and recorded > len(kept):
             raise RunDirError(
                 f"{self.path} has rounds up to {recorded} on record, but no whole checkpoint of that round. Its noise "
@@ -259,7 +259,7 @@ class RunDir:
     def _checkpoint_files(self) -> list[Path]:
         return sorted(self._checkpoints.glob("round-*.safetensors"))
 
-    def _recorded(self) -> int:
+    def recorded(self) -> int:
         """The last round that left any trace, whole or not."""
         named = [path.stem.removeprefix("round-") for path in self._checkpoint_files()]
         lines = self.metrics_path.read_bytes().count(b"\n") if self.metrics_path.exists() else 0
