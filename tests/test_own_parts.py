@@ -151,7 +151,7 @@ def test_another_loss_behind_the_same_source_is_refused(tmp_path, monkeypatch):
     task = Task("mine", small_net, loss=scaled_loss)
     start_and_stop(toy_plan(task=task), tmp_path / "run")
     monkeypatch.setitem(globals(), "SCALE", 3.0)
-    with pytest.raises(RunDirError, match="task: .* another one: loss on the first examples was"):
+    with pytest.raises(RunDirError, match="task: .* another one: loss on test examples was"):
         fedavg.resume(tmp_path / "run", task=task, data=toy_data())
 
 

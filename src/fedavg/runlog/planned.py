@@ -91,3 +91,9 @@ def _check_changes(run: Path, begun: Plan, plan: Plan) -> None:
             )
         if after < before:
             raise RunDirError(f"rounds: {run} has {before}; got {after}. A run can only be made longer")
+    for round in range(1, begun.rounds + 1):
+        if plan.work(round) != begun.work(round):
+            raise RunDirError(
+                f"rounds: {run} has {begun.rounds} and lr '{begun.lr}', which depends on them: round {round} would "
+                "have been another. Start a new run, or plan with a rate that says its own rounds: 'cosine:0.1:rounds=9'"
+            )

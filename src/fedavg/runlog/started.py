@@ -2,7 +2,7 @@
 
 A name of the package needs no more than its text. A part that came as an object, or by its import name, is recorded
 aspect by aspect, so that a difference can be named. A task is recorded by what it computes as well: the parameters,
-the initial weights, and loss and gradient on the first examples.
+the initial weights, and loss and gradient on the first examples of the test set, if there is one.
 """
 
 from collections.abc import Container, Mapping
@@ -10,17 +10,15 @@ from math import isclose
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
+from fedavg import seeds, trees
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import RunDirError
 from fedavg.identity import digest, identity
 from fedavg.plan import Plan, part_options
 from fedavg.setup import Setup
 from fedavg.specs import is_import, make
-from fedavg.types import Examples
 
-#: Examples of the first client that a task is tried on.
+#: Examples that a task is tried on.
 _PROBED: Final = 8
 #: Machines round differently; another loss or module differs by more.
 _ROUNDING: Final = 1e-3
@@ -68,18 +66,13 @@ def _same(before: object, after: object) -> bool:
 
 def _computed(setup: Setup) -> Aspects:
     """What the task's module and loss give, as numbers that any machine finds again."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # workers are forked after this: they must not inherit a pool of threads
-    try:
-        trainer = Trainer(setup.task, setup.plan.seed, setup.plan.device)
-        weights = trainer.weights.double()
-        first = setup.data.client(int(setup.eligible[0]))
-        gradient, loss = trainer.gradient(Examples(first.x[:_PROBED], first.y[:_PROBED]))
-        return {
-            "parameters": digest([[slot.name, list(slot.shape)] for slot in trainer.model.slots]),
-            "initial weights": float(weights.norm()),
-            "loss on the first examples": float(loss),
-            "gradient on the first examples": float(gradient.double().norm()),
-        }
-    finally:
-        torch.set_num_threads(threads)
+    trainer = Trainer(setup.task, setup.plan.seed, setup.plan.device)
+    found: Aspects = {
+        "parameters": digest([[slot.name, list(slot.shape)] for slot in trainer.model.slots]),
+        "initial weights": float(trainer.weights.double().norm()),
+    }
+    if setup.test:
+        with trainer.seeded(seeds.torch_seed(setup.plan.seed, seeds.NONE, seeds.NONE, "identity")):
+            gradient, loss = trainer.gradient(trees.take(setup.test, slice(0, _PROBED)))
+        found |= {"loss on test examples": float(loss), "gradient on test examples": float(gradient.double().norm())}
+    return found
