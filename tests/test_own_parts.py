@@ -240,6 +240,12 @@ def test_an_extended_run_that_was_stopped_goes_on(tmp_path):
     assert fedavg.resume(tmp_path / "run", task=TOY, data=toy_data()).summary.model_sha256 == expected
 
 
+def test_a_run_whose_rate_depends_on_its_rounds_is_not_extended(tmp_path):
+    fedavg.run(toy_plan(rounds=4, lr="cosine:0.1"), tmp_path / "run")
+    with pytest.raises(RunDirError, match="has 4 and lr 'cosine:0.1', which depends on them"):
+        fedavg.resume(tmp_path / "run", task=TOY, data=toy_data(), rounds=9)
+
+
 def test_a_server_refuses_what_devices_can_not_have(tmp_path):
     from fedavg.programs.serve import Address, Options, serve
 

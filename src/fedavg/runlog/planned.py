@@ -95,5 +95,5 @@ def _check_changes(run: Path, begun: Plan, plan: Plan) -> None:
         if plan.work(round) != begun.work(round):
             raise RunDirError(
                 f"rounds: {run} has {begun.rounds} and lr '{begun.lr}', which depends on them: round {round} would "
-                "have been another. Start a new run, or plan with a rate that says its own rounds: 'cosine:0.1:rounds=9'"
+                "have been another. Start a new run, or plan with a rate that says its rounds: 'cosine:0.1:rounds=9'"
             )
