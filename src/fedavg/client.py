@@ -27,9 +27,18 @@ class Client:
     """
 
     def __init__(
-        self, k: int, examples: Examples, trainer: Trainer, seed: int, round: int, state: dict[str, Tensor]
+        self,
+        k: int,
+        examples: Examples,
+        trainer: Trainer,
+        seed: int,
+        round: int,
+        state: dict[str, Tensor],
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
+        """`go_on` is asked before each epoch and each single step: it raises when the client is out of time."""
         self.state = state
+        self._go_on = go_on
         self._k, self._seed = k, seed
         self._examples = examples
         self._trainer = trainer
@@ -64,6 +73,7 @@ class Client:
 
         With a correction, each step is w -= eta (∇l(w; b) + correction(w)).
         """
+        self._go_on()
         x, y = self._examples.x, self._examples.y
         if batch < self.n:
             order = torch.from_numpy(self._shuffle.permutation(self.n))
@@ -75,6 +85,7 @@ class Client:
 
     def sgd_step(self, step: int, batch: float, lr: float) -> tuple[int, float]:
         """The step-th (from 1) minibatch of endless reshuffled epochs. Returns its size and its mean loss."""
+        self._go_on()
         size = int(min(batch, self.n))
         epoch, place = divmod(step - 1, self.steps(batch))
         order = seeds.rng(self._seed, epoch, self._k, "epoch order").permutation(self.n)
@@ -100,13 +111,22 @@ class Message:
 
 
 def run_client(
-    setup: Setup, trainer: Trainer, k: int, work: Work, shared: Tensor, states: ClientStates | None
+    setup: Setup,
+    trainer: Trainer,
+    k: int,
+    work: Work,
+    shared: Tensor,
+    states: ClientStates | None,
+    go_on: Callable[[], None] = lambda: None,
 ) -> Message:
-    """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`."""
+    """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`.
+
+    `go_on` raises when there is no time left.
+    """
     examples = setup.data.client(k)
     state = states.load(k, work.round) if states else {}
     with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
-        client = Client(k, examples, trainer, setup.plan.seed, work.round, state)
+        client = Client(k, examples, trainer, setup.plan.seed, work.round, state, go_on)
         update = setup.algorithm.client_update(client, shared, work)
     for index, stage in enumerate(setup.stages):
         update = stage.on_client(update, work, setup.stage_rng(work.round, k, index))

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from fedavg.cli.authority import authority
 from fedavg.cli.bench import bench
 from fedavg.cli.data import data
 from fedavg.cli.fleet import certs, fleet_demo, join, serve, status, token
@@ -21,7 +22,7 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, personalise, serve, join, status, token, certs, fleet_demo, privacy, paper, data, bench,
+    run, resume, personalise, serve, join, status, token, certs, authority, fleet_demo, privacy, paper, data, bench,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -16,7 +16,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-def _needs_server_extra() -> None:
+def needs_server_extra() -> None:
     """The fleet needs packages that a simulation does not."""
     try:
         import cryptography  # noqa: F401
@@ -28,7 +28,7 @@ def _needs_server_extra() -> None:
         raise FedAvgError(f"the fleet needs {error.name}; install it with: pip install 'fedavg[server]'") from None
 
 
-def _address(text: str, what: str) -> tuple[str, int]:
+def address(text: str, what: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise PlanError(f"{what}: got '{text}'; expected HOST:PORT, as in 0.0.0.0:8443")
@@ -56,6 +56,8 @@ def _address(text: str, what: str) -> tuple[str, int]:
               help="The share of wanted updates that a round needs at its deadline.")  # fmt: skip
 @click.option("--max-weight", type=float, default=1e6, show_default=True, help="The largest n_k that is believed.")
 @click.option("--norm-bound", type=float, help="Refuse updates with a larger L2 norm.")
+@click.option("--authority", type=_file, metavar="AUTHORITY.PUB",
+              help="The public key of the authority that vouches for devices; signed sessions need it.")  # fmt: skip
 @click.option("--anonymous", is_flag=True, help="Updates come with single-use tokens, not with names.")
 @click.option("--linger", type=float, default=30.0, show_default=True,
               help="Seconds to stay after the last round until all clients know.")  # fmt: skip
@@ -67,9 +69,10 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     fedavg certs certificates --host server.example
     fedavg serve plan.toml --listen 0.0.0.0:8443 --cert certificates/server.pem --key certificates/server.key
     """
-    _needs_server_extra()
+    needs_server_extra()
     from fedavg.cli.report import print_summary
     from fedavg.fleets.http.protocol.certs import server_context
+    from fedavg.fleets.http.protocol.vouchers import load_public
     from fedavg.fleets.http.server.fleet import Stopped
     from fedavg.fleets.http.server.hub import Guards
     from fedavg.fleets.http.server.logs import log_to_stderr
@@ -78,7 +81,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from fedavg.programs.serve import serve as run_server
 
     plan = _plan(source, settings, options)
-    listen = Address(*_address(options["listen"], "--listen"))
+    listen = Address(*address(options["listen"], "--listen"))
     if bool(options["cert"]) != bool(options["key"]):
         raise PlanError("--cert and --key belong together; got one of them")
     if not options["cert"] and not options["insecure"]:
@@ -102,10 +105,11 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
                 directory,
                 database=options["db"],
                 tls=tls,
-                admin=Address(*_address(admin, "--admin-listen")) if admin else None,
+                admin=Address(*address(admin, "--admin-listen")) if admin else None,
                 rules=Rules(options["deadline"], options["over_selection"], options["quorum"]),
                 guards=Guards(options["max_weight"], options["norm_bound"], options["anonymous"]),
                 minimum=options["min_clients"],
+                authority=load_public(options["authority"]) if options["authority"] else None,
                 linger_s=options["linger"],
             ),
             ready=ready,
@@ -153,6 +157,18 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
 @click.option("--unmetered", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True)
 @click.option("--idle", type=click.Choice(["auto", "yes", "no"]), default="yes", show_default=True,
               help="Work only while these hold; auto looks at the machine.")  # fmt: skip
+@click.option("--authority", type=_file, metavar="AUTHORITY.PUB",
+              help="The public key of the fleet's authority: work only with devices that it vouches for.")  # fmt: skip
+@click.option("--authority-url", metavar="URL", help="Ask the authority here for this device's voucher.")
+@click.option("--authority-token-file", type=_file, help="The authority's token, for --authority-url.")
+@click.option("--authority-ca", type=_file, help="The authority of that address's certificate, if not a public one.")
+@click.option("--require-secagg", is_flag=True, help="Decline plans without secure aggregation.")
+@click.option("--min-cohort", type=click.IntRange(2), metavar="N",
+              help="Be part of no sum of fewer clients; needs --require-secagg.")  # fmt: skip
+@click.option("--require-dp", type=click.FloatRange(0, min_open=True), metavar="EPSILON",
+              help="Decline plans whose rounds cost more privacy together, by noise that devices add.")  # fmt: skip
+@click.option("--max-epochs", type=click.IntRange(1), metavar="N", help="Decline work of more local epochs.")
+@click.option("--max-rounds-per-day", type=click.IntRange(1), metavar="N", help="Take part in no more rounds a day.")
 @click.option("--give-up-after", type=float, metavar="SECONDS", help="Stop if the server is away for so long [never].")
 def join(url: str, **options: Any) -> None:
     """Take part in the training of the server at URL with the data of this device, until the run is over.
@@ -160,14 +176,16 @@ def join(url: str, **options: Any) -> None:
     \b
     fedavg join https://server.example:8443 --data my-examples.npz --token-file join-token
     """
-    _needs_server_extra()
+    needs_server_extra()
+    from fedavg.cli.authority import identity_source
     from fedavg.fleets.http.device.eligibility import look
     from fedavg.fleets.http.device.link import Link
+    from fedavg.fleets.http.device.policy import Policy
     from fedavg.fleets.http.protocol.certs import client_context
     from fedavg.fleets.http.server.logs import log_to_stderr
     from fedavg.programs.device import Device
 
-    _check_url(url, options["insecure"])
+    check_url(url, options["insecure"])
     log_to_stderr()
     tls = client_context(options["ca"], options["cert"], options["key"]) if url.startswith("https:") else None
     token_file: Path | None = options["token_file"]
@@ -181,12 +199,20 @@ def join(url: str, **options: Any) -> None:
         client=options["client"],
         name=options["name"],
         eligible=lambda: look(options["charging"], options["unmetered"], options["idle"]),
+        policy=Policy(
+            options["require_secagg"],
+            options["min_cohort"] or 0,
+            options["require_dp"],
+            options["max_epochs"],
+            options["max_rounds_per_day"],
+        ),
+        vouched=identity_source(options),
     )
     last = device.run()
     click.echo(f"the run is over after round {last}", err=True)
 
 
-def _check_url(url: str, insecure: bool) -> None:
+def check_url(url: str, insecure: bool) -> None:
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
@@ -216,7 +242,7 @@ def _own_examples(options: dict[str, Any]) -> "Examples":
 @_json
 def status(url: str, ca: Path | None, admin_token_file: Path | None, as_json: bool) -> None:
     """Where the run of the server at URL is."""
-    _needs_server_extra()
+    needs_server_extra()
     answer = _ask_server(url, ca, "GET", "/admin/status" if admin_token_file else "/v1/status", admin_token_file)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -254,7 +280,7 @@ def token(
     ca: Path | None,
 ) -> None:
     """Make a join token at the server at URL, or take back the enrolment of a client."""
-    _needs_server_extra()
+    needs_server_extra()
     if revoke is not None:
         _ask_server(url, ca, "POST", f"/admin/clients/{revoke}/revoke", admin_token_file)
         click.echo(f"client {revoke} is revoked")
@@ -270,7 +296,7 @@ def _ask_server(
 
     from fedavg.fleets.http.protocol.certs import client_context
 
-    _check_url(url, insecure=True)  # which still keeps the operator's token off the network in the clear
+    check_url(url, insecure=True)  # which still keeps the operator's token off the network in the clear
     headers = {"Authorization": f"Bearer {token_file.read_text().strip()}"} if token_file else {}
     try:
         with httpx.Client(verify=client_context(ca) if url.startswith("https:") else True, headers=headers) as http:
@@ -296,7 +322,7 @@ def _ask_server(
 )
 def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int) -> None:
     """Make a certificate authority and a server's certificate in DIRECTORY, for trying out and for closed networks."""
-    _needs_server_extra()
+    needs_server_extra()
     from fedavg.fleets.http.protocol.certs import make_certificates
 
     made = make_certificates(directory, hosts, days, clients)
@@ -319,7 +345,7 @@ def fleet_demo(settings: tuple[str, ...], run_dir: Path | None, as_json: bool, *
     fedavg fleet-demo --set algorithm=scaffold
     fedavg fleet-demo --set codec=stc:0.03 --set downlink=stc:0.03
     """
-    _needs_server_extra()
+    needs_server_extra()
     from fedavg.cli.demo import demonstrate
     from fedavg.plan import load_plan
 

@@ -31,7 +31,7 @@ from fedavg.types import Examples, FederatedData, Part, Update
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
-    from fedavg.secagg import Aggregate
+    from fedavg.secagg import Aggregate, Encoding
 
 #: A client counts as present for so long after its last request: longer than a held poll and the pause after it.
 PRESENT_S: Final = 90.0
@@ -98,6 +98,8 @@ class Hub:
         self._held_in_all = 0
         self._round: Round | None = None
         self._secure: SecureRound | None = None
+        #: Clients that have opened a sum of the round under way: they open no other, so they are not invited again.
+        self._opened: set[int] = set()
         self._models: dict[str, bytes] = {}
         self._changes: dict[str, Changes] = {}
         self._latest: list[str] = []
@@ -164,7 +166,7 @@ class Hub:
             sizes = np.zeros(max(self._clients, default=-1) + 1, np.int64)
             oldest = monotonic() - PRESENT_S
             for k, seen in self._seen.items():
-                if seen >= oldest or self._held[k]:
+                if (seen >= oldest or self._held[k]) and k not in self._opened:
                     sizes[k] = self._clients[k].examples
             return sizes
 
@@ -225,29 +227,54 @@ class Hub:
                     return self._round.phase
                 self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
 
-    def aggregate(self) -> "Aggregate | None":
-        """Carry the session under way to its end; None if the server is to stop or too many clients have failed."""
+    def mask(self) -> bool:
+        """Carry the session under way up to its last phase, which nobody hears of yet.
+
+        False if the server is to stop or too many clients have failed.
+        """
+        with self._changed:
+            assert self._secure
+            while not self._secure.last_phase:
+                if not self._phase_over():
+                    return False
+                self._secure.advance()
+                self.wake(self._secure.inbox)
+        return True
+
+    def unmask(self) -> "Aggregate | None":
+        """Have the sum of the session under way opened; None if the server is to stop or too many have failed."""
         with self._changed:
             assert self._round
             assert self._secure
-            while not self._stopping:
-                if self._round.phase is Phase.ABANDONED:
-                    return None
-                if not self._secure.over(self._round.failed):
-                    self._changed.wait(max(0.0, min(self._secure.deadline - monotonic(), 1.0)))
-                elif self._secure.last_phase:
-                    self._round.phase = Phase.COMMITTING  # nothing more is taken from here on
-                    break
-                else:
-                    self._secure.advance()
-                    self.wake(self._secure.inbox)
-            if self._stopping:
+            self._secure.begin_last_phase()
+            self._round.deadline = self._secure.last_deadline
+            self.wake(self._secure.inbox)
+            ended = self._phase_over()
+            self._opened |= self._secure.session.opened_by
+            if not ended:
                 return None
+            self._round.phase = Phase.COMMITTING  # nothing more is taken from here on
         aggregate = self._secure.finish()  # seconds of work, outside of the lock
         with self._changed:
             self._round.accepted = set(aggregate.survivors)
             self.accepted += len(aggregate.survivors)
         return aggregate
+
+    def _phase_over(self) -> bool:
+        """Wait for the end of the session's phase; False if there will be none."""
+        assert self._round
+        assert self._secure
+        while not self._stopping and self._round.phase is not Phase.ABANDONED:
+            if self._secure.over(self._round.failed):
+                return True
+            self._changed.wait(max(0.0, min(self._secure.deadline - monotonic(), 1.0)) or 0.1)
+        return False
+
+    @property
+    def encoding(self) -> "Encoding":
+        """How updates are written into the ring of the session under way."""
+        assert self._secure
+        return self._secure.session.terms.encoding
 
     def session_bytes(self) -> tuple[list[int], int]:
         """Bytes that each client has sent in the session, and bytes that were sent to all of them."""
@@ -282,6 +309,7 @@ class Hub:
         """The round is on the disk: clients may let go of their updates."""
         with self._changed:
             self._committed = round
+            self._opened.clear()
             if self._round:
                 self._round.phase = Phase.DONE
                 self.remember(round, Counted(self._round.attempt, frozenset(self.counted())))
@@ -460,10 +488,12 @@ class Hub:
             self._changed.notify_all()
             return True
 
-    def reported(self, reason: str) -> None:
+    def reported(self, k: int, reason: str) -> None:
         """A client has said why it does not take part."""
         with self._changed:
             self._reports[reason] += 1
+            if reason == "round-opened":
+                self._opened.add(k)
 
     # What operators ask
 
