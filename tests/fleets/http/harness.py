@@ -242,9 +242,10 @@ class DeviceProcess:
 
     def vouch(self, authority: ClientKey) -> None:
         """A key of its own, and the authority's voucher for it, which it pins."""
-        DeviceFiles(self.directory).prepare()
+        files = DeviceFiles(self.directory)
+        files.prepare()
         key = own_key(self.directory / "key.pem")
-        (self.directory / "voucher").write_text(voucher_text(vouch(authority.private, key.public)))
+        files.write("voucher", voucher_text(vouch(authority.private, key.public)).encode())
         self.authority = authority.public
 
     def start(self, token: str) -> None:

@@ -76,7 +76,7 @@ class Session:
     def ask(self):
         """Show every real device what is there for it in this phase."""
         for k in self.real:
-            if self.inbox[k] is None:
+            if k in self.inbox and self.inbox[k] is None:
                 self.liar.say(k, self.offer)
             elif k in self.inbox:
                 self.liar.show(k, self.offer, int(self.server.phase), self.inbox[k])
@@ -84,7 +84,8 @@ class Session:
     def phase(self, silent=()):
         """A phase as an honest server would lead it; puppets know that their own input is zero."""
         self.ask()
-        zeros = np.zeros(self.terms.encoding.length, self.terms.encoding.dtype)
+        encoding = self.terms.encoding
+        zeros = encoding.encode(np.zeros(encoding.dimension, np.float32), 1.0, {"train_loss": 0.0}).ring
         for k in sorted(self.server.awaited - set(silent)):
             if k in self.puppets:
                 self.server.receive(answer(self.puppets[k], self.inbox[k], lambda: zeros))
@@ -113,7 +114,7 @@ def test_without_an_authority_a_server_that_invents_the_peers_learns_the_update(
         devices(liar, 0)
         learned = Session(liar, [0], range(1, 5))
         decoded = learned.terms.encoding.decode(learned.sum(), 5)
-    assert decoded.weight == SIZES[0]
+    assert decoded.weight == SIZES[0] + 4
     assert np.abs(decoded.vector).max() > 0.01, "the update of client 0, all alone"
 
 
