@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
@@ -11,6 +12,12 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent / "benchmarks")]
 # A busy machine must not fail a test of a law.
 settings.register_profile("fedavg", deadline=None)
 settings.load_profile("fedavg")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """As in a worker: tests run side by side, and threads of small products would only wait for each other."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

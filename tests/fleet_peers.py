@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ HOST = "127.0.0.1"
 NUMBERS = 195
 #: Clients 0, 1 and 2 with 5, 10 and 20 examples: the server itself only ever uses the test set.
 DATA = toy_data((5, 10, 20))
+#: A selection of clients that leaves nothing out; the server takes it only with something said.
+EVERYONE = dict.fromkeys(("client", "token", "address", "newer_than_h", "older_than_h"))
 ELIGIBLE = {"charging": True, "unmetered": True, "idle": True}
 
 
@@ -228,8 +230,13 @@ class Served:
         body = None if message is None else json.dumps(message).encode()
         return self.ask(method, path, body, {"Authorization": f"Bearer {self.admin_token}"})
 
-    def new_token(self, uses: int | None = 1, client: int | None = None) -> str:
-        return self.admin("POST", "/admin/tokens", {"uses": uses, "label": "", "client": client}).json["token"]
+    def new_token(self, uses: int | None = 1, client: int | None = None, hours: float | None = None) -> str:
+        wanted = {"uses": uses, "label": "", "client": client, "hours": hours}
+        return self.admin("POST", "/admin/tokens", wanted).json["token"]
+
+    def revoke(self, **selection: object) -> list[int]:
+        """The operator takes clients back; returns which."""
+        return self.admin("POST", "/admin/clients/revoke", EVERYONE | selection).json["clients"]
 
     def status(self) -> dict:
         return self.ask("GET", "/v1/status").json
@@ -310,6 +317,15 @@ def serving_process(directory: Path, plan: Plan, *arguments: str) -> Iterator[Se
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def until(condition: Callable[[], object], what: str = "", timeout: float = 60.0) -> object:
+    """Waits for something, and gives it back."""
+    end = monotonic() + timeout
+    while not (found := condition()):
+        assert monotonic() < end, f"waited {timeout:g} s {what}"
+        sleep(0.02)
+    return found
 
 
 def _port(log: Path, process: "subprocess.Popen[bytes]") -> int:

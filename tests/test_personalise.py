@@ -11,6 +11,7 @@ from fedavg.cli import cli
 from fedavg.data import HeldOut
 from fedavg.errors import DataError, Diverged, RunDirError
 from fedavg.personalise import personalise, spread
+from fedavg.runlog.seals import unsealed
 from toys import LINE, SLOPES, TOY, line_data, line_plan, toy_data, toy_plan
 
 
@@ -115,7 +116,7 @@ def test_the_command(tmp_path):
     assert "accuracy, own model" in shown.output
     assert "too kindly" not in shown.output
     printed = json.loads(CliRunner().invoke(cli, [*ask, "--json"], catch_exceptions=False).stdout)
-    assert printed == json.loads((tmp_path / "run/personalised.json").read_text())
+    assert printed == unsealed(json.loads((tmp_path / "run/personalised.json").read_text()))
     assert printed["clients"] == 100
     assert printed["settings"] == {"epochs": 1, "batch": 10.0, "lr": 0.05, "share": 0.5}
     assert printed["metrics"]["accuracy"]["own"]["mean"] > printed["metrics"]["accuracy"]["shared"]["mean"]

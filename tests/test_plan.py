@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedavg.algorithms.fedprox import FedProx
+from fedavg.codecs.stc import SparseTernary
+from fedavg.data.partition import Shards
 from fedavg.errors import PlanError
 from fedavg.plan import PRESETS, Plan, Schedule, load_plan, make_plan
+from fedavg.server import train
+from fedavg.stages import Clip, Noise
 from toys import toy_data, toy_plan
 
 
@@ -26,8 +31,6 @@ def test_the_same_plan_from_python_strings_and_toml(tmp_path):
     rounds=st.integers(1, 10**6), seed=st.integers(0, 2**62), target=st.one_of(st.none(), st.floats(0.01, 1)),
 )  # fmt: skip
 def test_toml_says_all_of_a_plan(C, E, B, lr, rounds, seed, target):
-    import tomllib
-
     plan = Plan(C=C, E=E, B=B, lr=lr, rounds=rounds, seed=seed, target=target)
     again = make_plan(tomllib.loads(plan.to_toml()))
     assert again == plan
@@ -116,6 +119,59 @@ def test_options_that_later_versions_add_do_not_change_the_digest():
     """By hand: only what was chosen counts, sorted by name."""
     chosen = b'{"codec": "stc:0.01", "lr": 0.3}'
     assert Plan(lr=0.3, codec="stc:0.01").digest == blake2b(chosen, digest_size=8).hexdigest()
+
+
+def test_parts_as_objects_by_name_and_by_import_name_are_the_same_plan():
+    objects = Plan(algorithm=FedProx(mu=0.1), codec=SparseTernary(0.02), stages=[Clip(1.0), Noise(1.1)])
+    texts = Plan(algorithm="fedprox:0.1", codec="stc:0.02", stages="clip:1.0, noise:1.1")
+    assert objects == texts
+    assert objects.digest == texts.digest
+    assert make_plan(tomllib.loads(objects.to_toml())) == objects
+    assert Plan(partition=Shards(3), clients=10) == Plan(partition="shards:3", clients=10)
+
+
+def test_what_does_not_change_by_round_is_a_plain_number():
+    assert Plan(E=2).E == 2
+    assert Plan(E="2").E == 2
+    assert Plan(B=10).B == 10
+    assert inf == Plan(B="inf").B
+    assert Schedule(((1, 2), (5, 3))) == Plan(E=Plan(E="2,5:3").E).E
+
+
+@pytest.mark.parametrize(("option", "value"), [("partition", "iid"), ("clients", 5)])
+def test_an_option_without_effect_is_an_error(option, value):
+    message = f"{option}: got .*{value}.* with data of your own, which has its clients already; leave it out"
+    with pytest.raises(PlanError, match=message):
+        toy_plan(**{option: value})
+
+
+def test_installed_data_is_divided_already():
+    with pytest.raises(PlanError, match="partition: got 'iid' with data of your own"):
+        Plan(data="toys:toy_data", partition="iid")
+    with pytest.raises(
+        PlanError, match="clients: got 5 with data 'blobs', which has 6 clients of its own; leave it out"
+    ):
+        next(train(Plan(task="toys:TOY", data="toys:toy_data", clients=5)))
+    assert next(train(Plan(task="toys:TOY", data="toys:toy_data", clients=6, workers=1))).round == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("stages", 5, "stages: got 5; expected a list of fedavg.Stage or of texts"),
+        ("stages", [5], "stages: got 5 of type int; expected a fedavg.Stage"),
+        ("stages", [Clip], "stages: got the class Clip; expected an object: Clip"),
+        ("algorithm", Clip(1.0), "algorithm: got .*Clip.* expected a fedavg.Algorithm"),
+        ("codec", None, "codec: got None of type NoneType; expected a fedavg.Codec"),
+        ("task", 3.5, "task: got 3.5 of type float; expected a fedavg.Task"),
+        ("data", [1, 2], "data: got .* of type list; expected a fedavg.FederatedData"),
+        ("data", "object:mine", "stands for an object from Python"),
+        ("partition", 2, "partition: got 2 of type int; expected a fedavg.Partition"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(option, value, message):
+    with pytest.raises(PlanError, match=message):
+        Plan(**{option: value})
 
 
 def test_objects_are_shown_by_name():

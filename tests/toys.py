@@ -1,5 +1,7 @@
 """Small real problems that train in milliseconds."""
 
+import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +81,11 @@ def line_change(w: float, steps: int = 2, eta: float = 0.1) -> float:
             end -= eta * slope(end)
         total += n * (end - w)
     return total / sum(COUNTS)
+
+
+#: For `Popen(preexec_fn=...)`: the child heeds Ctrl-C though whoever started the tests ignores it, as shells do for
+#: what they start in the background.
+heed_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 def put(path: Path, content: bytes) -> None:

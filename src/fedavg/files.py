@@ -2,9 +2,12 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from fedavg.errors import DiskError
+from fedavg.errors import DiskError, FedAvgError
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True, private: bool = False) -> None:
@@ -25,21 +28,59 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, private: 
                 os.fsync(file.fileno())
         partial.replace(path)
         if durable:
-            _sync_directory(path.parent)
+            sync(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise DiskError(f"can not write {path}: {error.strerror}; free space or choose another directory") from error
 
 
-def _sync_directory(directory: Path) -> None:
-    """Makes the rename itself durable, where the system can."""
-    if os.name != "posix":
+def sync(path: Path) -> None:
+    """What is written to a file, or renamed and made in a folder, outlives the machine from here on."""
+    if os.name != "posix" and path.is_dir():  # only POSIX can sync a folder
         return
-    handle = os.open(directory, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(path: Path, busy: FedAvgError) -> Iterator[None]:
+    """Only one process at a time has the lock file; the system releases it when that process ends, however it ends.
+
+    A process that is forked meanwhile does not hold the lock: a worker that outlives its server keeps nobody waiting.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise busy from None
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.discard(file)
+
+
+#: Lock files that this process holds.
+_locks: set[IO[str]] = set()
+
+
+def _let_go_of_locks() -> None:
+    """In a forked process: its copies of the lock files are closed; the parent's stay, and so does the lock."""
+    for file in _locks:
+        file.close()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_of_locks)
 
 
 def user_cache() -> Path:

@@ -5,19 +5,26 @@ from them, so an option exists in one place. Strings become values here, once.
 """
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
+from importlib import import_module
 from json import dumps
 from math import inf, isfinite, isnan
 from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from fedavg import specs
 from fedavg.errors import PlanError
 from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:
+    from fedavg.algorithms import Algorithm
+    from fedavg.codecs import Codec
+    from fedavg.data.partition import Partition
+    from fedavg.metrics import Metric
+    from fedavg.stages import Stage
     from fedavg.tasks.task import Task
 
 Parser = Callable[[object], object]
@@ -87,16 +94,18 @@ def _schedule(item: Parser) -> Parser:
         first, _, value = part.rpartition(":")
         return (int(str(_integer(1)(first))) if first else 1), float(str(item(value)))
 
-    def parse(value: object) -> Schedule:
-        if isinstance(value, Schedule):
-            return value
-        steps = tuple(step(part) for part in str(value).split(","))
+    def parse(value: object) -> float | Schedule:
+        steps = value.steps if isinstance(value, Schedule) else tuple(step(part) for part in str(value).split(","))
         starts = [first for first, _ in steps]
         if starts[0] != 1 or starts != sorted(set(starts)):
             raise ValueError("rounds in rising order, the first value without one, as in '20,100:5'")
-        return Schedule(steps)
+        return _whole(steps[0][1]) if len(steps) == 1 else Schedule(steps)
 
     return parse
+
+
+def _whole(number: float) -> float:
+    return int(number) if isfinite(number) else number
 
 
 def _flag(value: object) -> bool:
@@ -120,23 +129,57 @@ def _choice(*names: str) -> Parser:
     return parse
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
-        raise ValueError("a list of texts")
-    return tuple(part.strip() for part in parts if part.strip())
-
-
 def _optional(parser: Parser) -> Parser:
     return lambda value: None if value in (None, "", "none") else parser(value)
 
 
-def _task(value: object) -> object:
-    from fedavg.tasks import TASKS, Task
+def _any_number(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = inf
+    if not isfinite(number):
+        raise ValueError("a finite number")
+    return number
 
-    if isinstance(value, Task) or value in TASKS or (isinstance(value, str) and ":" in value):
-        return value
-    raise ValueError(f"one of {', '.join(TASKS)}, 'module:name' of an installed Task, or a fedavg.Task")
+
+def _of_metric(value_of: Parser, of_accuracy: Parser | None = None) -> Parser:
+    """A number, which belongs to the metric that matters most, or 'metric=number'."""
+
+    def parse(value: object) -> object:
+        name, equals, number = str(value).rpartition("=")
+        if isinstance(value, str) and equals and (name != "accuracy" or of_accuracy is None):
+            return f"{name}={value_of(number):g}"
+        return (of_accuracy or value_of)(number if equals else value)
+
+    return parse
+
+
+def _evaluate(value: object) -> str:
+    parts = {part.strip() for part in str(value).split(",")}
+    if parts <= {"server", "clients"}:
+        return ",".join(sorted(parts, reverse=True))
+    if len(parts) > 1 or not parts <= {"auto", "none"}:
+        raise ValueError("server, clients, 'server,clients', none, or auto (the server if it has a test set)")
+    return parts.pop()
+
+
+def _part(home: str, base: str) -> Parser:
+    """A part as `specs` writes it. Its base class is imported when first needed: PyTorch comes with it."""
+    return lambda value: specs.checked(value, getattr(import_module(home), base))
+
+
+def _parts(home: str, base: str) -> Parser:
+    """Several of them: a list in Python and TOML, with commas between on the command line."""
+    one = _part(home, base)
+
+    def parse(value: object) -> tuple[object, ...]:
+        given = [text.strip() for text in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(given, list | tuple):
+            raise ValueError(f"a list of fedavg.{base} or of texts")
+        return tuple(one(item) for item in given if item != "")
+
+    return parse
 
 
 def _data(value: object) -> object:
@@ -144,24 +187,10 @@ def _data(value: object) -> object:
 
     if isinstance(value, str) and is_named(value):
         return canonical(value)
-    if isinstance(value, FederatedData) or (isinstance(value, str) and ":" in value):
-        return value
-    names = ", ".join(dataset.usage for dataset in DATASETS.values())
-    raise ValueError(f"one of {names}, 'module:name' of installed FederatedData, or FederatedData itself")
-
-
-def _algorithm(value: object) -> object:
-    from fedavg.algorithms import make_algorithm
-
-    make_algorithm(str(value))
-    return str(value)
-
-
-def _codec(value: object) -> object:
-    from fedavg.codecs import make_codec
-
-    make_codec(str(value))
-    return str(value)
+    if isinstance(value, str) and not specs.is_import(value, FederatedData) and not value.startswith("object:"):
+        names = ", ".join(dataset.usage for dataset in DATASETS.values())
+        raise ValueError(f"one of {names}, 'module:Name' of installed FederatedData, or FederatedData itself")
+    return specs.checked(value, FederatedData)  # type: ignore[type-abstract]
 
 
 def _secagg(value: object) -> object:
@@ -183,10 +212,14 @@ def option(default: Any, parse: Parser, help: str, *, flag: str = "", runtime: b
 class Plan:
     """Everything that decides the result of a run, and a few options (marked runtime) that do not."""
 
-    task: Union[str, "Task"] = option("mnist-2nn", _task, "what is learned: a task's name, or module:name of your own")
+    task: Union[str, "Task"] = option(
+        "mnist-2nn", _part("fedavg.tasks", "Task"), "what is learned: a task's name, or module:name of your own"
+    )
     data: str | FederatedData = option("mnist", _data, "the data set: its name, or module:name of your own")
-    partition: str | None = option(
-        None, _optional(_text), "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]"
+    partition: Union[str, "Partition", None] = option(
+        None,
+        _optional(_part("fedavg.data.partition", "Partition")),
+        "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]",
     )
     clients: int | None = option(None, _optional(_integer(1)), "K, the number of clients [the data set's own]")
     holdout: float = option(
@@ -194,9 +227,9 @@ class Plan:
         _number(0, 0.9),
         "share of each client's examples kept out of training, to judge models on client by client",
     )
-    algorithm: str = option(
+    algorithm: Union[str, "Algorithm"] = option(
         "fedavg",
-        _algorithm,
+        _part("fedavg.algorithms", "Algorithm"),
         "fedavg, fedprox, scaffold, fedadam, ... (docs/algorithms.md has all); settings after colons",
     )
     C: float = option(0.1, _number(0, 1), "C, the fraction of clients in a round; 0 is one client", flag="-C")
@@ -209,14 +242,38 @@ class Plan:
     lr: float = option(0.1, _number(0, inf, above=True), "eta, the learning rate of round 1")
     lr_decay: float = option(1.0, _number(0, 1, above=True), "eta is multiplied by this after each round")
     rounds: int = option(100, _integer(1), "rounds of communication at the most")
-    target: float | None = option(None, _optional(_number(0, 1, above=True)), "stop at this test accuracy")
-    eval_every: int = option(1, _integer(1), "evaluate on the test set every so many rounds, and after the last")
+    target: float | str | None = option(
+        None, _optional(_of_metric(_any_number, _number(0, 1, above=True))), "stop at this accuracy; f1=0.8: at this f1"
+    )
+    patience: int | str | None = option(
+        None,
+        _optional(_of_metric(_integer(1))),
+        "stop after so many rounds without a better accuracy (or the task's first metric); loss=20: a better loss",
+    )
+    metrics: Sequence[Union[str, "Metric"]] = option(
+        (), _parts("fedavg.metrics", "Metric"), "metrics beside the task's own: f1:10,topk:5 (docs/metrics.md)"
+    )
+    evaluate: str = option(
+        "auto", _evaluate, "who judges the model: server (its test set), clients (what they hold out), server,clients"
+    )
+    eval_clients: int | None = option(
+        None, _optional(_integer(1)), "clients that judge the model each time, drawn by the seed [all]"
+    )
+    eval_every: int = option(1, _integer(1), "evaluate every so many rounds, and after the last")
     eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
     seed: int = option(0, _integer(0), "every random draw of the run follows from it")
-    codec: str = option("float32", _codec, "how updates are encoded: float32, stc:0.01, entropy:quantise:4, ...")
-    downlink: str = option("float32", _codec, "how the server's change is encoded; float32 sends the whole model")
+    codec: Union[str, "Codec"] = option(
+        "float32",
+        _part("fedavg.codecs", "Codec"),
+        "how updates are encoded: float32, stc:0.01, entropy:quantise:4, ...",
+    )
+    downlink: Union[str, "Codec"] = option(
+        "float32", _part("fedavg.codecs", "Codec"), "how the server's change is encoded; float32 sends the whole model"
+    )
     secagg: str = option("none", _secagg, "secure aggregation: none, complete:CLIP:CAP or sparse:CLIP:CAP")
-    stages: tuple[str, ...] = option((), _texts, "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1")
+    stages: Sequence[Union[str, "Stage"]] = option(
+        (), _parts("fedavg.stages", "Stage"), "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1"
+    )
     sampling: str = option(
         "fixed", _choice("fixed", "poisson"), "cohorts of a fixed size, or poisson: every client by its own coin"
     )
@@ -253,6 +310,23 @@ class Plan:
                 object.__setattr__(self, spec.name, spec.metadata["parse"](value))
             except ValueError as error:
                 raise PlanError(f"{spec.name}: got {_shown(value)}; expected {error}") from None
+        self._check_data()
+
+    def _check_data(self) -> None:
+        """Data of a user's own is divided among clients already: an option that would do nothing is an error.
+
+        (A server has `clients` of installed data too: as many devices are to come.)
+        """
+        from fedavg.data import is_named
+
+        own = not (isinstance(self.data, str) and is_named(self.data))
+        without_effect = {"partition": own, "clients": own and not isinstance(self.data, str)}
+        for name in (name for name, ignored in without_effect.items() if ignored):
+            if (value := getattr(self, name)) is not None:
+                raise PlanError(
+                    f"{name}: got {_shown(value)} with data of your own, which has its clients already; leave it out, "
+                    f"or divide the examples where the data is made, as fedavg.from_dataset(..., {name}=...) does"
+                )
 
     def work(self, round: int) -> Work:
         """What clients do in round t = 1, 2, ..."""
@@ -260,14 +334,20 @@ class Plan:
         return Work(round, int(E.at(round)), B.at(round), self.lr * self.lr_decay ** (round - 1))
 
     def schedule(self, name: str) -> Schedule:
+        """An option that may change by round, as a schedule."""
         value = getattr(self, name)
-        assert isinstance(value, Schedule), "made so by __post_init__"
-        return value
+        return value if isinstance(value, Schedule) else Schedule(((1, value),))
 
     def to_dict(self, *, runtime: bool = True) -> dict[str, object]:
         """The plan as plain values; an object given from Python is shown by its name."""
         chosen = [spec.name for spec in fields(self) if runtime or not spec.metadata["runtime"]]
         return {name: _plain(getattr(self, name)) for name in chosen}
+
+    def objects(self) -> list[tuple[str, object]]:
+        """The parts that have no text form, by the name of their option: a file can not hold them."""
+        values = [(spec.name, getattr(self, spec.name)) for spec in fields(self)]
+        flat = [(name, item) for name, value in values for item in (value if isinstance(value, tuple) else (value,))]
+        return [(name, item) for name, item in flat if isinstance(item, specs.Pluggable)]
 
     def to_toml(self) -> str:
         rows = [
@@ -340,14 +420,12 @@ def _shown(value: object) -> str:
 
 def _plain(value: object) -> object:
     if isinstance(value, Schedule):
-        only = value.steps[0][1]
-        whole = int(only) if isfinite(only) else only
-        return whole if len(value.steps) == 1 else str(value)
+        return str(value)
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(item) for item in value]
     if isinstance(value, str | int | float | None):
         return value
-    return f"object:{value.name}"  # type: ignore[attr-defined]
+    return f"object:{getattr(value, 'name', type(value).__name__)}"
 
 
 def _toml(value: object) -> str:

@@ -1,65 +1,242 @@
 """What clients keep between rounds: residuals of a codec, control variates of an algorithm.
 
-In deployment it lies on the device; in simulation under the run directory, one file per client and version, so that
-half a million clients cost nothing until they are picked. A version is named by the round that made it: a run that goes
-back to an earlier checkpoint finds the versions of that time.
+In deployment it lies on the device; in simulation under the run directory. It is kept in a few append-only files, so
+that a hundred thousand clients are no more files than ten, and half a million cost nothing until they are picked. Each
+process that writes has files of its own. A version is named by the round that made it: `mark` notes how far the files
+reached after a round, and `rewind` brings all clients back to there, byte for byte.
 """
 
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedavg.errors import RunDirError
-from fedavg.files import write_atomically
+from fedavg.errors import DiskError
+from fedavg.files import sync
+from fedavg.segments import WITHDRAWN, Damaged, Place, Writer, read, read_whole, scan, segment_path, segments
 
-#: Clients whose files share a folder.
-FOLDER: Final = 256
+#: A file that has grown so large is followed by another; only such files are ever tidied.
+SEGMENT_BYTES: Final = 64 << 20
+#: Versions of a client that are remembered: the last, and those that it may have to go back to.
+VERSIONS: Final = 3
+
+#: How far each file counts, by its name: what `mark` gives and `rewind` takes.
+Mark = Mapping[str, int]
 
 
 class ClientStates:
-    """Small named tensors by client and round, under one directory; workers may use it side by side."""
+    """Small named tensors by client and round, under one directory; forked processes may use it side by side."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, durable: bool = False, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """`durable`: what was saved outlives the machine's death at once; else only what a `mark` covers does."""
         self._root = root
+        self._durable = durable
+        self._segment_bytes = segment_bytes
+        self._versions: dict[int, list[Place]] = {}
+        #: How far each file has been read, and where in it the last rounds end.
+        self._read: dict[int, int] = {}
+        self._ends: dict[int, dict[int, int]] = {}
+        self._seen_for = -1
+        self._writer: Writer | None = None
+        self._owner = os.getpid()
+        #: What was taken back, until it is saved again.
+        self._withdrawn: dict[tuple[int, int], Place] = {}
+        #: Bytes there were when it was last tidied, files that are known to have no writer, and those to be dropped.
+        self._tidied_bytes = 0
+        self._closed: set[int] = set()
+        self._outdated: set[int] = set()
+        self._synced: dict[int, int] = {}
+        if root.is_dir():
+            self._refresh()
+            self._closed = set(self._read)
 
     def load(self, k: int, before: int) -> dict[str, Tensor]:
         """What client k kept in its last round before this one; empty if there was none."""
-        earlier = [round for round in self._versions(k) if round < before]
+        if before != self._seen_for:  # versions of earlier rounds are all there when a round begins
+            self._refresh()
+            self._seen_for = before
+        earlier = [place for place in self._versions.get(k, ()) if place.round < before]
         if not earlier:
             return {}
-        path = self._path(k, max(earlier))
-        try:
-            return load(path.read_bytes())
-        except (SafetensorError, OSError) as error:
-            raise RunDirError(f"{path} can not be read: {error}; expected what client {k} kept") from None
+        return load(read(self._path(earlier[-1].segment), earlier[-1]))
 
     def save(self, k: int, round: int, state: dict[str, Tensor]) -> None:
-        """Keep a version, and drop those that no checkpoint can need any more."""
-        path = self._path(k, round)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save(state), durable=False)
-        settled = self._settled()
-        for old in sorted(version for version in self._versions(k) if version <= settled)[:-1]:
-            self.discard(k, old)
+        """Keep a version; another of the same round takes its place."""
+        self._append(k, round, save(state))
 
     def discard(self, k: int, round: int) -> None:
         """Forget a version: its round did not count."""
-        self._path(k, round).unlink(missing_ok=True)
+        if any(place.round == round for place in self._versions.get(k, ())):
+            self._append(k, round, b"", WITHDRAWN)
+
+    def mark(self, round: int) -> dict[str, int]:
+        """Makes all versions up to a round durable, and says how far the files reach with them."""
+        if not self._root.is_dir():
+            return {}
+        self._refresh()
+        reached = {segment: self._end_of(segment, round) for segment in self._read if segment not in self._outdated}
+        grown = [segment for segment, end in reached.items() if end > self._synced.get(segment, 0)]
+        for segment in grown:
+            sync(self._path(segment))
+        if grown:
+            sync(self._root)
+            sync(self._root.parent)
+        self._synced = reached
+        return {self._path(segment).name: end for segment, end in reached.items() if end}
+
+    @staticmethod
+    def verify(root: Path, mark: Mark) -> None:
+        """Refuses files that have lost or altered any byte of a mark."""
+        for name, end in mark.items():
+            path, reached = root / name, 0
+            if path.is_file():
+                for place in scan(path, 0, 0, payloads=True, end=end):
+                    reached = place.end
+            if reached != end:
+                raise Damaged(f"{path} has {reached} whole bytes of what clients kept; expected {end}")
+
+    @staticmethod
+    def rewind(root: Path, mark: Mark) -> None:
+        """All clients as they were at a mark; what came after it is gone. For files that nobody uses yet."""
+        if not root.is_dir():
+            return
+        for path in (segment_path(root, segment) for segment in segments(root)):
+            if path.name not in mark:
+                path.unlink()
+            elif path.stat().st_size > mark[path.name]:
+                os.truncate(path, mark[path.name])
+                sync(path)
+        sync(root)
+
+    def tidy(self, round: int) -> None:
+        """Copies what is needed after a round out of files that are mostly outdated.
+
+        Later marks do without those files. They stay until `drop_outdated`, since an earlier mark may need them.
+        """
+        if not self._root.is_dir():
+            return
+        self._refresh()
+        total = sum(self._read.values())
+        if total < self._tidied_bytes + self._segment_bytes:
+            return
+        live: dict[int, list[Place]] = {}
+        for place in self._needed_after(round):
+            live.setdefault(place.segment, []).append(place)
+        outdated = {segment for segment in self._read if self._mostly_outdated(segment, live.get(segment, []))}
+        places = [place for segment in outdated for place in live.get(segment, [])]
+        self._copy(sorted(places, key=lambda place: place.round))
+        self._outdated |= outdated
+        self._tidied_bytes = sum(self._read[segment] for segment in self._read if segment not in self._outdated)
+
+    def drop_outdated(self, marks: Iterable[Mark] = ()) -> None:
+        """Deletes the files that are outdated and in none of the marks."""
+        needed = {name for mark in marks for name in mark}
+        for segment in [segment for segment in self._outdated if self._path(segment).name not in needed]:
+            self._path(segment).unlink(missing_ok=True)
+            self._outdated.discard(segment)
 
     def settle(self, round: int) -> None:
-        """The run can no longer go back beyond this round."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._root / "settled", str(round).encode())
+        """Nobody can go back beyond this round any more, so what is outdated by then can go."""
+        self.tidy(round)
+        self.drop_outdated()
 
-    def _settled(self) -> int:
-        path = self._root / "settled"
-        return int(path.read_text()) if path.exists() else 0
+    def _needed_after(self, round: int) -> Iterator[Place]:
+        for versions in self._versions.values():
+            upto = [place for place in versions if place.round <= round]
+            yield from upto[-1:]
+            yield from (place for place in versions if place.round > round)
+        yield from self._withdrawn.values()
 
-    def _path(self, k: int, round: int) -> Path:
-        return self._root / str(k // FOLDER) / f"{k}.{round}.safetensors"
+    # ------------------------------------------------------------------ files
 
-    def _versions(self, k: int) -> list[int]:
-        return [int(path.name.split(".")[1]) for path in self._path(k, 0).parent.glob(f"{k}.*.safetensors")]
+    def _path(self, segment: int) -> Path:
+        return segment_path(self._root, segment)
+
+    def _append(self, k: int, round: int, payload: bytes, flags: int = 0) -> None:
+        try:
+            place = self._live_writer().append(k, round, payload, flags)
+            if self._durable:
+                self._live_writer().sync()
+        except OSError as error:
+            raise DiskError(f"can not write to {self._root}: {error.strerror}; free space, then resume") from error
+        self._know(place)
+        self._read[place.segment] = place.end
+
+    def _live_writer(self) -> Writer:
+        """A file of this very process: one that was forked begins its own."""
+        if self._owner != os.getpid():
+            self._owner, self._writer = os.getpid(), None
+        if self._writer and self._writer.size >= self._segment_bytes:
+            self._closed.add(self._writer.segment)
+            self._writer.close()
+            self._writer = None
+        if self._writer is None:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._writer = Writer(self._root)
+            if self._durable:
+                sync(self._root)
+        return self._writer
+
+    def _refresh(self) -> None:
+        """Learns of what other processes have written since."""
+        if not self._root.is_dir():
+            return
+        there = segments(self._root)
+        for segment in there:
+            with suppress(FileNotFoundError):  # just dropped
+                for place in scan(self._path(segment), segment, self._read.setdefault(segment, 0), payloads=False):
+                    self._know(place)
+                    self._read[segment] = place.end
+        for gone in set(self._read) - set(there):
+            del self._read[gone]
+            self._ends.pop(gone, None)
+
+    def _know(self, place: Place) -> None:
+        ends = self._ends.setdefault(place.segment, {})
+        ends[place.round] = place.end
+        if len(ends) > VERSIONS:
+            del ends[next(iter(ends))]
+        key = (place.client, place.round)
+        if place.withdrawn:
+            self._withdrawn[key] = place
+        else:
+            self._withdrawn.pop(key, None)
+        versions = [known for known in self._versions.get(place.client, ()) if known.round != place.round]
+        if not place.withdrawn:
+            versions.append(place)
+            versions.sort(key=lambda known: known.round)
+        self._versions[place.client] = versions[-VERSIONS:]
+
+    def _end_of(self, segment: int, round: int) -> int:
+        """Where the versions up to a round end; those of a later one, which was not finished, follow."""
+        later = [number for number in self._ends.get(segment, {}) if number > round]
+        if not later:
+            return self._read[segment]
+        earlier = [end for number, end in self._ends[segment].items() if number <= round]
+        return max(earlier, default=0)
+
+    def _mostly_outdated(self, segment: int, live: list[Place]) -> bool:
+        if segment in self._outdated:
+            return False
+        full = self._read[segment] >= self._segment_bytes
+        return (full or segment in self._closed) and 2 * sum(place.bytes for place in live) < self._read[segment]
+
+    def _copy(self, places: list[Place]) -> None:
+        if not places:
+            return
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            writer = Writer(self._root)
+            for place in places:
+                copy = writer.append_whole(place, read_whole(self._path(place.segment), place))
+                self._know(copy)
+            self._read[writer.segment] = writer.size
+            self._closed.add(writer.segment)
+            writer.sync()
+            writer.close()
+        except OSError as error:
+            raise DiskError(f"can not write to {self._root}: {error.strerror}; free space, then resume") from error

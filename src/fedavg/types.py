@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedavg.specs import Pluggable
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     import numpy as np
     from torch import Tensor
 
 #: The set that weights are judged on.
-Split = Literal["test", "train"]
+Split = Literal["test", "train", "held"]
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,16 @@ class Examples:
         return len(self.y)
 
 
-class FederatedData(ABC):
+class FederatedData(Pluggable, ABC):
     """Examples by client, loaded lazily, plus a test set. Immutable and safe to read from forked processes."""
 
+    kind = "data"
     name: str
+
+    @classmethod
+    def registry(cls) -> Mapping[str, Any]:
+        """Nothing here: the named data sets (`fedavg.data.DATASETS`) are loaded with a partition."""
+        return {}
 
     @property
     @abstractmethod
@@ -41,9 +49,18 @@ class FederatedData(ABC):
         """The n_k training examples of client k."""
 
     @property
-    @abstractmethod
-    def test(self) -> Examples:
-        """The examples that the shared model is judged on."""
+    def test(self) -> Examples | None:
+        """The examples that the server judges the shared model on; None where it has none."""
+        return None
+
+    @property
+    def held_sizes(self) -> np.ndarray:
+        """How many examples each client holds out of training to judge models on, shape (K,), int64."""
+        return self.sizes * 0
+
+    def held(self, k: int) -> Examples:
+        """What client k holds out."""
+        raise NotImplementedError(f"{self.name} holds nothing out")
 
     @property
     @abstractmethod

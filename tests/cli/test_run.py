@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from toys import heed_ctrl_c
+
 FAST = ["mnist-2nn", "--rounds", "3", "-C", "0.03", "--lr", "0.1", "--no-plot"]
 
 
@@ -17,13 +19,26 @@ def fedavg(*words, cwd=None):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
-def test_help_is_quick_and_names_the_commands():
-    began = time.monotonic()
+def test_help_names_the_commands():
     result = fedavg("--help")
-    assert time.monotonic() - began < 1.0, "help must not wait for PyTorch"
     assert result.returncode == 0
     for command in ("run", "resume", "data", "bench"):
         assert command in result.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["paper", "--help"], ["data", "--help"]])
+def test_help_does_not_wait_for_pytorch(words):
+    program = f"""
+import sys
+from fedavg.cli import cli
+try:
+    cli({words})
+finally:
+    assert "torch" not in sys.modules
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    assert "Usage: " in shown.stdout
 
 
 def test_every_option_of_the_plan_has_a_flag_with_help():
@@ -155,7 +170,7 @@ def start(tmp_path, *words):
     options = ["-C", "0.05", "--rounds", "40", "--set", "checkpoint_s=0.1", "--no-plot"]
     program = "from fedavg.cli import main; main()"
     command = [sys.executable, "-c", program, "run", "mnist-2nn", *options, "--run-dir", str(tmp_path / "run"), *words]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_ctrl_c)
 
 
 def wait_for_rounds(tmp_path, count):

@@ -85,7 +85,7 @@ def test_a_torch_dataset_is_partitioned() -> None:
     assert len(data.test) == 40
     again = from_dataset(dataset, "shards:1", 4, test=dataset)
     assert again.fingerprint == data.fingerprint
-    with pytest.raises(PlanError, match="unknown partition"):
+    with pytest.raises(PlanError, match="partition: got .fair.; expected one of iid"):
         from_dataset(dataset, "fair", 4)
 
 

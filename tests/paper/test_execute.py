@@ -16,6 +16,7 @@ from fedavg.paper.execute import Campaign, Goal, Need, Outlay, check_report
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, needs, result_of, running_keys
 from fedavg.paper.records import ABANDONED, CAP, DIVERGED, INTERRUPTED, TARGET, Records
 from fedavg.runlog.curves import rounds_to_target
+from toys import heed_ctrl_c
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +119,9 @@ def wait_until(condition, seconds=60):
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_search_loses_nothing(tmp_path, sign):
-    session = subprocess.Popen([sys.executable, "-c", SESSION, str(tmp_path)], stderr=subprocess.DEVNULL)
+    session = subprocess.Popen(
+        [sys.executable, "-c", SESSION, str(tmp_path)], stderr=subprocess.DEVNULL, preexec_fn=heed_ctrl_c
+    )
     runs = tmp_path / "runs"
     wait_until(lambda: sum(p.read_bytes().count(b"\n") > 20 for p in runs.glob("*/metrics.jsonl")) == 2)
     assert result_of(SLOW, Records(tmp_path / "records"), running_keys(runs)).status == RUNNING

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedavg import Sum, Update, Work, train
 from fedavg.errors import PlanError
 from fedavg.setup import resolve
-from fedavg.stages import parse_stage
+from fedavg.stages import make_stage
 from fedavg.stages.clip import NORM, Clip, shortened
 from toys import toy_plan
 
@@ -44,7 +44,7 @@ def test_the_sum_is_left_alone():
 @pytest.mark.parametrize("text", ["clip", "clip:", "clip:far", "clip:0", "clip:-1", "clip:nan", "clip:inf", "shrink:1"])
 def test_a_bad_stage_is_refused(text):
     with pytest.raises(PlanError, match="expected"):
-        parse_stage(text)
+        make_stage(text)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_bad_stage_is_refused(text):
 )
 def test_bad_settings_are_refused(text):
     with pytest.raises(PlanError, match="clip: .*expected"):
-        parse_stage(text)
+        make_stage(text)
 
 
 def bound_clip(*stages, **changes):

@@ -5,7 +5,7 @@ import torch
 from fedavg import Sum, Update, Work, train
 from fedavg.errors import Diverged, PlanError
 from fedavg.setup import resolve
-from fedavg.stages import parse_stage
+from fedavg.stages import make_stage
 from toys import toy_plan
 
 WORK = Work(round=1, epochs=1, batch=10, lr=0.1)
@@ -122,4 +122,4 @@ def test_the_model_moves_by_the_noise_over_the_denominator():
                                   "noise:1:bits=23", "noise:1:bits=-1", "noise:1:clip=3"])  # fmt: skip
 def test_bad_settings_are_refused(text):
     with pytest.raises(PlanError, match="expected"):
-        parse_stage(text)
+        make_stage(text)

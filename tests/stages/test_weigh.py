@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fedavg import Sum, Update, Work, train
 from fedavg.errors import PlanError
 from fedavg.setup import resolve
-from fedavg.stages import parse_stage
+from fedavg.stages import make_stage
 from toys import toy_plan
 
 RNG = np.random.default_rng(0)
@@ -17,7 +17,7 @@ WORK = Work(round=1, epochs=1, batch=10, lr=0.1)
 @pytest.mark.parametrize(("text", "n", "weight"), [("weigh", 7, 1), ("weigh:equal", 7, 1), ("weigh:cap=10", 7, 0.7),
                                                    ("weigh:10", 20, 1)])  # fmt: skip
 def test_weights_by_hand(text, n, weight):
-    assert parse_stage(text).on_client(Update(torch.zeros(1), n), WORK, RNG).weight == weight
+    assert make_stage(text).on_client(Update(torch.zeros(1), n), WORK, RNG).weight == weight
 
 
 def test_the_denominator_by_hand():
@@ -35,7 +35,7 @@ def test_the_total_may_be_told():
 
 @given(st.floats(0.01, 1e6), st.floats(0.01, 1e6))
 def test_no_client_counts_for_more_than_one(cap, n):
-    stage = parse_stage(f"weigh:cap={cap}")
+    stage = make_stage(f"weigh:cap={cap}")
     assert 0 < stage.on_client(Update(torch.zeros(1), n), WORK, RNG).weight <= 1
     assert stage.on_arrival(Update(torch.zeros(1), n), WORK).weight <= 1
 
@@ -58,4 +58,4 @@ def test_equal_weights_are_the_plain_mean():
 @pytest.mark.parametrize("text", ["weigh:0", "weigh:-1", "weigh:inf", "weigh:nan", "weigh:much", "weigh:1:total=-1"])
 def test_a_bad_cap_is_refused(text):
     with pytest.raises(PlanError, match="weigh: got .*expected 'weigh:equal'"):
-        parse_stage(text)
+        make_stage(text)

@@ -15,15 +15,6 @@ from fedavg.tasks import lstm, lstm_native
 from fedavg.tasks.lstm import PeepholeLSTM
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in a worker. A forked process has none of its parent's threads: more than one would wait for ever."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def reference(layer: PeepholeLSTM, x: Tensor, starts: Tensor | None = None) -> Tensor:
     """The equations of the cell, one step at a time, by plain autograd; from zero where a sequence starts."""
     w_ci, w_cf, w_co = layer.peephole

@@ -12,7 +12,7 @@ from fedavg.algorithms.fedsgd import FedSGD
 from fedavg.algorithms.oneshot import OneShot
 from fedavg.algorithms.scaffold import Scaffold
 from fedavg.algorithms.sgd import SGD
-from fedavg.specs import parse_spec
+from fedavg.specs import make
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
@@ -31,9 +31,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 
-def make_algorithm(text: str) -> Algorithm:
-    """An algorithm as a plan writes it: its name, and its settings after colons."""
-    return parse_spec(text, ALGORITHMS, "algorithm")
+def make_algorithm(value: str | Algorithm) -> Algorithm:
+    """An algorithm as a plan has it: the object, or its name with settings after colons."""
+    return make(value, Algorithm)  # type: ignore[type-abstract]
 
 
 __all__ = ["ALGORITHMS", "Algorithm", "make_algorithm"]

@@ -1,12 +1,13 @@
 """`Algorithm`: both halves of a federated algorithm, in one file each. Knows nothing of processes or networks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
+from fedavg.specs import Pluggable
 from fedavg.types import Part, State, Sum, Update, Work
 
 if TYPE_CHECKING:
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
 
 
-class Algorithm(ABC):
+class Algorithm(Pluggable, ABC):
+    """Both halves of a federated algorithm. A subclass is a frozen dataclass; its fields are its settings."""
+
+    kind = "algorithm"
     name: str
     #: A baseline that is not federated asks for all data in the hands of one client.
     pools_data: bool = False
@@ -27,6 +31,12 @@ class Algorithm(ABC):
     #: How many vectors of the model's size P the server shares, and a client sends back, end to end in one.
     vectors_down: int = 1
     vectors_up: int = 1
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Algorithm"]]:
+        from fedavg.algorithms import ALGORITHMS
+
+        return ALGORITHMS
 
     def initial(self, weights: Tensor) -> State:
         """The server's state before round 1."""

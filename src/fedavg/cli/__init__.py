@@ -7,7 +7,8 @@ import click
 from fedavg.cli.authority import authority
 from fedavg.cli.bench import bench
 from fedavg.cli.data import data
-from fedavg.cli.fleet import certs, fleet_demo, join, serve, status, token
+from fedavg.cli.fleet import certs, fleet_demo, join, serve
+from fedavg.cli.operate import approve, revoke, status, token
 from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
@@ -22,7 +23,8 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, personalise, serve, join, status, token, certs, authority, fleet_demo, privacy, paper, data, bench,
+    run, resume, personalise, serve, join, status, token, approve, revoke, certs, authority, fleet_demo, privacy,
+    paper, data, bench,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -23,7 +23,7 @@ def demonstrate(plan: Plan, run_dir: Path | None, say: Callable[[str], None]) ->
             f"the demonstration: got task '{plan.task}', data '{plan.data}', clients {plan.clients}; expected "
             "mnist-2nn, mnist and a number of clients. For others use 'fedavg serve' and 'fedavg join'"
         )
-    clients, partition = plan.clients, plan.partition or "iid"
+    clients, partition = plan.clients, str(plan.partition or "iid")
     directory = run_dir or Path("runs") / f"fleet-demo-{datetime.now():%Y%m%d-%H%M%S}"
     made = make_certificates(directory / "certificates", ["127.0.0.1", "localhost"])
     tls = server_context(made.server.certificate, made.server.key)
@@ -39,7 +39,8 @@ def demonstrate(plan: Plan, run_dir: Path | None, say: Callable[[str], None]) ->
                 accuracy = f"{event.test['accuracy']:.4f}" if event.test else "-"
                 say(f"round {event.round}/{plan.rounds}  {event.clients} clients  accuracy {accuracy}")
 
-        fleet = serve(plan, Options(Address("127.0.0.1", 0), directory, tls=tls), watch, start_clients)
+        options = Options(Address("127.0.0.1", 0), directory, tls=tls, minimum=clients)  # all, as in the simulation
+        fleet = serve(plan, options, watch, start_clients)
     say("the same plan in simulation")
     simulated = run(plan)
     return {

@@ -1,4 +1,4 @@
-"""The real fleet from the command line: serve, join, status, certs, token and a demonstration of all of it."""
+"""The real fleet from the command line: serve, join, certs and a demonstration of all of it."""
 
 import json
 from pathlib import Path
@@ -6,26 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedavg.cli.operate import FILE, as_json_option, check_url, needs_server_extra
 from fedavg.cli.run import plan_options, plan_settings, setting
-from fedavg.errors import FedAvgError, FleetError, PlanError
+from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
     from fedavg.types import Examples
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-_file = click.Path(path_type=Path, exists=True, dir_okay=False)
-
-
-def needs_server_extra() -> None:
-    """The fleet needs packages that a simulation does not."""
-    try:
-        import cryptography  # noqa: F401
-        import httpx2  # noqa: F401
-        import sqlalchemy  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise FedAvgError(f"the fleet needs {error.name}; install it with: pip install 'fedavg[server]'") from None
 
 
 def address(text: str, what: str) -> tuple[str, int]:
@@ -40,15 +26,15 @@ def address(text: str, what: str) -> tuple[str, int]:
 @plan_options
 @plan_settings
 @click.option("--listen", default="127.0.0.1:8443", metavar="HOST:PORT", help="Where clients connect [127.0.0.1:8443].")
-@click.option("--cert", type=_file, help="The server's certificate, PEM ('fedavg certs' makes one for trying out).")
-@click.option("--key", type=_file, help="Its private key, PEM.")
-@click.option("--client-ca", type=_file, help="Only clients with a certificate of this authority may connect (mTLS).")
+@click.option("--cert", type=FILE, help="The server's certificate, PEM ('fedavg certs' makes one for trying out).")
+@click.option("--key", type=FILE, help="Its private key, PEM.")
+@click.option("--client-ca", type=FILE, help="Only clients with a certificate of this authority may connect (mTLS).")
 @click.option("--insecure", is_flag=True, help="Plain HTTP; on loopback only.")
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs/fleet"), show_default=True,
               help="Tokens, metrics, the model, and the database unless --db is given.")  # fmt: skip
 @click.option("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or an SQLite file [RUN-DIR/fleet.db].")
 @click.option("--admin-listen", metavar="HOST:PORT", help="The operator's endpoints on an address of their own.")
-@click.option("--min-clients", type=click.IntRange(1), help="Clients to wait for before a round [the plan's clients].")
+@click.option("--min-clients", type=click.IntRange(1), help="Clients to wait for before a round [a cohort].")
 @click.option("--deadline", type=float, default=600.0, show_default=True, help="Seconds that a round may take.")
 @click.option("--over-selection", type=float, default=1.0, show_default=True,
               help="Invite so many times the clients needed; the first to answer count.")  # fmt: skip
@@ -56,12 +42,18 @@ def address(text: str, what: str) -> tuple[str, int]:
               help="The share of wanted updates that a round needs at its deadline.")  # fmt: skip
 @click.option("--max-weight", type=float, default=1e6, show_default=True, help="The largest n_k that is believed.")
 @click.option("--norm-bound", type=float, help="Refuse updates with a larger L2 norm.")
-@click.option("--authority", type=_file, metavar="AUTHORITY.PUB",
+@click.option("--authority", type=FILE, metavar="AUTHORITY.PUB",
               help="The public key of the authority that vouches for devices; signed sessions need it.")  # fmt: skip
 @click.option("--anonymous", is_flag=True, help="Updates come with single-use tokens, not with names.")
+@click.option("--approval", is_flag=True, help="New clients wait until 'fedavg approve' lets them in.")
+@click.option(
+    "--join-uses", type=click.IntRange(1), help="Clients that the first join token is for [the plan's clients]."
+)
+@click.option("--join-hours", type=click.FloatRange(0, min_open=True), default=168.0, show_default=True,
+              help="Hours that the first join token is good for.")  # fmt: skip
 @click.option("--linger", type=float, default=30.0, show_default=True,
               help="Seconds to stay after the last round until all clients know.")  # fmt: skip
-@_json
+@as_json_option
 def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train by a plan on devices that join over the network. Started again with the same --run-dir, it goes on.
 
@@ -107,9 +99,11 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
                 tls=tls,
                 admin=Address(*address(admin, "--admin-listen")) if admin else None,
                 rules=Rules(options["deadline"], options["over_selection"], options["quorum"]),
-                guards=Guards(options["max_weight"], options["norm_bound"], options["anonymous"]),
+                guards=Guards(options["max_weight"], options["norm_bound"], options["anonymous"], options["approval"]),
                 minimum=options["min_clients"],
                 authority=load_public(options["authority"]) if options["authority"] else None,
+                join_uses=options["join_uses"],
+                join_hours=options["join_hours"],
                 linger_s=options["linger"],
             ),
             ready=ready,
@@ -144,24 +138,26 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
 @click.option(
     "--task", default="mnist-2nn", show_default=True, help="The task to train: installed code, never the server's."
 )
-@click.option("--token-file", type=_file, help="A file with the join token; needed the first time.")
+@click.option("--allow", multiple=True, metavar="PACKAGE",
+              help="A package whose parts (algorithm, codec) the plan may name; may be repeated [none].")  # fmt: skip
+@click.option("--token-file", type=FILE, help="A file with the join token; needed the first time.")
 @click.option("--state", type=click.Path(path_type=Path), default=Path("device"), show_default=True,
               help="Where this device keeps its key, its number and its last update.")  # fmt: skip
 @click.option("--name", default="", help="A name for the operator to see.")
 @click.option("--client", type=click.IntRange(0), help="The client number to ask for [any].")
-@click.option("--ca", type=_file, help="The authority of the server's certificate, if it is not a public one.")
-@click.option("--cert", type=_file, help="This device's certificate, if the server asks for one (mTLS).")
-@click.option("--key", type=_file, help="Its private key.")
+@click.option("--ca", type=FILE, help="The authority of the server's certificate, if it is not a public one.")
+@click.option("--cert", type=FILE, help="This device's certificate, if the server asks for one (mTLS).")
+@click.option("--key", type=FILE, help="Its private key.")
 @click.option("--insecure", is_flag=True, help="Plain HTTP; on loopback only.")
 @click.option("--charging", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True)
 @click.option("--unmetered", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True)
 @click.option("--idle", type=click.Choice(["auto", "yes", "no"]), default="yes", show_default=True,
               help="Work only while these hold; auto looks at the machine.")  # fmt: skip
-@click.option("--authority", type=_file, metavar="AUTHORITY.PUB",
+@click.option("--authority", type=FILE, metavar="AUTHORITY.PUB",
               help="The public key of the fleet's authority: work only with devices that it vouches for.")  # fmt: skip
 @click.option("--authority-url", metavar="URL", help="Ask the authority here for this device's voucher.")
-@click.option("--authority-token-file", type=_file, help="The authority's token, for --authority-url.")
-@click.option("--authority-ca", type=_file, help="The authority of that address's certificate, if not a public one.")
+@click.option("--authority-token-file", type=FILE, help="The authority's token, for --authority-url.")
+@click.option("--authority-ca", type=FILE, help="The authority of that address's certificate, if not a public one.")
 @click.option("--require-secagg", is_flag=True, help="Decline plans without secure aggregation.")
 @click.option("--min-cohort", type=click.IntRange(2), metavar="N",
               help="Be part of no sum of fewer clients; needs --require-secagg.")  # fmt: skip
@@ -207,20 +203,10 @@ def join(url: str, **options: Any) -> None:
             options["max_rounds_per_day"],
         ),
         vouched=identity_source(options),
+        allowed=options["allow"],
     )
     last = device.run()
     click.echo(f"the run is over after round {last}", err=True)
-
-
-def check_url(url: str, insecure: bool) -> None:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise FleetError(f"got '{url}'; expected the address of a server, as in https://server.example:8443")
-    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    if parts.scheme == "http" and not (insecure and loopback):
-        raise FleetError(f"got '{url}'; expected https. Plain HTTP is for loopback only, with --insecure")
 
 
 def _own_examples(options: dict[str, Any]) -> "Examples":
@@ -233,83 +219,6 @@ def _own_examples(options: dict[str, Any]) -> "Examples":
     if not slash or not k.isdecimal() or not n.isdecimal() or int(k) >= int(n):
         raise PlanError(f"--share: got '{options['share']}'; expected K/N with K from 0 to N-1, as in 3/8")
     return load(options["data"], options["partition"], int(n), options["seed"], options["data_dir"]).client(int(k))
-
-
-@click.command()
-@click.argument("url")
-@click.option("--ca", type=_file, help="The authority of the server's certificate, if it is not a public one.")
-@click.option("--admin-token-file", type=_file, help="The operator's token, to see more.")
-@_json
-def status(url: str, ca: Path | None, admin_token_file: Path | None, as_json: bool) -> None:
-    """Where the run of the server at URL is."""
-    needs_server_extra()
-    answer = _ask_server(url, ca, "GET", "/admin/status" if admin_token_file else "/v1/status", admin_token_file)
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-        return
-    current = answer["round"]
-    click.echo(f"committed rounds  {answer['committed']}{' (the run is over)' if answer['done'] else ''}")
-    click.echo(f"clients           {answer['present']} there now, {answer['clients']} enrolled")
-    if current:
-        click.echo(
-            f"round {current['round']:<11} {current['phase']}: {current['accepted']} of {current['goal']} updates, "
-            f"{current['invited']} invited, {current['failed']} failed, {current['seconds_left']} s left"
-        )
-    refused = answer["updates_refused"]
-    shown = ", ".join(f"{n} {why}" for why, n in refused.items()) or "none"
-    click.echo(f"updates           {answer['updates_accepted']} accepted, refused: {shown}")
-    if answer["reports"]:
-        click.echo(f"clients report    {', '.join(f'{n} {why}' for why, n in answer['reports'].items())}")
-
-
-@click.command()
-@click.argument("url")
-@click.option("--admin-token-file", type=_file, required=True, help="The operator's token: RUN-DIR/admin-token.")
-@click.option("--uses", type=click.IntRange(1), help="How many clients may use it [any number].")
-@click.option("--client", type=click.IntRange(0), help="The client number that it is for [any].")
-@click.option("--label", default="", help="What it is for.")
-@click.option("--revoke", type=click.IntRange(0), metavar="CLIENT", help="Instead: take back a client's enrolment.")
-@click.option("--ca", type=_file, help="The authority of the server's certificate, if it is not a public one.")
-def token(
-    url: str,
-    admin_token_file: Path,
-    uses: int | None,
-    client: int | None,
-    label: str,
-    revoke: int | None,
-    ca: Path | None,
-) -> None:
-    """Make a join token at the server at URL, or take back the enrolment of a client."""
-    needs_server_extra()
-    if revoke is not None:
-        _ask_server(url, ca, "POST", f"/admin/clients/{revoke}/revoke", admin_token_file)
-        click.echo(f"client {revoke} is revoked")
-        return
-    wanted = {"uses": uses, "label": label, "client": client}
-    click.echo(_ask_server(url, ca, "POST", "/admin/tokens", admin_token_file, wanted)["token"])
-
-
-def _ask_server(
-    url: str, ca: Path | None, method: str, path: str, token_file: Path | None, content: object = None
-) -> dict[str, Any]:
-    import httpx2 as httpx
-
-    from fedavg.fleets.http.protocol.certs import client_context
-
-    check_url(url, insecure=True)  # which still keeps the operator's token off the network in the clear
-    headers = {"Authorization": f"Bearer {token_file.read_text().strip()}"} if token_file else {}
-    try:
-        with httpx.Client(verify=client_context(ca) if url.startswith("https:") else True, headers=headers) as http:
-            response = http.request(method, url.rstrip("/") + path, json=content)
-    except httpx.TransportError as error:
-        raise FleetError(f"{url} does not answer: {error}; is the server running, and --ca right?") from None
-    try:
-        answer: dict[str, Any] = response.json()
-    except ValueError:
-        raise FleetError(f"{url}{path} answered {response.status_code} without JSON; is it a fedavg server?") from None
-    if not response.is_success:
-        raise FleetError(f"the server refused ({answer.get('error')}): {answer.get('detail')}")
-    return answer
 
 
 @click.command()
@@ -337,7 +246,7 @@ def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int) -> N
 @click.option("--partition", default="iid", show_default=True, help="How MNIST is split over the clients.")
 @plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to keep everything [a new folder under runs/].")
-@_json
+@as_json_option
 def fleet_demo(settings: tuple[str, ...], run_dir: Path | None, as_json: bool, **options: Any) -> None:
     """A server and real client processes on this machine, on the embedded MNIST; then the same in simulation.
 

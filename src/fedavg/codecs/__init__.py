@@ -8,7 +8,7 @@ from fedavg.codecs.mask import Mask
 from fedavg.codecs.quantise import Quantise
 from fedavg.codecs.stc import SparseTernary
 from fedavg.codecs.topk import TopK
-from fedavg.specs import parse_spec
+from fedavg.specs import make
 
 CODECS: dict[str, type[Codec]] = {
     "float32": Float32,
@@ -23,12 +23,9 @@ CODECS: dict[str, type[Codec]] = {
 }
 
 
-def make_codec(text: str) -> Codec:
-    """A codec as a plan writes it: its name, and its settings after colons; after `entropy:` comes another codec."""
-    name, _, rest = str(text).partition(":")
-    if name == Entropy.name and rest:
-        return Entropy(make_codec(rest))
-    return parse_spec(text, CODECS, "codec")
+def make_codec(value: str | Codec) -> Codec:
+    """A codec as a plan has it: the object, or its name with settings; after `entropy:` comes another codec."""
+    return make(value, Codec)  # type: ignore[type-abstract]
 
 
 __all__ = ["CODECS", "Codec", "make_codec"]

@@ -5,7 +5,7 @@ need, and refuses whatever no encoder makes with a `DataError`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Final, NoReturn
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedavg.errors import DataError, Diverged, NotFinite
+from fedavg.specs import Pluggable
 
 #: Gives the shapes of the layers that lie end to end in a vector; whoever does not ask need not wait for the model.
 Shapes = Callable[[], Sequence[tuple[int, ...]]]
@@ -22,14 +23,21 @@ Shapes = Callable[[], Sequence[tuple[int, ...]]]
 LIMIT: Final = 2.0**96
 
 
-class Codec(ABC):
+class Codec(Pluggable, ABC):
     """Both ends of a wire for float32 vectors of a length that both know. Subclasses give `pack` and `unpack`."""
 
+    kind = "codec"
     name: str
     #: True if the sum of decoded frames can be had by adding the frames themselves (secure aggregation needs that).
     additive: bool = False
     #: Bytes that stand for one number, where a frame is nothing else: entropy coding looks at each of them apart.
     width: int = 1
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Codec"]]:
+        from fedavg.codecs import CODECS
+
+        return CODECS
 
     @property
     def keeps_residual(self) -> bool:
@@ -78,9 +86,6 @@ class Codec(ABC):
     def check_length(self, frame: bytes, expected: int, size: int) -> None:
         if len(frame) != expected:
             self.refuse(f"{len(frame)} bytes", f"{expected} for {size} numbers")
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def largest(values: np.ndarray) -> float:

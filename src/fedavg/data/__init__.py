@@ -11,11 +11,12 @@ from fedavg.data.federated import ArrayData, pooled
 from fedavg.data.holdout import HeldOut
 from fedavg.data.location import data_directory
 from fedavg.data.mnist import MNIST
-from fedavg.data.partition import KINDS, Partition, parse_partition
+from fedavg.data.partition import PARTITIONS, Natural, Partition, parse_partition
 from fedavg.data.posts import POSTS
 from fedavg.data.shakespeare import SHAKESPEARE
 from fedavg.data.synthetic_posts import SYNTHETIC_POSTS
 from fedavg.errors import PlanError
+from fedavg.specs import usage
 from fedavg.types import FederatedData
 
 DATASETS: dict[str, Dataset] = {
@@ -39,7 +40,7 @@ __all__ = [
 
 def load(
     name: str,
-    partition: str | None = None,
+    partition: str | Partition | None = None,
     clients: int | None = None,
     seed: int = 0,
     data_dir: Path | None = None,
@@ -53,16 +54,23 @@ def load(
     return dataset.load(Request(wanted, clients, seed, data_directory(data_dir), settings))
 
 
-def check(name: str, partition: str | None, clients: int | None) -> Partition:
+def check(name: str, partition: str | Partition | None, clients: int | None) -> Partition:
     """Refuses, without reading any data, what `load` could never do; gives back the partition."""
     dataset = dataset_named(name)
     wanted = parse_partition(partition or dataset.default_partition)
-    if wanted.kind not in dataset.partitions:
-        forms = ", ".join(KINDS[kind].form for kind in dataset.partitions)
+    if not _can_split(dataset, wanted):
+        forms = ", ".join(usage({kind: PARTITIONS[kind] for kind in dataset.partitions}))
         raise PlanError(f"data set {name} can not be split by {wanted}. Use one of: {forms}.")
     if clients is not None and clients < 1:
         raise PlanError(f"clients = {clients}: expected 1 or more.")
     return wanted
+
+
+def _can_split(dataset: Dataset, wanted: Partition) -> bool:
+    """One of its own kinds; a partition of a user's own deals out whatever has labels, which natural data has not."""
+    if type(wanted) in PARTITIONS.values():
+        return any(type(wanted) is PARTITIONS[kind] for kind in dataset.partitions)
+    return any(PARTITIONS[kind] is not Natural for kind in dataset.partitions)
 
 
 def is_named(text: str) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedavg.data.federated import ArrayData
-from fedavg.data.partition import natural, parse_partition
+from fedavg.data.partition import Partition, natural, parse_partition
 from fedavg.errors import DataError
 from fedavg.seeds import NONE, rng
 from fedavg.types import Examples
@@ -51,7 +51,7 @@ def from_clients(
 
 def from_dataset(
     dataset: "Dataset[Any]",
-    partition: str,
+    partition: str | Partition,
     clients: int,
     seed: int = 0,
     test: "Dataset[Any] | None" = None,

@@ -1,15 +1,18 @@
 """How examples are dealt out to clients (§3, "data"). Knows labels and keys, not what an example is.
 
 Each function gives a list of index arrays, one per client; together they hold every example exactly once. A plan
-names a partition by a string such as `shards:2`, which `parse_partition` turns into a `Partition`.
+names a partition by a text such as `shards:2`, or gives a `Partition` of its own.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from fedavg.errors import PlanError
+from fedavg.specs import Pluggable, make, usage
 
 Parts = list[np.ndarray]
 
@@ -109,81 +112,90 @@ def _draw_labels(size: int, mix: np.ndarray, left: np.ndarray, rng: np.random.Ge
     return counts
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of partition: how it is written, the default of its number, and what that number may be."""
+class Partition(Pluggable, ABC):
+    """A rule by which examples are dealt out to clients."""
 
-    form: str
-    summary: str
-    default: float | None
-    valid: Callable[[float], bool]
-    expected: str
-    deal: Callable[[np.ndarray, int, np.random.Generator, float], Parts] | None
+    kind = "partition"
 
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Partition"]]:
+        return PARTITIONS
 
-def _no_number(_: float) -> bool:
-    return False
-
-
-KINDS: dict[str, Kind] = {
-    "iid": Kind(
-        "iid", "shuffled, equal sizes", None, _no_number, "no number", lambda y, k, r, _: iid(y, k, r)
-    ),
-    "shards": Kind(
-        "shards:2", "sorted by label, two shards to each client (the paper's non-IID)", 2,
-        lambda v: v >= 1 and v.is_integer(), "a whole number of shards per client, 1 or more",
-        lambda y, k, r, v: shards(y, k, r, int(v)),
-    ),
-    "dirichlet": Kind(
-        "dirichlet:0.5", "each client's labels from a Dirichlet, equal sizes", None,
-        lambda v: 0 < v < float("inf"), "an alpha above 0", dirichlet,
-    ),
-    "unbalanced": Kind(
-        "unbalanced:1.5", "shuffled, power-law sizes", None,
-        lambda v: 0 <= v < float("inf"), "an exponent, 0 or more", unbalanced,
-    ),
-    "natural": Kind("natural", "by the data's own key (author, role)", None, _no_number, "no number", None),
-}  # fmt: skip
+    @abstractmethod
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        """Index arrays for `clients` clients, which hold each of the N examples once. `labels` has shape (N,)."""
 
 
 @dataclass(frozen=True)
-class Partition:
-    """A kind with its number; `str()` of it is the canonical spec."""
-
-    kind: str
-    number: float | None = None
-
-    def __str__(self) -> str:
-        return self.kind if self.number is None else f"{self.kind}:{str(self.number).removesuffix('.0')}"
+class IID(Partition):
+    """Shuffled, equal sizes."""
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        """Index arrays for `clients` clients. `labels` has shape (N,); only `shards` and `dirichlet` look at it."""
-        deal = KINDS[self.kind].deal
-        if deal is None:
-            raise PlanError(
-                f"partition {self} needs a key per example, and these examples have none. "
-                f"Use one of: {', '.join(kind.form for kind in KINDS.values() if kind.deal)}."
-            )
-        return deal(labels, clients, rng, 0.0 if self.number is None else self.number)
+        return iid(labels, clients, rng)
 
 
-def parse_partition(spec: str) -> Partition:
-    """`iid`, `shards`, `shards:2`, `dirichlet:0.5`, `unbalanced:1.5` or `natural`; anything else is a PlanError."""
-    name, colon, text = spec.strip().partition(":")
-    kind = KINDS.get(name)
-    if kind is None:
-        forms = "; ".join(f"{kind.form} ({kind.summary})" for kind in KINDS.values())
-        raise PlanError(f"unknown partition {spec!r}. Expected one of: {forms}.")
-    if not colon and (kind.default is not None or kind.valid is _no_number):
-        return Partition(name, kind.default)
-    number = _number(text)
-    if number is None or not kind.valid(number):
-        raise PlanError(f"partition {spec!r}: expected {kind.expected} after {name!r}. Write it like {kind.form!r}.")
-    return Partition(name, number)
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Sorted by label, two shards to each client: the paper's non-IID split."""
+
+    per_client: int = 2
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise PlanError(f"partition shards: got {self.per_client} shards for each client; expected 1 or more")
+
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        return shards(labels, clients, rng, self.per_client)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Each client's labels from a Dirichlet, equal sizes."""
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < inf:
+            raise PlanError(f"partition dirichlet: alpha is {self.alpha:g}; expected a number above 0")
+
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        return dirichlet(labels, clients, rng, self.alpha)
+
+
+@dataclass(frozen=True)
+class Unbalanced(Partition):
+    """Shuffled, power-law sizes."""
+
+    exponent: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exponent < inf:
+            raise PlanError(f"partition unbalanced: the exponent is {self.exponent:g}; expected a number from 0")
+
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        return unbalanced(labels, clients, rng, self.exponent)
+
+
+@dataclass(frozen=True)
+class Natural(Partition):
+    """By the data's own key (author, role)."""
+
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        others = ", ".join(usage({name: kind for name, kind in PARTITIONS.items() if kind is not Natural}))
+        raise PlanError(
+            f"partition natural needs a key per example, and these examples have none. Use one of: {others}."
+        )
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": IID,
+    "shards": Shards,
+    "dirichlet": Dirichlet,
+    "unbalanced": Unbalanced,
+    "natural": Natural,
+}
+
+
+def parse_partition(spec: str | Partition) -> Partition:
+    """A partition as a plan writes it: `iid`, `shards:2`, `dirichlet:0.5`, ..., or the object itself."""
+    return make(spec, Partition)  # type: ignore[type-abstract]

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedavg.data.dataset import Dataset, RemoteFile, Request, StoredFile
 from fedavg.data.download import obtain_all
 from fedavg.data.federated import ArrayData
-from fedavg.data.partition import iid, some_of
+from fedavg.data.partition import Natural, some_of
 from fedavg.data.sequences import IGNORE, pieces_of, windows
 from fedavg.data.shakespeare_text import Roles, read_roles
 from fedavg.errors import DataError
@@ -53,10 +53,10 @@ def from_roles(roles: Roles, request: Request) -> FederatedData:
     x, y, sizes = _encode([train for train, _ in halves])
     test_x, test_y, _ = _encode([test for _, test in halves])
     draw = rng(request.seed, NONE, NONE, "partition")
-    if request.partition.kind == "iid":
-        parts = iid(y[:, 0].numpy(), request.clients or len(halves), draw)
-    else:
+    if isinstance(request.partition, Natural):
         parts = some_of(np.split(np.arange(len(y)), np.cumsum(sizes)[:-1]), request.clients, draw)
+    else:
+        parts = request.partition.deal(y[:, 0].numpy(), request.clients or len(halves), draw)
     return ArrayData("shakespeare", x, y, parts, Examples(test_x, test_y))
 
 
@@ -98,7 +98,7 @@ def text_of_zip(content: bytes) -> bytes:
 def facts(data: FederatedData) -> Mapping[str, int]:
     """The characters to predict, newlines included, as the paper counts them."""
     train = sum(int((data.client(k).y != IGNORE).sum()) for k in range(len(data)))
-    return {"train_characters": train, "test_characters": int((data.test.y != IGNORE).sum())}
+    return {"train_characters": train, "test_characters": int((data.test.y != IGNORE).sum()) if data.test else 0}
 
 
 SHAKESPEARE = Dataset(

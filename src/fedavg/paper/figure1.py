@@ -22,6 +22,7 @@ from fedavg.data import load
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
 from fedavg.files import write_atomically
+from fedavg.metrics import report
 from fedavg.paper.records import RecordError
 from fedavg.tasks.mnist import MNIST_2NN
 from fedavg.types import Examples, FederatedData
@@ -94,8 +95,7 @@ def mixture_losses(
     losses = []
     for t in theta:
         trainer.load(float(t) * w + (1 - float(t)) * w_other)
-        total, count = trainer.evaluate(everything)["loss"]
-        losses.append(round(total / count, 5))
+        losses.append(round(report(trainer.task.judged_by, trainer.evaluate(everything))["loss"], 5))
     return tuple(losses)
 
 

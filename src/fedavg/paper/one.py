@@ -19,6 +19,7 @@ import torch
 from fedavg import seeds
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged, FedAvgError
+from fedavg.metrics import report
 from fedavg.paper.orders import Order, read_order, run_directory
 from fedavg.paper.records import CAP, DIVERGED, TARGET, is_locked
 from fedavg.paper.search import lost
@@ -99,9 +100,9 @@ class TrainingSample:
         if not isinstance(event, Round) or not sample_due(event.round):
             return
         self._trainer.load(event.state.weights)
-        total, count = self._trainer.evaluate(self._examples)["loss"]
+        loss = report(self._trainer.task.judged_by, self._trainer.evaluate(self._examples))["loss"]
         with self._path.open("a") as file:
-            file.write(json.dumps([event.round, total / count]) + "\n")
+            file.write(json.dumps([event.round, loss]) + "\n")
 
 
 def sample_due(round: int) -> bool:

@@ -2,13 +2,13 @@
 
 The update is kept on the device's disk until its round is committed, so that a server that crashed can ask for it
 again and a device that crashed need not train again. The plan comes from the server; code never does: a task must be
-installed here, and its user must have named it.
+installed here, and its owner must have named it (`--task`), and so must any other code that the plan names (`--allow`).
 """
 
 import logging
 import random
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
@@ -58,6 +58,7 @@ from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import Setup, resolve
+from fedavg.specs import importing_only
 from fedavg.states import ClientStates
 from fedavg.types import Examples, FederatedData, Work
 
@@ -120,7 +121,10 @@ class Pending:
 
 
 class Device:
-    """One client. `directory` holds its key, its number, what it keeps between rounds and its pending update."""
+    """One client. `directory` holds its key, its number, what it keeps between rounds and its pending update.
+
+    `allowed` names the packages that parts of the server's plan may come from.
+    """
 
     def __init__(
         self,
@@ -134,6 +138,7 @@ class Device:
         client: int | None = None,
         name: str = "",
         eligible: Callable[[], Eligibility],
+        allowed: Sequence[str] = (),
         policy: Policy | None = None,
         vouched: "Callable[[DeviceFiles, ClientKey], SigningIdentity] | None" = None,
     ) -> None:
@@ -142,12 +147,13 @@ class Device:
         self._application = Application(token, len(examples), task, name, client)
         self._eligible = eligible
         self._policy = policy or Policy()
+        self._allowed = tuple(allowed)
         self._files = DeviceFiles(directory)
         self._files.prepare()
         key = own_key(directory / "key.pem")
         self._signer = vouched(self._files, key) if vouched else None
         self._link = make_link(key)
-        self._states = ClientStates(directory / "states")
+        self._states = ClientStates(directory / "states", durable=True)
         self._allowance = Allowance(self._files, self._policy.max_rounds_per_day)
         self._pending = self._files.read_as("update.json", Pending)
         self._until = inf
@@ -195,7 +201,7 @@ class Device:
         return setup
 
     def _resolve(self, identity: Identity) -> Setup:
-        """The server's plan on this device's data. Only the task that this device's user named is ever loaded."""
+        """The server's plan on this device's data. No code is imported but what this device's owner named."""
         try:
             values = tomllib.loads(identity.plan)
             sent = make_plan(values, "the server's plan")
@@ -212,9 +218,9 @@ class Device:
         if (sent.clients or 0) > MOST_CLIENTS:
             raise Declined("bad-plan", f"the server's plan has {sent.clients} clients; expected at most {MOST_CLIENTS}")
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
-        return resolve(
-            make_plan({**values, **own, "data": DeviceData(self._k, self._examples, sent.clients), "device": "cpu"})
-        )
+        mine = {"data": DeviceData(self._k, self._examples, sent.clients), "partition": None, "clients": None}
+        with importing_only([*self._allowed, self._task.partition(":")[0]]):
+            return resolve(make_plan({**values, **own, **mine, "device": "cpu"}))
 
     # Rounds
 

@@ -5,7 +5,6 @@ from there with the round that was under way.
 """
 
 import gc
-import json
 import logging
 import signal
 import ssl
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any, Final
 
 from safetensors.torch import load, save
@@ -25,7 +24,8 @@ from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import DoneAnswer
 from fedavg.fleets.http.server.admin import Admin
-from fedavg.fleets.http.server.app import HTTP_PROBLEMS, FleetApp
+from fedavg.fleets.http.server.app import HTTP_PROBLEMS, PLAIN_PATHS, FleetApp
+from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet
 from fedavg.fleets.http.server.hub import Guards, Hub, RemoteData
 from fedavg.fleets.http.server.listener import Listener
@@ -44,6 +44,9 @@ log = logging.getLogger("fedavg.fleet")
 
 ADMIN_TOKEN: Final = "admin-token"
 JOIN_TOKEN: Final = "join-token"
+#: The first join token is good for a week, and where the plan does not say K, for so many clients.
+JOIN_HOURS: Final = 7 * 24.0
+JOIN_USES: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,11 @@ class Options:
     guards: Guards = field(default_factory=Guards)
     #: The public key (raw Ed25519) of the authority that vouches for devices, if the plan's sessions are signed.
     authority: bytes | None = None
-    #: Clients that must be there before a round begins; without it, K of the plan, or a cohort.
+    #: Clients that must be there before a round begins; without it, a cohort.
     minimum: int | None = None
+    #: How many clients the first join token is for (without it, K of the plan), and for how many hours.
+    join_uses: int | None = None
+    join_hours: float = JOIN_HOURS
     #: Seconds that the server stays after the last round, to tell clients that it was the last.
     linger_s: float = 30.0
 
@@ -87,7 +93,7 @@ def serve(
     _check_plan(plan)
     _check_plain(options)
     _check_authority(plan, options)
-    hub = Hub(options.guards)
+    hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     setup = _resolve(plan, options.rules, hub)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -95,11 +101,11 @@ def serve(
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub.know(store.clients())
-        fleet = HttpFleet(setup, hub, store, options.rules, _minimum(setup, options), options.authority)
+        fleet = HttpFleet(setup, hub, store, options.rules, options.minimum, options.authority)
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
-        port = stack.enter_context(_listening(app, hub, store, options))
+        port = stack.enter_context(_listening(app, plan, hub, store, options))
         gc.collect()
         gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
         if ready:
@@ -120,10 +126,15 @@ def _resolve(plan: Plan, rules: Rules, hub: Hub) -> Setup:
 
 
 def _check_plan(plan: Plan) -> None:
-    if not isinstance(plan.task, str) or not isinstance(plan.data, str):
-        raise PlanError("a served plan names its task and data; got Python objects, which clients can not have")
+    for name, part in plan.objects():
+        raise PlanError(
+            f"{name}: got {part!r}, an object that has no text form, and devices know a plan only as text; install its "
+            "code on the server and the devices, and name it: 'my_package.module:Name'"
+        )
     if plan.sampling == "poisson":
         raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
+    if "clients" in plan.evaluate:
+        raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
@@ -150,19 +161,15 @@ def _check_plain(options: Options) -> None:
             )
 
 
-def _minimum(setup: Setup, options: Options) -> int:
-    return options.minimum or setup.plan.clients or max(1, setup.cohort_size)
-
-
 @contextmanager
-def _listening(app: FleetApp, hub: Hub, store: Store, options: Options) -> Iterator[int]:
+def _listening(app: FleetApp, plan: Plan, hub: Hub, store: Store, options: Options) -> Iterator[int]:
     """Serve clients, and the operator, until the end."""
-    admin = Admin(app, hub, store, _admin_token(store, options.directory), hub.stop)
+    admin = Admin(app, hub, store, _admin_token(store, plan, options), hub.stop)
     listeners = []
     if options.admin is None:
         app.asgi.router.routes.extend(admin.routes)
     else:
-        apart = Starlette(routes=admin.routes, exception_handlers=HTTP_PROBLEMS)
+        apart = Starlette(routes=admin.routes, middleware=PLAIN_PATHS, exception_handlers=HTTP_PROBLEMS)
         apart.router.redirect_slashes = False
         listeners.append(Listener(apart, options.admin.host, options.admin.port, options.tls))
     listeners.insert(0, Listener(app.asgi, options.listen.host, options.listen.port, options.tls))
@@ -180,8 +187,9 @@ def _listening(app: FleetApp, hub: Hub, store: Store, options: Options) -> Itera
             listener.stop()
 
 
-def _admin_token(store: Store, directory: Path) -> bytes:
+def _admin_token(store: Store, plan: Plan, options: Options) -> bytes:
     """The hash of the operator's token. At the first start it and a first join token are written to private files."""
+    directory = options.directory
     known = store.note(ADMIN_TOKEN)
     if known is not None:
         return bytes.fromhex(known)
@@ -190,7 +198,9 @@ def _admin_token(store: Store, directory: Path) -> bytes:
     write_atomically(directory / JOIN_TOKEN, join.encode(), private=True)
     with suppress(Exception):
         store.remove_token(keys.token_hash(join))
-    store.add_token(keys.token_hash(join), None, "made at the first start", None)
+    uses = options.join_uses or plan.clients or JOIN_USES
+    expires = int(time() + 3600 * options.join_hours)
+    store.add_token(keys.token_hash(join), uses, "made at the first start", None, expires)
     store.set_note(ADMIN_TOKEN, keys.token_hash(admin).hex())
     return keys.token_hash(admin)
 
@@ -215,10 +225,10 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = _parked(store)
     rows: list[dict[str, Any]] = store.committed()
-    _write_metrics(run, rows)
+    run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
-    if not (start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped"):
+    if not (start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped"):
         for event in train(setup, fleet, start):
             state = event.state
             if isinstance(event, Round):
@@ -238,11 +248,7 @@ def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -
     try:
         run.append(rows[-1])
     except DiskError:
-        fleet.retried(lambda: _write_metrics(run, rows))
-
-
-def _write_metrics(run: RunDir, rows: list[dict[str, Any]]) -> None:
-    write_atomically(run.metrics_path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        fleet.retried(lambda: run.write_rows(rows))
 
 
 def _parked(store: Store) -> Start | None:

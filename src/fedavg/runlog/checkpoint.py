@@ -1,16 +1,19 @@
 """The server's state on disk: a safetensors file per checkpoint. A crash leaves the old one or the new one whole."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 
 from fedavg.errors import RunDirError
 from fedavg.files import write_atomically
+from fedavg.runlog.seals import canonical
 from fedavg.types import State
 
 
@@ -38,34 +41,63 @@ def from_tensors(tensors: dict[str, torch.Tensor]) -> State:
     return State(tensors["weights"], slots, others)
 
 
-def save_state(path: Path, round: int, state: State, digest: str, row: dict[str, Any] | None = None) -> None:
-    """The state after a round, with the round's row: both are there, or neither."""
-    tensors = to_tensors(state)
-    metadata = {"round": str(round), "plan": digest, "sha256": _content_digest(tensors), "row": dumps(row)}
-    write_atomically(path, save(tensors, metadata))
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after a round, with all that must be as it was then."""
+
+    round: int
+    state: State
+    #: The plan's digest.
+    plan: str
+    #: The row of the round; none before round 1.
+    row: dict[str, Any] | None = None
+    #: The digest of the rows before it (see `seals.py`).
+    rows: str = ""
+    #: How far the files of what clients keep reached (see `states.py`).
+    clients: Mapping[str, int] = field(default_factory=dict)
 
 
-def load_state(path: Path, digest: str) -> tuple[int, State, dict[str, Any] | None]:
-    """The round, state and row of a checkpoint of the plan with this digest; a torn or altered file is refused."""
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """All of it is there, or nothing; every value is under the digest."""
+    tensors = to_tensors(checkpoint.state)
+    metadata = {
+        "round": str(checkpoint.round),
+        "plan": checkpoint.plan,
+        "row": dumps(checkpoint.row),
+        "rows": checkpoint.rows,
+        "clients": dumps(dict(checkpoint.clients)),
+    }
+    write_atomically(path, save(tensors, metadata | {"sha256": _content_digest(tensors, metadata)}))
+
+
+def load_checkpoint(path: Path, plan: str) -> Checkpoint:
+    """A checkpoint of the plan with this digest; a torn or altered file is refused."""
     try:
         with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
+            metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        intact = metadata.get("sha256") == _content_digest(tensors)
-        state = from_tensors(tensors)
-        round, row = int(metadata["round"]), loads(metadata.get("row", "null"))
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        intact = metadata.pop("sha256", None) == _content_digest(tensors, metadata)
+        checkpoint = Checkpoint(
+            round=int(metadata["round"]),
+            state=from_tensors(tensors),
+            plan=metadata["plan"],
+            row=loads(metadata["row"]),
+            rows=metadata["rows"],
+            clients=loads(metadata["clients"]),
+        )
+    except Exception as error:  # whatever the parsers make of bytes that may be anything
         raise RunDirError(f"{path} is not a whole checkpoint: {error}") from None
     if not intact:
         raise RunDirError(f"{path} has been altered: its content does not match its SHA-256")
-    if metadata.get("plan") != digest:
-        raise RunDirError(f"{path} belongs to plan {metadata.get('plan')}; expected {digest}")
-    return round, state, row
+    if checkpoint.plan != plan:
+        raise RunDirError(f"{path} belongs to plan {checkpoint.plan}; expected {plan}")
+    return checkpoint
 
 
-def _content_digest(tensors: dict[str, torch.Tensor]) -> str:
-    digest = sha256()
+def _content_digest(tensors: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> str:
+    digest = sha256(canonical(dict(metadata)))
     for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().numpy().tobytes())
+        tensor = tensors[name].contiguous()
+        digest.update(canonical([name, str(tensor.dtype), list(tensor.shape)]))
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

@@ -4,29 +4,38 @@ plan.toml             the plan in full
 run.json              what the run was started on: the plan's digest, the data's fingerprint, versions, engine
 metrics.jsonl         one line per round
 checkpoints/          the last states of the server
+clients/              what simulated clients keep between rounds, if they keep anything
 summary.json  curve.png  model.safetensors      at the end
+
+Everything that a run is resumed from is under a digest, and on the disk before the checkpoint that builds on it.
 """
 
 import json
+import logging
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from hashlib import sha256
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from fedavg.errors import DiskError, PlanError, RunDirError
-from fedavg.files import write_atomically
+from fedavg.files import locked, sync, write_atomically
 from fedavg.plan import Plan, load_plan
-from fedavg.runlog.checkpoint import load_state, save_state
+from fedavg.runlog.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedavg.runlog.seals import Rows, chained, next_link, sealed, unchained, unsealed
 from fedavg.server import Start
 from fedavg.states import ClientStates
 from fedavg.types import State
 
-FORMAT: Final = 1
+log = logging.getLogger("fedavg.run")
+
+FORMAT: Final = 2
 #: Checkpoints kept: should the newest turn out torn, the one before it serves.
 KEPT: Final = 2
 
@@ -40,6 +49,10 @@ class RunDir:
         self._checkpoints = path / "checkpoints"
         #: What simulated clients keep between rounds, where they keep anything.
         self.states = path / "clients"
+        self._client_states: ClientStates | None = None
+        #: The digest of the first so many rows, for the last few of them; what the kept checkpoints need of clients.
+        self._links = {0: ""}
+        self._marks: dict[Path, Mapping[str, int]] = {}
 
     def check_new(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
@@ -63,6 +76,7 @@ class RunDir:
             "plan": plan.digest,
             "data": fingerprint,
             "engine": engine,
+            "plan_toml": sha256((self.path / "plan.toml").read_bytes()).hexdigest(),
             "versions": {"fedavg": version("fedavg"), "torch": torch.__version__, "python": platform.python_version()},
         }
         self.write_json("run.json", identity)
@@ -71,16 +85,24 @@ class RunDir:
         """What the run was started on; refuses a directory that is no run of ours."""
         path = self.path / "run.json"
         try:
-            identity = json.loads(path.read_text())
-            known = identity["format"] == FORMAT
+            document = json.loads(path.read_bytes())
+            format = document["format"]
+            identity = unsealed(document) if format == FORMAT else {}
         except FileNotFoundError:
             raise RunDirError(f"{self.path} is not a run directory: it has no run.json; expected one made by "
                               "'fedavg run'") from None  # fmt: skip
-        except (ValueError, KeyError, TypeError):
-            raise RunDirError(f"{path} can not be read; expected the JSON that 'fedavg run' wrote") from None
-        if not known:
-            raise RunDirError(f"{path} has format {identity['format']}; expected {FORMAT}: use a matching fedavg")
-        assert isinstance(identity, dict)
+        except OSError as error:
+            raise unreadable(path, error) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunDirError(
+                f"{path} can not be used: {error}; expected the JSON that 'fedavg run' wrote. Restore it from a copy, "
+                "or start the run anew"
+            ) from None
+        if not identity:
+            raise RunDirError(
+                f"{path} has format {format}; expected {FORMAT}. Runs of another format are not resumed: finish this "
+                "one with the fedavg that began it, or start it anew"
+            )
         return identity
 
     def check_engine(self, engine: str) -> None:
@@ -103,100 +125,173 @@ class RunDir:
                 f"{self.path / 'plan.toml'} has been changed since the run was started (digest {plan.digest}; expected "
                 f"{identity['plan']}). Undo the change, or start a new run: fedavg run {self.path / 'plan.toml'}"
             )
+        if sha256((self.path / "plan.toml").read_bytes()).hexdigest() != identity["plan_toml"]:
+            log.warning("%s is not as it was written; what decides the result is unchanged", self.path / "plan.toml")
         return plan
 
     def append(self, row: dict[str, Any], *, durable: bool = False) -> None:
+        """One row more; it outlives the machine when it is `durable`, or when a checkpoint follows."""
+        count = max(self._links)
+        line = next(chained([row], self._links[count]))
         try:
-            with self.metrics_path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            with self.metrics_path.open("ab") as file:
+                file.write(line)
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
             raise DiskError(f"can not write {self.metrics_path}: {error.strerror}; free space, then resume") from error
+        self._links = {count: self._links[count], count + 1: next_link(self._links[count], row)}
+
+    def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        """These rows and no others."""
+        write_atomically(self.metrics_path, b"".join(chained(rows)))
+        links = list(accumulate(rows, next_link, initial=""))
+        self._links = dict(list(enumerate(links))[-2:])
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rounds on record, 1 to the last that is whole; a torn line and what follows it do not count."""
-        if not self.metrics_path.exists():
-            return []
-        rows: list[dict[str, Any]] = []
-        for line in self.metrics_path.read_bytes().splitlines(keepends=True):
-            row = _whole_row(line)
-            if row is None or row["round"] != len(rows) + 1:
-                break
-            rows.append(row)
-        return rows
+        """The rounds on record; a line that was cut off at the end does not count, a damaged one is an error."""
+        found = self._rows()
+        if found.damage:
+            raise RunDirError(
+                f"{self.metrics_path} is damaged: {found.damage}. Its first {len(found.rows)} rows are whole; "
+                f"'fedavg resume {self.path}' computes the others again"
+            )
+        return found.rows
+
+    def _rows(self) -> Rows:
+        try:
+            return unchained(self.metrics_path.read_bytes())
+        except FileNotFoundError:
+            return Rows([], "", None)
+        except OSError as error:
+            raise unreadable(self.metrics_path, error) from None
 
     def checkpoint(self, round: int, state: State, digest: str, row: dict[str, Any] | None = None) -> None:
-        save_state(self._checkpoints / f"round-{round:07d}.safetensors", round, state, digest, row)
-        checkpoints = sorted(self._checkpoints.glob("round-*.safetensors"))
-        for old in checkpoints[:-KEPT]:
+        """The state after a round. What it builds on is made durable first: the rows, and what clients keep."""
+        states = self._opened_states()
+        states.tidy(round)
+        mark = states.mark(round)
+        self._sync_rows()
+        path = self._checkpoints / f"round-{round:07d}.safetensors"
+        save_checkpoint(path, Checkpoint(round, state, digest, row, self._links[max(round - 1, 0)], mark))
+        self._marks[path] = mark
+        for old in sorted(self._checkpoints.glob("round-*.safetensors"))[:-KEPT]:
             old.unlink()
-        if self.states.exists():
-            oldest = checkpoints[-KEPT:][0]
-            ClientStates(self.states).settle(int(oldest.stem.removeprefix("round-")))
+            self._marks.pop(old, None)
+        states.drop_outdated(self._marks.values())
 
     def rewind(self, digest: str, *, once: bool = False) -> Start | None:
-        """The newest whole checkpoint that the metrics reach up to; metrics after it are dropped. None: start anew.
+        """Everything as it was at the newest whole checkpoint; what came after it is dropped. None: start anew.
 
-        A checkpoint brings the row of its own round, which may have been lost with the process. With `once`, what is on
-        record may not be done again: a run that would have to is refused.
+        What was damaged or lost, and what is therefore computed again, is said. With `once`, what is on record may not
+        be done again: a run that would have to is refused.
         """
-        rows = self.rows()
-        start, kept = self._last_good(digest, rows)
-        if once and len(rows) > len(kept):
+        found = self._rows()
+        if found.damage:
+            log.warning("%s is damaged: %s", self.metrics_path, found.damage)
+        start = self._last_good(digest, found)
+        kept = [*found.rows[: start.round - 1], start.row] if start and start.row else []
+        recorded = self._recorded()
+        if once and recorded > len(kept):
             raise RunDirError(
-                f"{self.path} has rounds up to {len(rows)} on record, but no whole checkpoint of that round. Its noise "
+                f"{self.path} has rounds up to {recorded} on record, but no whole checkpoint of that round. Its noise "
                 "came from the system's entropy: done again, the round would be published twice. Start a new run"
             )
-        write_atomically(self.metrics_path, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        return start
+        if recorded > len(kept):
+            log.warning("rounds %d to %d are computed again", len(kept) + 1, recorded)
+        self._rewind_to(start, kept)
+        return Start(start.round, start.state) if start else None
+
+    def _rewind_to(self, start: Checkpoint | None, kept: list[dict[str, Any]]) -> None:
+        """The checkpoint itself is not touched, so that after a crash in between this can be done again."""
+        clients = start.clients if start else {}
+        for path in self._checkpoint_files():
+            if not start or path.stem != f"round-{start.round:07d}":
+                path.unlink()
+        ClientStates.rewind(self.states, clients)
+        self._client_states = None
+        self._checkpoints.mkdir(exist_ok=True)
+        self._marks = {self._checkpoints / f"round-{start.round:07d}.safetensors": clients} if start else {}
+        self.write_rows(kept)
 
     def newest(self, digest: str) -> Start | None:
         """The newest whole checkpoint of the plan with this digest; None if there is none."""
-        return next((start for start, _ in self._readable(digest)), None)
+        found = next(self._readable(digest), None)
+        return Start(found.round, found.state) if found else None
 
-    def _last_good(self, digest: str, rows: list[dict[str, Any]]) -> tuple[Start | None, list[dict[str, Any]]]:
-        for start, row in self._readable(digest):
-            kept = rows[: start.round]
-            if row and len(kept) == start.round - 1:
-                kept = [*kept, row]
-            if len(kept) == start.round:
-                return start, kept
-        return None, []
-
-    def _readable(self, digest: str) -> Iterator[tuple[Start, dict[str, Any] | None]]:
-        for path in sorted(self._checkpoints.glob("round-*.safetensors"), reverse=True):
-            try:
-                round, state, row = load_state(path, digest)
-            except RunDirError:
+    def _last_good(self, digest: str, found: Rows) -> Checkpoint | None:
+        links = list(accumulate(found.rows, next_link, initial=""))
+        for checkpoint in self._readable(digest):
+            before = max(checkpoint.round - 1, 0)
+            if before >= len(links) or links[before] != checkpoint.rows:
+                log.warning(
+                    "the checkpoint of round %d is not used: %s has only %d of the rows it builds on",
+                    checkpoint.round, self.metrics_path, min(before, len(found.rows)),
+                )  # fmt: skip
                 continue
-            yield Start(round, state), row
+            try:
+                ClientStates.verify(self.states, checkpoint.clients)
+            except RunDirError as error:
+                log.warning("the checkpoint of round %d is not used: %s", checkpoint.round, error)
+                continue
+            return checkpoint
+        return None
+
+    def _readable(self, digest: str) -> Iterator[Checkpoint]:
+        for path in reversed(self._checkpoint_files()):
+            try:
+                checkpoint = load_checkpoint(path, digest)
+            except RunDirError as error:
+                log.warning("%s; it is not used", error)
+                continue
+            yield checkpoint
+
+    def _checkpoint_files(self) -> list[Path]:
+        return sorted(self._checkpoints.glob("round-*.safetensors"))
+
+    def _recorded(self) -> int:
+        """The last round that left any trace, whole or not."""
+        named = [path.stem.removeprefix("round-") for path in self._checkpoint_files()]
+        lines = self.metrics_path.read_bytes().count(b"\n") if self.metrics_path.exists() else 0
+        return max([lines, *(int(name) for name in named if name.isdecimal())])
+
+    def _opened_states(self) -> ClientStates:
+        if self._client_states is None:
+            self._client_states = ClientStates(self.states)
+        return self._client_states
+
+    def _sync_rows(self) -> None:
+        try:
+            sync(self.metrics_path)
+        except OSError as error:
+            raise DiskError(f"can not write {self.metrics_path}: {error.strerror}; free space, then resume") from error
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        write_atomically(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
+        path = self.path / name
+        if path.exists() and not _is_sealed(path.read_bytes()):
+            log.warning("%s was damaged; it is written anew", path)
+        write_atomically(path, (json.dumps(sealed(content), indent=2) + "\n").encode())
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Only one process writes to a run directory; the system releases the lock when it ends, however it ends."""
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system
-            yield
-            return
-        with (self.path / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunDirError(f"{self.path} is in use by another process; wait for it or stop it") from None
-            yield
+    def write_model(self, data: bytes) -> None:
+        path = self.path / "model.safetensors"
+        if path.exists() and path.read_bytes() != data:
+            log.warning("%s was not the model of this run; it is written anew", path)
+        write_atomically(path, data)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Only one process writes to a run directory."""
+        busy = RunDirError(f"{self.path} is in use by another process; wait for it or stop it")
+        return locked(self.path / "lock", busy)
 
 
-def _whole_row(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
+def unreadable(path: Path, error: OSError) -> RunDirError:
+    return RunDirError(f"can not read {path}: {error.strerror}; expected a run of this user, or the right to read it")
+
+
+def _is_sealed(data: bytes) -> bool:
     try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("round"), int) else None
+        unsealed(json.loads(data))
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -3,18 +3,48 @@
 CLIP bounds each number of an update and CAP the weight n_k, so that the sum fits into the ring; what is cut off by
 them is counted and reported. The clients derive the terms of a session from their own copy of the plan: a server can
 not talk them into weaker ones.
+
+Updates that carry their share of the noise are not cut off: they wrap round the ring, so that no noise is lost. CLIP
+times CAP must then be so wide that a sum never wraps in practice, and the ring so fine that no noise is rounded away.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, floor, log10, sqrt
+from typing import Final
 
 from fedavg.errors import PlanError
 from fedavg.secagg.errors import TermsError
 from fedavg.secagg.ring import Encoding
 from fedavg.secagg.terms import Terms
-from fedavg.specs import parse_spec
+from fedavg.specs import bound, parse_spec
+
+#: A sum's noise is taken to stay within so many standard deviations: of 10^15 numbers, one exceeds them with a
+#: probability below 10^-17.
+TAIL: Final = 12.0
+#: A share of continuous noise has a standard deviation of at least so many steps of the ring: rounded to whole steps it
+#: differs from Gaussian noise by less than any number here can show.
+LEAST_STEPS: Final = 4.0
+#: float32 has every whole number up to here: beyond, discrete noise would leave its grid.
+_WHOLE: Final = 2**24
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Updates that carry noise: their norm without it, the noise's standard deviation, and the grid, if it has one.
+
+    `least` clients together carry the whole noise that was promised.
+    """
+
+    norm: float
+    std: float
+    bits: int
+    least: int
+
+    def range_for(self, clients: int) -> float:
+        """CLIP times CAP with which the sum of so many does not wrap: each has its norm, and its part of the tail."""
+        return self.norm + TAIL * self.std / sqrt(clients)
 
 
 class Masking(ABC):
@@ -25,20 +55,50 @@ class Masking(ABC):
     bits: int
     #: Against a server that lies: keys and survivor sets are signed by devices that an authority vouches for.
     signed: bool
+    #: The noise that updates carry; None if they carry none.
+    shares: Shares | None
 
     def terms(
         self, session: bytes, round: int, model: str, clients: int, dimension: int, metrics: Iterable[str]
     ) -> Terms:
         """The terms of one session for so many invited clients."""
-        encoding = Encoding(clients, dimension, self.clip, self.cap, tuple(sorted(metrics)), self.bits)
-        return self._terms(session, round, bytes.fromhex(model), encoding)
+        wraps = self.shares is not None
+        encoding = Encoding(clients, dimension, self.clip, self.cap, tuple(sorted(metrics)), self.bits, wraps=wraps)
+        terms = self._terms(session, round, bytes.fromhex(model), encoding)
+        return replace(terms, least=min(self.shares.least, clients)) if self.shares else terms
 
     def check(self, clients: int) -> None:
         """Refuses, before round 1, a cohort that these settings can not serve."""
         try:
-            self.terms(bytes(16), 1, "00" * 32, clients, 1, ())
+            encoding = self.terms(bytes(16), 1, "00" * 32, clients, 1, ()).encoding
         except TermsError as error:
             raise PlanError(f"secagg with {clients} clients a round: {error}") from None
+        if self.shares:
+            self._check_shares(self.shares, encoding)
+
+    def _check_shares(self, shares: Shares, encoding: Encoding) -> None:
+        """No noise may be lost: with missing clients, beyond the range, to the ring's rounding, off its own grid."""
+        if encoding.clients < shares.least:
+            raise PlanError(
+                f"secagg with {encoding.clients} clients: only {shares.least} of them together carry the noise that "
+                "was promised; expected so many, or a larger dropout of the noise"
+            )
+        needed, has = shares.range_for(encoding.clients), self.clip * self.cap
+        if has < needed:
+            raise PlanError(
+                f"secagg: clip x cap is {has:g}, too near to the noise; expected at least {needed:.4g} for norm "
+                f"{shares.norm:.4g} and noise of {shares.std:.4g} from each of {encoding.clients} clients: use a clip "
+                f"of {_rounded_up(needed / self.cap):g} or more"
+            )
+        step = 2.0**-encoding.fraction_bits
+        if shares.bits > encoding.fraction_bits or (not shares.bits and shares.std < LEAST_STEPS * step):
+            grid = 2.0**-shares.bits if shares.bits else shares.std / LEAST_STEPS
+            raise PlanError(
+                f"secagg: the ring has steps of {step:.4g}, which would round the noise away; expected at most "
+                f"{grid:.4g}: use a smaller clip or cap (at least {needed:.4g} together), or more bits, as in bits=64"
+            )
+        if (shares.norm + TAIL * shares.std) * 2.0**shares.bits >= _WHOLE and shares.bits:
+            raise PlanError(f"noise: bits={shares.bits} is too fine for noise of {shares.std:.4g}; use fewer bits")
 
     @abstractmethod
     def _terms(self, session: bytes, round: int, model: bytes, encoding: Encoding) -> Terms: ...
@@ -53,6 +113,7 @@ class Complete(Masking):
     bits: int = 32
     needed: float = 0.67
     signed: bool = False
+    shares: Shares | None = bound(None)
 
     def __post_init__(self) -> None:
         if not 0.5 < self.needed <= 1:
@@ -73,6 +134,7 @@ class Sparse(Masking):
     colluding: float = 0.05
     dropout: float = 0.33
     signed: bool = False
+    shares: Shares | None = bound(None)
 
     def _terms(self, session: bytes, round: int, model: bytes, encoding: Encoding) -> Terms:
         return Terms(session, round, model, encoding, sparse=(self.colluding, self.dropout), signed=self.signed)
@@ -84,3 +146,9 @@ MASKINGS: dict[str, type[Masking]] = {"complete": Complete, "sparse": Sparse}
 def make_masking(text: str) -> Masking | None:
     """As a plan writes it; none for 'none'."""
     return None if text == "none" else parse_spec(text, MASKINGS, "secagg")
+
+
+def _rounded_up(value: float) -> float:
+    """Two digits, never less."""
+    digit = 10.0 ** (floor(log10(value)) - 1)
+    return float(f"{ceil(value / digit) * digit:.3g}")

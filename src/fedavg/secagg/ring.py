@@ -5,6 +5,10 @@ within the ring's signed range. Each Δ is clipped to [-clip, clip], each weight
 once to a multiple of 2^-f, with f the largest for which clip * weight_cap * 2^f + headroom <= L. The weight, the
 metrics and the counts of what was clipped follow the vector as fixed-point numbers of 64 bits (32 of them fraction, as
 in `fedavg.sums`), cut into digits so small that n of them add up without a carry out of the ring.
+
+An encoding that `wraps` does not clip: a value beyond the range goes round the ring. That is for updates that carry a
+share of the noise. Clipped, they would lose noise, and the sum would have less than was promised; the sum of values
+that wrap is the true sum modulo 2^bits, with all of its noise.
 """
 
 from collections.abc import Mapping
@@ -63,6 +67,7 @@ class Encoding:
     metrics: tuple[str, ...] = ()
     bits: int = 32
     headroom: int = 0
+    wraps: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -156,11 +161,23 @@ class Encoding:
         for start in range(0, self.dimension, _BLOCK):
             block = vector[start : start + _BLOCK]
             values = scratch[: len(block)]
-            np.clip(block, -self.clip, self.clip, out=values, dtype=np.float64)
-            saturated += int(np.count_nonzero(values != block))
+            if self.wraps:
+                values[:] = block
+            else:
+                np.clip(block, -self.clip, self.clip, out=values, dtype=np.float64)
+                saturated += int(np.count_nonzero(values != block))
             np.rint(np.multiply(values, factor, out=values), out=values)
+            if self.wraps:
+                self._wrap(values)
             ring[start : start + len(block)] = values.astype(np.int64)  # a negative number wraps around the ring
         return saturated
+
+    def _wrap(self, values: np.ndarray) -> None:
+        """Whole numbers into the ring's signed range, without rounding: remainder and differences are exact here."""
+        size = 2.0**self.bits
+        np.fmod(values, size, out=values)
+        values[values >= size / 2] -= size
+        values[values < -size / 2] += size
 
     def _scalar(self, value: float) -> tuple[int, bool]:
         """Fixed point in 64 bits, and whether the value had to be clipped to fit."""

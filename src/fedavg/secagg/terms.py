@@ -1,7 +1,7 @@
 """What a session is about. Server and clients derive every rule from it, and its digest is bound into every key."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ class Terms:
 
     The graph is complete, with `threshold` if given; or sparse, for `sparse` = (colluding rate, dropout rate). With
     `signed`, keys and the survivor set are signed by identities that an authority vouches for.
+    `least` is the fewest survivors whose sum may be opened, where the graph alone would allow fewer.
     """
 
     session: bytes
@@ -29,6 +30,7 @@ class Terms:
     threshold: int | None = None
     sparse: tuple[float, float] | None = None
     signed: bool = False
+    least: int = 0
 
     def __post_init__(self) -> None:
         if len(self.session) != SESSION_BYTES or len(self.model) != DIGEST_BYTES:
@@ -37,13 +39,17 @@ class Terms:
             raise TermsError(f"round: got {self.round}; expected a number from 0")
         if self.sparse is not None and self.threshold is not None:
             raise TermsError("threshold: a sparse graph has its own, from the rates; leave it out")
+        if not 0 <= self.least <= self.encoding.clients:
+            raise TermsError(f"{self.least} survivors are needed; only {self.encoding.clients} clients are invited")
         _ = self.topology  # impossible terms are refused here, not in the middle of a session
 
     @cached_property
     def topology(self) -> graph.Topology:
         if self.sparse is None:
-            return graph.complete(self.encoding.clients, self.threshold)
-        return graph.sparse(self.encoding.clients, *self.sparse, active=self.signed)
+            topology = graph.complete(self.encoding.clients, self.threshold)
+        else:
+            topology = graph.sparse(self.encoding.clients, *self.sparse, active=self.signed)
+        return replace(topology, minimum=max(topology.minimum, self.least))
 
     @cached_property
     def digest(self) -> bytes:
@@ -72,11 +78,11 @@ class Terms:
 
 _ENCODING_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "clients": (int,), "dimension": (int,), "clip": (int, float), "weight_cap": (int, float), "metrics": (list,),
-    "bits": (int,), "headroom": (int,),
+    "bits": (int,), "headroom": (int,), "wraps": (bool,),
 }  # fmt: skip
 _TERMS_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "session": (str,), "round": (int,), "model": (str,), "encoding": (dict,), "threshold": (int, type(None)),
-    "sparse": (list, type(None)), "signed": (bool,),
+    "sparse": (list, type(None)), "signed": (bool,), "least": (int,),
 }  # fmt: skip
 
 

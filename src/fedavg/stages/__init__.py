@@ -1,6 +1,6 @@
 """Steps around the sum. A new stage is one file and one line here."""
 
-from fedavg.specs import parse_spec
+from fedavg.specs import make
 from fedavg.stages.clip import Clip
 from fedavg.stages.localdp import LocalDP
 from fedavg.stages.noise import Noise
@@ -15,9 +15,9 @@ STAGES: dict[str, type[Stage]] = {
 }
 
 
-def parse_stage(text: str) -> Stage:
-    """A stage as a plan writes it: its name, and its settings after colons."""
-    return parse_spec(text, STAGES, "stages")
+def make_stage(value: str | Stage) -> Stage:
+    """A stage as a plan has it: the object, or its name with settings after colons."""
+    return make(value, Stage)
 
 
-__all__ = ["STAGES", "Stage", "parse_stage"]
+__all__ = ["STAGES", "Clip", "LocalDP", "Noise", "Stage", "Weigh", "make_stage"]

@@ -12,7 +12,7 @@ norm ← norm · exp(-rate (b - quantile)).
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import exp, hypot, isfinite, sqrt
+from math import exp, hypot, inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -47,6 +47,8 @@ class Clip(Stage):
     multiplier: float = bound(0.0)
     #: True if updates still obey the bound when they arrive, so that it can be enforced there once more.
     enforced: bool = bound(False)
+    #: The least and the largest norm that a quantile may lead to: what a ring can hold, with the noise that follows.
+    norms: tuple[float, float] = bound((0.0, inf))
 
     def __post_init__(self) -> None:
         if not (isfinite(self.norm) and self.norm > 0):
@@ -89,6 +91,12 @@ class Clip(Stage):
         return hypot(self._norm(work), self._unit(work) / 2)
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
+        least, largest = self.norms
+        if not least <= self._norm(work) <= largest:
+            raise PlanError(
+                f"clip: the round's norm is {self._norm(work):g}; expected {least:g} to {largest:g}: with another, "
+                "noise would be lost in the ring"
+            )
         vector = self._clipped(update.vector, work)
         if not self.adapts:
             return replace(update, vector=vector)
@@ -120,7 +128,9 @@ class Clip(Stage):
         if not self.adapts:
             return slots
         fraction = total.metrics[_BELOW] / total.weight + 0.5
-        return _kept(self._norm(work) * exp(-self.rate * (fraction - self.quantile)))
+        least, largest = self.norms
+        norm = self._norm(work) * exp(-self.rate * (fraction - self.quantile))
+        return _kept(min(max(norm, least), largest))
 
     def _norm(self, work: Work) -> float:
         return work.settings[NORM] if self.adapts else self.norm

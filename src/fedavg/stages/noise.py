@@ -12,7 +12,7 @@ not quite one, but closer than can be told at a standard deviation of a few step
 """
 
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -64,7 +64,7 @@ class Noise(Stage):
         """Metrics of a client are not noised, so under differential privacy they do not leave it."""
         vector = self._on_grid(update.vector)
         if self.where == "clients":
-            share = self._std(work, len(vector)) / self._shares**0.5
+            share = self.share(work, len(vector))
             # The sum adds weight times vector: the noise must come out of that at its full size.
             vector = vector + (self._draw(share, len(vector), rng) / update.weight).float()
         return replace(update, vector=vector, metrics={})
@@ -75,6 +75,15 @@ class Noise(Stage):
             return total
         std = self._std(work, len(total.vector)) * (1 - present) ** 0.5
         return replace(total, vector=total.vector + self._draw(std, len(total.vector), rng))
+
+    def share(self, work: Work, size: int) -> float:
+        """The standard deviation of the noise that one client adds to its weighted update of so many numbers."""
+        return self._std(work, size) / sqrt(self._shares)
+
+    @property
+    def least(self) -> int:
+        """The fewest clients whose shares together are the whole noise."""
+        return ceil(self._shares - 1e-9)
 
     @property
     def _shares(self) -> float:

@@ -5,24 +5,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedavg.specs import Pluggable
 from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.setup import Setup
 
 
-class Stage:
+class Stage(Pluggable):
     """Clients apply a plan's stages in order, the server in reverse; each draws from the generator it is given.
 
     A stage that adapts keeps its numbers on the server, and tells clients the round's through `settings`.
     """
 
+    kind = "stages"
     #: How many numbers the stage appends to every update. It takes them off the sum again.
     appends: int = 0
     #: True if what leaves the client may exceed the bounds that earlier stages gave it.
     exceeds_bounds: bool = False
     #: True if the metrics of a client do not leave it: they are not noised.
     hides_metrics: bool = False
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Stage"]]:
+        from fedavg.stages import STAGES
+
+        return STAGES
 
     def bind(self, setup: "Setup") -> "Stage":
         """This stage with what it needs to know of the rest: the model's layout, the cohort, other stages."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg.metrics import Metric, MetricsGiven, by_name, default_metrics
+from fedavg.specs import Pluggable
 
 
 def as_float(x: Tensor) -> Tensor:
@@ -18,7 +19,7 @@ def as_float(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Pluggable):
     """A learning problem that any fleet can train and any data of the right form can feed.
 
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
@@ -30,6 +31,8 @@ class Task:
     gradient and metrics.
     """
 
+    kind = "task"
+
     name: str
     build: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
@@ -39,6 +42,12 @@ class Task:
     pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
+
+    @classmethod
+    def registry(cls) -> Mapping[str, "Task"]:
+        from fedavg.tasks import TASKS
+
+        return TASKS
 
     def __post_init__(self) -> None:
         if not self.name:

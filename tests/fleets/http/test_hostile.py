@@ -35,7 +35,7 @@ GROWTH_KB = 16 * 1024
 ENDPOINTS = [
     ("POST", "/v1/enrol"), ("POST", "/v1/poll"), ("GET", "/v1/models/{digest}"), ("PUT", "/v1/rounds/1/0/update"),
     ("PUT", "/v1/rounds/1/0/anonymous"), ("POST", "/v1/report"), ("GET", "/healthz"), ("GET", "/metrics"),
-    ("GET", "/v1/status"), ("GET", "/admin/status"), ("GET", "/admin/clients"), ("POST", "/admin/clients/0/revoke"),
+    ("GET", "/v1/status"), ("GET", "/admin/status"), ("GET", "/admin/clients"), ("POST", "/admin/clients/revoke"),
     ("POST", "/admin/tokens"), ("POST", "/admin/stop"),
 ]  # fmt: skip
 BODIES = {
@@ -233,7 +233,7 @@ def odd_path(rng: random.Random, digest: str) -> str:
     return rng.choice([
         lambda: f"/v1/rounds/{number()}/{number()}/{rng.choice(['update', 'anonymous', '', 'x'])}",
         lambda: f"/v1/models/{rng.choice([digest, digest.upper(), digest[:-1], '..%2f..%2fetc%2fpasswd', '%ff%fe'])}",
-        lambda: f"/admin/clients/{number()}/revoke",
+        lambda: f"/admin/tokens/{number()}/withdraw",
         lambda: path + rng.choice(["/", "//", "/..", "%2f", "?", "?a=b&" * 50, "#x", "%", "%zz", "\x7f", ";x=1"]),
         lambda: path + rng.choice(["\xe9", "?\xff", "%ff", "%0a"]),
         lambda: "/.." * rng.randint(1, 50) + path,

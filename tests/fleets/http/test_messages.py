@@ -27,6 +27,7 @@ from fedavg.fleets.http.protocol.messages import (
     PollRequest,
     Problem,
     ReportRequest,
+    Selection,
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
@@ -51,8 +52,9 @@ EXAMPLES = [
     DoneAnswer(100, MODEL, True),
     UpdateAnswer(True, False),
     ReportRequest(3, 0, "failed", "training-failed", "out of memory\n  at step 3"),
-    NewToken(None, "", 3),
-    NewToken(5, "the lab", None),
+    NewToken(None, "", 3, None),
+    NewToken(5, "the lab", None, 24.0),
+    Selection(None, "0f" * 8, "10.0.0.0/8", 2.0, None),
     Problem("stale-epoch", "sign again", "e-2"),
     Problem("wrong-round", "", None),
 ]
@@ -201,6 +203,7 @@ BAD = {
         "step": [0, 9, 1.0, None],
     },
     NewToken: {
+        "hours": [0, -1, 1e9, "1"],
         "uses": [0, 1.0, True],
         "label": ["x" * 65, "a\nb", None],
         "client": [-1, 1.5, "1"],
@@ -214,6 +217,13 @@ BAD = {
         "kind": ["", "Failed", "ok", None, 1],
         "reason": ["", "a-reason-of-my-own", None, 1],
         "detail": ["x" * 501, "\x00", "\r", "\u2028", HALF, None],
+    },
+    Selection: {
+        "client": [-1, 2**20, True],
+        "token": ["", "0F" * 8, "0f" * 7, 1],
+        "address": ["", "a b", 1],
+        "newer_than_h": [0, -1, 1e9, "1"],
+        "older_than_h": [0, True, 1e9],
     },
     Problem: {
         "error": ["", "Bad", "a b", "x" * 65, None],

@@ -75,7 +75,7 @@ def test_a_request_counts_once(served):
     assert answers == ["wrong-round", "replayed"]
 
 
-@pytest.mark.parametrize("change", ["path", "method", "body", "client", "epoch", "counter", "key", "query", "encoded"])
+@pytest.mark.parametrize("change", ["path", "method", "body", "client", "epoch", "counter", "key", "query"])
 def test_a_signature_is_good_for_one_request_of_one_client_only(served, change):
     peer, other = served.peer(), served.peer()
     body = json.dumps({"round": 1, "attempt": 0, "kind": "failed", "reason": "bad-offer", "detail": ""}).encode()
@@ -100,8 +100,6 @@ def test_a_signature_is_good_for_one_request_of_one_client_only(served, change):
             headers = peer.signer.headers(method, path, body)
         case "query":
             path = "/v1/report?x=1"
-        case "encoded":
-            path = "/v1/r%65port"
     answer = served.ask(method, path, body, headers)
     assert (answer.status, answer.error) == (401, error)
     assert peer.signed("POST", "/v1/report", b"{}").error in ("bad-field", "bad-signature")  # the real one goes on
@@ -135,7 +133,7 @@ def test_a_revoked_client_is_shut_out_at_once_even_while_its_poll_is_held(served
     waiting.start()
     while not served.status()["held_polls"]:
         sleep(0.01)
-    assert served.admin("POST", f"/admin/clients/{peer.k}/revoke").json["revoked"]
+    assert served.revoke(client=peer.k) == [peer.k]
     waiting.join()
     assert (answers[0].status, answers[0].error) == (403, "revoked")
     assert monotonic() - began < 10
@@ -146,7 +144,7 @@ def test_a_revoked_client_is_shut_out_at_once_even_while_its_poll_is_held(served
 
 def test_nobody_waits_for_a_client_that_was_revoked_and_its_update_does_not_count(collecting):
     (first, second), offers = collecting.cohort(5, 10)
-    collecting.admin("POST", f"/admin/clients/{first.k}/revoke")
+    collecting.revoke(client=first.k)
     assert first.upload(offers[0], first.frame(offers[0], ONES, 5)).error == "revoked"
     assert second.upload(offers[1], second.frame(offers[1], ONES, 10)).status == 200
     wait_until(lambda: collecting.status()["committed"] == 1)
@@ -209,8 +207,11 @@ def test_who_enrols_shows_that_it_has_the_key(served):
     [
         ("GET", "/admin/status"),
         ("GET", "/admin/clients"),
-        ("POST", "/admin/clients/0/revoke"),
+        ("POST", "/admin/clients/revoke"),
+        ("POST", "/admin/clients/approve"),
+        ("GET", "/admin/tokens"),
         ("POST", "/admin/tokens"),
+        ("POST", "/admin/tokens/0000000000000000/withdraw"),
         ("POST", "/admin/stop"),
     ],
 )
@@ -219,7 +220,7 @@ def test_the_operators_endpoints_need_the_operators_token(served, method, path):
     for scheme, token in (("", ""), ("Bearer", "x"), ("Bearer", served.join_token), ("Basic", served.admin_token),
                           ("Bearer", served.admin_token[:-1]), ("Bearer", served.admin_token + " ")):  # fmt: skip
         headers = {"Authorization": f"{scheme} {token}"} if scheme else {}
-        body = b'{"uses":1,"label":"","client":null}'
+        body = b'{"uses":1,"label":"","client":null,"hours":null}'
         if token.endswith(" "):
             continue  # white space at the end of a header is none
         answer = served.ask(method, path, body, headers)
@@ -537,11 +538,10 @@ def test_only_the_invited_may_upload_and_only_to_the_round_under_way(collecting)
         "/v1/rounds/x/0/update": "no-such-path",
         f"/v1/rounds/{10**30}/0/update": "no-such-path",
         "/v1/rounds/-1/0/update": "no-such-path",
-        "/v1/rounds/%31/0/update": None,
+        "/v1/rounds/%31/0/update": "no-such-path",
         "/v1/rounds/1/0/anonymous": "upload-token-unknown",
     }.items():
-        answer = peer.signed("PUT", path, peer.frame(offer, ONES, 5))
-        assert answer.status == 200 if error is None else answer.error == error
+        assert peer.signed("PUT", path, peer.frame(offer, ONES, 5)).error == error
 
 
 def test_a_device_that_is_refused_does_not_try_for_ever(tmp_path):
@@ -558,7 +558,7 @@ def test_a_device_that_is_refused_does_not_try_for_ever(tmp_path):
         sleep(2)
         attempts = server.status()["round"]["attempt"] + 1
         assert server.metrics()['fedavg_updates_refused_total{reason="norm-exceeded"}'] <= attempts
-        server.admin("POST", "/admin/clients/0/revoke")
+        server.revoke(client=0)
         thread.join(40)
         assert not thread.is_alive()
 

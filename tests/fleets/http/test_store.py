@@ -151,21 +151,41 @@ def test_a_value_that_no_column_holds(store):
 
 def test_numbers_are_given_in_order(store):
     store.add_token(TOKEN, 3, "lab", None)
-    assert store.enrol(TOKEN, ALICE, 600, "alice", None) == ClientRow(0, ALICE, 600, "alice", False)
+    assert store.enrol(TOKEN, ALICE, 600, "alice", None) == ClientRow(0, ALICE, 600, "alice", False, TOKEN)
     assert store.enrol(TOKEN, BOB, 10, "bob", None).k == 1
-    assert store.tokens() == [TokenRow(TOKEN, 1, "lab", None)]
+    assert store.tokens() == [TokenRow(TOKEN, 1, "lab", None, None, used=2)]
     assert store.enrol(TOKEN, CAROL, 10, "carol", None).k == 2
     refused("token-used", store, TOKEN, b"d" * 32, 10, "dave", None)
     assert [client.name for client in store.clients()] == ["alice", "bob", "carol"]
-    assert store.client(1) == ClientRow(1, BOB, 10, "bob", False)
+    assert store.client(1) == ClientRow(1, BOB, 10, "bob", False, TOKEN)
     assert store.client(3) is None
+
+
+def test_a_token_expires_but_not_for_who_came_by_it(store):
+    store.add_token(TOKEN, None, "", None, expires=1000)
+    assert store.enrol(TOKEN, ALICE, 1, "", None, now=999.9, address="10.0.0.7").k == 0
+    with pytest.raises(EnrolRefused) as caught:
+        store.enrol(TOKEN, BOB, 1, "", None, now=1000.0)
+    assert caught.value.reason == "token-expired"
+    assert store.enrol(TOKEN, ALICE, 1, "", None, now=2000.0) == store.client(0)  # the first answer may be lost
+    assert store.client(0) == ClientRow(0, ALICE, 1, "", False, TOKEN, 999, "10.0.0.7")
+
+
+def test_clients_wait_for_approval_and_are_changed_all_or_none(store):
+    store.add_token(TOKEN, None, "", None)
+    for key in (ALICE, BOB, CAROL):
+        assert not store.enrol(TOKEN, key, 1, "", None, approved=False).approved
+    store.approve([0, 2])
+    with pytest.raises(StoreError, match="there is no client 9"):
+        store.revoke([1, 9])
+    assert [(row.approved, row.revoked) for row in store.clients()] == [(True, False), (False, False), (True, False)]
 
 
 def test_a_client_that_lost_the_answer_asks_again(store):
     store.add_token(TOKEN, 1, "", None)
     first = store.enrol(TOKEN, ALICE, 600, "alice", None)
     assert store.tokens()[0].uses == 0
-    assert store.enrol(TOKEN, ALICE, 601, "alice", None) == ClientRow(first.k, ALICE, 601, "alice", False)
+    assert store.enrol(TOKEN, ALICE, 601, "alice", None) == ClientRow(first.k, ALICE, 601, "alice", False, TOKEN)
     assert store.client(0).examples == 601
     refused("token-used", store, TOKEN, BOB, 1, "bob", None)
     refused("token-unknown", store, OTHER_TOKEN, ALICE, 1, "alice", None)
@@ -222,12 +242,12 @@ def test_tokens_can_be_removed(store):
 def test_a_revoked_client_stays_out(store):
     store.add_token(TOKEN, None, "", None)
     store.enrol(TOKEN, ALICE, 1, "", None)
-    store.revoke(0)
+    store.revoke([0])
     assert store.client(0).revoked
     refused("revoked", store, TOKEN, ALICE, 1, "", None)
     assert store.enrol(TOKEN, BOB, 1, "", None).k == 1
     with pytest.raises(StoreError, match="there is no client 9"):
-        store.revoke(9)
+        store.revoke([9])
 
 
 def test_threads_enrol_side_by_side(store):
@@ -448,7 +468,7 @@ def test_a_newer_schema_is_refused(url):
     Store.open(url).close()
     sql(url, "UPDATE meta SET value = '99' WHERE key = 'schema'")
     with pytest.raises(
-        StoreError, match="has schema 99; this version of fedavg knows schemas up to 1; update"
+        StoreError, match="has schema 99; this version of fedavg knows schemas up to 2; update"
     ) as caught:
         Store.open(url)
     assert not caught.value.retryable

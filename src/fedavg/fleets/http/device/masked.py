@@ -125,6 +125,7 @@ class MaskedRounds:
 
     def _terms(self, offer: WorkOffer) -> "Terms":
         assert self._setup.secagg
+        self._setup.secagg.check(offer.invited)  # the server's word: with another number, noise could be lost
         numbers = self._setup.update_size(offer.numbers // self._setup.algorithm.vectors_down)
         session = bytes.fromhex(offer.session or "")
         return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, self._setup.metrics)

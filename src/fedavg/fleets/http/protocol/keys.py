@@ -204,7 +204,10 @@ def verify(
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(_from_base64(signature), fields.text)
     except (InvalidSignature, ValueError):  # a public key of the wrong length is a ValueError
-        raise SignatureRefused("bad-signature", "the signature is not that of this client over this request") from None
+        raise SignatureRefused(
+            "bad-signature",
+            "the signature is not that of a client enrolled here under this number; enrol first, or use its key",
+        ) from None
     if counted_as is not None:
         guard.check(counted_as, fields.counter)
 

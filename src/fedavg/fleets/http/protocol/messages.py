@@ -214,6 +214,8 @@ SESSION: Final = Text("[0-9a-f]", 32, 32, "16 bytes in lower-case hex")
 EPOCH: Final = Text("[A-Za-z0-9_-]", 1, 64, "letters, digits, - and _")
 TOKEN: Final = Text("[!-~]", 1, 1024, "visible ASCII without spaces")
 SECONDS: Final = Number(0, 7 * 86_400)
+HOURS: Final = Number(0, 10 * 366 * 24, above=True)
+TOKEN_ID: Final = Text("[0-9a-f]", 16, 16, "the id of a token, lower-case hex")
 SETTINGS: Final = Table(Text("[a-z0-9_]", 1, 32, "a-z, 0-9 and _"), Number(-1e12, 1e12), 16)
 METRICS: Final = Table(Text("[a-z_]", 1, 32, "a-z and _"), Number(-1e12, 1e12), 16)
 
@@ -388,6 +390,18 @@ class NewToken:
     uses: int | None = item(Nullable(Integer(1, LARGEST)), "how many clients may use it; null for any number")
     label: str = item(Text(_LINE, 0, 64, "printable text"), "what it is for, for the operator")
     client: int | None = item(Nullable(CLIENT), "the client number that it is for, or null for any")
+    hours: float | None = item(Nullable(HOURS), "how long it is good for; null for ever")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """POST /admin/clients/revoke and /admin/clients/approve: the clients that all of this is true of."""
+
+    client: int | None = item(Nullable(CLIENT), "this client, or null")
+    token: str | None = item(Nullable(TOKEN_ID), "those that came by this token (its id), or null")
+    address: str | None = item(Nullable(_VISIBLE), "those that enrolled from this address or network, or null")
+    newer_than_h: float | None = item(Nullable(HOURS), "those that enrolled within so many hours, or null")
+    older_than_h: float | None = item(Nullable(HOURS), "those that enrolled longer ago than that, or null")
 
 
 @dataclass(frozen=True)
@@ -411,11 +425,11 @@ PROBLEMS: Final[dict[str, int]] = {
     "stale-epoch": 401,
     "replayed": 401,
     "too-old": 401,
-    "client-unknown": 401,
     "admin-token": 401,
     "revoked": 403,
     "token-unknown": 403,
     "token-used": 403,
+    "token-expired": 403,
     "upload-token-unknown": 403,
     "not-invited": 403,
     "no-such-path": 404,
@@ -424,6 +438,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "wrong-method": 405,
     "too-slow": 408,
     "number-taken": 409,
+    "fleet-full": 409,
     "number-too-large": 409,
     "wrong-task": 409,
     "wrong-round": 409,
@@ -447,6 +462,7 @@ MESSAGES: Final = (
     UpdateAnswer,
     ReportRequest,
     NewToken,
+    Selection,
     Problem,
 )
 _VARIANTS: Final[dict[type, tuple[type, ...]]] = {PollAnswer: (WorkOffer, MaskAnswer, WaitAnswer, DoneAnswer)}

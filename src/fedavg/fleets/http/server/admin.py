@@ -1,6 +1,8 @@
 """What the operator can do while a server runs, with a token of its own that clients never see."""
 
 from collections.abc import Callable
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from time import time
 from typing import Any
 
 from starlette.requests import Request
@@ -8,22 +10,25 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fedavg.fleets.http.protocol import keys
-from fedavg.fleets.http.protocol.messages import NewToken
+from fedavg.fleets.http.protocol.messages import NewToken, Selection
 from fedavg.fleets.http.server.app import MESSAGE_BYTES, FleetApp, Refusal, parse_body, read_body
 from fedavg.fleets.http.server.hub import Hub
-from fedavg.fleets.http.server.store import Store
+from fedavg.fleets.http.server.store import ClientRow, Store, TokenRow
 
 
 class Admin:
-    """Status, join tokens, revocation and an orderly stop."""
+    """Status, join tokens, approval, revocation and an orderly stop."""
 
     def __init__(self, app: FleetApp, hub: Hub, store: Store, token_hash: bytes, stop: Callable[[], None]) -> None:
         self._app, self._hub, self._store, self._token_hash, self._stop_server = app, hub, store, token_hash, stop
         self.routes: list[BaseRoute] = [
             self._route("GET", "/admin/status", self._status),
             self._route("GET", "/admin/clients", self._clients),
-            self._route("POST", "/admin/clients/{k}/revoke", self._revoke),
+            self._route("POST", "/admin/clients/revoke", self._revoke),
+            self._route("POST", "/admin/clients/approve", self._approve),
+            self._route("GET", "/admin/tokens", self._tokens),
             self._route("POST", "/admin/tokens", self._new_token),
+            self._route("POST", "/admin/tokens/{id}/withdraw", self._withdraw),
             self._route("POST", "/admin/stop", self._stop),
         ]
 
@@ -41,29 +46,114 @@ class Admin:
         return JSONResponse(self._hub.status() | {"requests_refused": dict(self._app.requests.by_reason)})
 
     async def _clients(self, _: Request) -> Response:
-        rows = await self._app.blocking(self._store.clients)
-        return JSONResponse(
-            [{"client": r.k, "name": r.name, "examples": r.examples, "revoked": bool(r.revoked)} for r in rows]
-        )
+        rows: list[ClientRow] = await self._app.blocking(self._store.clients)
+        return JSONResponse({"clients": [_shown_client(row) for row in rows]})
 
     async def _revoke(self, request: Request) -> Response:
-        text = str(request.path_params["k"])
-        k = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
-        row = self._hub.client(k)
-        if row is None:
-            raise Refusal("client-unknown", f"there is no client '{text[:20]}'")
-        await self._app.blocking(self._store.revoke, k)
-        self._hub.know([await self._app.blocking(self._store.client, k)])
-        return JSONResponse({"client": k, "revoked": True})
+        return await self._change(request, self._store.revoke)
+
+    async def _approve(self, request: Request) -> Response:
+        return await self._change(request, self._store.approve)
+
+    async def _change(self, request: Request, change: Callable[[list[int]], None]) -> Response:
+        """Revoke or approve the clients that a selection is true of; the answer says which they are."""
+        selection = parse_body(Selection, await read_body(request, MESSAGE_BYTES))
+        selected = _selected(selection, time())
+        rows: list[ClientRow] = await self._app.blocking(self._store.clients)
+        chosen = [row.k for row in rows if selected(row)]
+        await self._app.blocking(change, chosen)
+        fresh = await self._app.blocking(self._store.clients)
+        self._hub.know([row for row in fresh if row.k in set(chosen)])
+        return JSONResponse({"clients": chosen})
+
+    async def _tokens(self, _: Request) -> Response:
+        rows: list[TokenRow] = await self._app.blocking(self._store.tokens)
+        return JSONResponse({"tokens": [_shown_token(row, time()) for row in rows]})
 
     async def _new_token(self, request: Request) -> Response:
         message = parse_body(NewToken, await read_body(request, MESSAGE_BYTES))
         token = keys.new_token()
-        await self._app.blocking(
-            self._store.add_token, keys.token_hash(token), message.uses, message.label, message.client
-        )
-        return JSONResponse({"token": token, "uses": message.uses, "client": message.client})
+        expires = None if message.hours is None else int(time() + 3600 * message.hours)
+        hashed = keys.token_hash(token)
+        await self._app.blocking(self._store.add_token, hashed, message.uses, message.label, message.client, expires)
+        return JSONResponse({"token": token, "id": _token_id(hashed), "uses": message.uses, "client": message.client})
+
+    async def _withdraw(self, request: Request) -> Response:
+        """No more clients come by this token; those that did stay (revoke them by the token's id)."""
+        wanted = str(request.path_params["id"])
+        rows: list[TokenRow] = await self._app.blocking(self._store.tokens)
+        found = [row.hash for row in rows if _token_id(row.hash) == wanted]
+        for hashed in found:
+            await self._app.blocking(self._store.remove_token, hashed)
+        if not found:
+            raise Refusal("token-unknown", f"there is no token '{wanted[:20]}'; GET /admin/tokens lists them")
+        return JSONResponse({"id": wanted, "withdrawn": True})
 
     async def _stop(self, _: Request) -> Response:
         self._stop_server()
         return JSONResponse({"stopping": True})
+
+
+def _token_id(hashed: bytes) -> str:
+    """How operators name a token: who knows it can not enrol by it."""
+    return hashed.hex()[:16]
+
+
+def _shown_client(row: ClientRow) -> dict[str, object]:
+    return {
+        "client": row.k,
+        "name": row.name,
+        "examples": row.examples,
+        "revoked": row.revoked,
+        "approved": row.approved,
+        "token": _token_id(row.token),
+        "address": row.address,
+        "enrolled": row.enrolled,
+    }
+
+
+def _shown_token(row: TokenRow, now: float) -> dict[str, object]:
+    return {
+        "id": _token_id(row.hash),
+        "label": row.label,
+        "uses_left": row.uses,
+        "used": row.used,
+        "client": row.client,
+        "expires_in_h": None if row.expires is None else round((row.expires - now) / 3600, 2),
+    }
+
+
+def _selected(selection: Selection, now: float) -> Callable[[ClientRow], bool]:
+    """Whether all that a selection says is true of a client; one that says nothing is refused, not taken for all."""
+    checks: list[Callable[[ClientRow], bool]] = []
+    if (k := selection.client) is not None:
+        checks.append(lambda row: row.k == k)
+    if (token := selection.token) is not None:
+        checks.append(lambda row: _token_id(row.token) == token)
+    if selection.address is not None:
+        network = _network(selection.address)
+        checks.append(lambda row: _within(row.address, network))
+    if (newer := selection.newer_than_h) is not None:
+        checks.append(lambda row: row.enrolled > now - 3600 * newer)
+    if (older := selection.older_than_h) is not None:
+        checks.append(lambda row: row.enrolled <= now - 3600 * older)
+    if not checks:
+        raise Refusal("bad-field", "got a selection of nothing; expected a client, token, address or age")
+    return lambda row: all(check(row) for check in checks)
+
+
+Network = IPv4Network | IPv6Network
+
+
+def _network(text: str) -> Network:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        raise Refusal("bad-field", f"address: got '{text[:50]}'; expected one such as 10.0.0.7 or 10.0.0.0/8") from None
+
+
+def _within(address: str, network: Network) -> bool:
+    try:
+        return ip_address(address) in network
+    except ValueError:  # enrolled before addresses were noted, or through a socket without one
+        return False

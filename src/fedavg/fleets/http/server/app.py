@@ -12,15 +12,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from math import inf
+from time import time
 from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import (
@@ -73,6 +77,8 @@ WAITING: Final = 512
 #: of a cohort at once would keep everyone else waiting, and come back with their updates at once.
 WAKE: Final = 20
 WAKE_S: Final = 0.005
+#: Stands in for the key of a client that is not there: its private half was never kept.
+NOBODYS_KEY: Final = keys.ClientKey.generate().public
 #: The status of an update frame that is refused; its reason is a `wire.Reason`.
 UPDATE_REFUSED: Final = 422
 
@@ -102,9 +108,7 @@ class FleetApp:
         self._client_rate = Buckets(rate=20, burst=60)
         self._address_rate = Buckets(rate=50, burst=500)
         self._uploading: set[object] = set()
-        self._turns: asyncio.Semaphore | None = None
-        self._fast_lane: asyncio.Semaphore | None = None
-        self._waiting_for_turn = 0
+        self._turns = Turns(UPLOAD_BYTES)
         #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="update")
         self.requests: metrics.Requests = metrics.Requests()
@@ -123,6 +127,7 @@ class FleetApp:
                 self._route("GET", "/metrics", self._metrics),
                 self._route("GET", "/v1/status", self._status),
             ],
+            middleware=PLAIN_PATHS,
             exception_handlers=HTTP_PROBLEMS,
         )
         self.asgi.router.redirect_slashes = False  # a path is right or it is not
@@ -186,18 +191,16 @@ class FleetApp:
         self._check_signature(request, key, None, body)
         try:
             row = await self.blocking(
-                self._store.enrol,
-                keys.token_hash(message.token),
-                key,
-                message.examples,
-                message.name,
-                message.client,
-                self._plan.clients,
-            )
+                partial(
+                    self._store.enrol, keys.token_hash(message.token), key, message.examples, message.name,
+                    message.client, self._plan.clients, now=time(), address=address,
+                    approved=not self._hub.guards.approval,
+                )
+            )  # fmt: skip
         except EnrolRefused as error:
             raise Refusal(error.reason, str(error)) from None
         self._hub.know([row])
-        log.info("client enrolled", extra={"client": row.k, "examples": row.examples})
+        log.info("client enrolled", extra={"client": row.k, "examples": row.examples, "approved": row.approved})
         answer = Enrolled(client=row.k, epoch=self.epoch, plan=self._plan_toml, plan_digest=self._plan.digest)
         return _json(answer)
 
@@ -298,21 +301,26 @@ class FleetApp:
         self, request: Request, source: int | bytes, fields: keys.SignedFields | None, round: int, attempt: int
     ) -> Verdict:
         """Read an update, one at a time from each source and only as many as fit in memory, and add it."""
-        limit = self._hub.frame_limit()
-        if source in self._uploading:
-            raise Refusal("upload-under-way", "another upload of this update is under way")
-        self._uploading.add(source)
         try:
-            body = Body(request, limit)
-            await body.read(BEGINNING)
-            async with self._turn(limit):
-                frame = await body.read()
+            async with self._upload(request, source, self._hub.frame_limit()) as frame:
                 return await asyncio.get_running_loop().run_in_executor(
                     self._workers, self._check_and_add, source, round, attempt, frame, fields
                 )
         except UpdateRefused as error:
             self._hub.refuse(source, round, attempt, str(error.reason))
             raise Refusal(error.reason, str(error), status=UPDATE_REFUSED) from None
+
+    @asynccontextmanager
+    async def _upload(self, request: Request, source: int | bytes, limit: int) -> AsyncIterator[bytes]:
+        """The body of an upload that is wanted: one at a time from each source, and only as many as fit in memory."""
+        if source in self._uploading:
+            raise Refusal("upload-under-way", "another upload of this source is under way")
+        self._uploading.add(source)
+        try:
+            body = Body(request, limit)
+            await body.read(BEGINNING)
+            async with self._turns.one(limit):
+                yield await body.read()
         finally:
             self._uploading.discard(source)
 
@@ -323,42 +331,9 @@ class FleetApp:
             _check_body(fields, frame)
         return self._hub.add(source, round, attempt, memoryview(frame))
 
-    @asynccontextmanager
-    async def _turn(self, limit: int) -> AsyncIterator[None]:
-        """A turn to be in memory; where too many wait for one, or it does not come in time, it is a 503."""
-        if self._turns is None or self._fast_lane is None:
-            self._turns = asyncio.Semaphore(max(2, UPLOAD_BYTES // max(limit, 1)))
-            self._fast_lane = asyncio.Semaphore(FAST_LANE)
-        busy = Refusal("busy", "too many uploads at a time; come back", _later(2))
-        if self._waiting_for_turn >= WAITING:
-            raise busy
-        self._waiting_for_turn += 1
-        try:
-            await asyncio.wait_for(self._both(self._turns, self._fast_lane), TURN_S)
-        except TimeoutError:
-            raise busy from None
-        finally:
-            self._waiting_for_turn -= 1
-        making_room = _Once(self._fast_lane.release)
-        timer = asyncio.get_running_loop().call_later(FAST_LANE_S, making_room)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            making_room()
-            self._turns.release()
-
-    @staticmethod
-    async def _both(turns: asyncio.Semaphore, lane: asyncio.Semaphore) -> None:
-        await turns.acquire()
-        try:
-            await lane.acquire()
-        except BaseException:
-            turns.release()
-            raise
-
     async def _session_message(self, request: Request) -> Response:
         """The message of a session of secure aggregation that waits for this client."""
+        self._check_masked()
         client, _ = await self._signed(request)
         message = self._hub.session_message(client.k, *_round_and_attempt(request))
         if message is None:
@@ -366,17 +341,23 @@ class FleetApp:
         return Response(message, media_type="application/octet-stream")
 
     async def _session_answer(self, request: Request) -> Response:
+        self._check_masked()
         fields, client = self._authenticated(request)
         _pace(self._client_rate.wait(client.k))
         round, attempt = _round_and_attempt(request)
-        async with self._turn(limit := self._hub.frame_limit()):
-            body = await read_body(request, limit)
-            verdict = await asyncio.get_running_loop().run_in_executor(
-                self._workers, self._check_and_carry, client.k, round, attempt, body, fields
-            )
+        verdict = self._hub.judge_session(client.k, round, attempt)
+        if verdict is Verdict.ACCEPTED:
+            async with self._upload(request, client.k, self._hub.frame_limit()) as body:
+                verdict = await asyncio.get_running_loop().run_in_executor(
+                    self._workers, self._check_and_carry, client.k, round, attempt, body, fields
+                )
         if verdict is not Verdict.ACCEPTED:
             raise Refusal(verdict, "this message is not wanted now; poll for work")
         return _json(UpdateAnswer(accepted=True, duplicate=False))
+
+    def _check_masked(self) -> None:
+        if self._plan.secagg == "none":
+            raise Refusal("no-such-path", "this run has no secure aggregation, and so no sessions")
 
     def _check_and_carry(self, k: int, round: int, attempt: int, body: bytes, fields: keys.SignedFields) -> Verdict:
         from fedavg.secagg import SecAggError
@@ -428,10 +409,11 @@ class FleetApp:
         """The client that signed the request; the body, whose digest it signed as well, is not needed for that."""
         fields, signature = self._signed_fields(request)
         client = self._hub.client(int(fields.client)) if fields.client != keys.ENROL else None
-        if client is None:
-            raise Refusal("client-unknown", "this client is not enrolled here; enrol first")
-        self._check_revoked(client.k)
+        if client is None:  # strangers are not told who is enrolled, was, or never was: all takes the same way
+            self._verify(fields, signature, NOBODYS_KEY, None)
+            raise Refusal("bad-signature", "nobody is enrolled under this number")
         self._verify(fields, signature, client.key, client.k)
+        self._check_revoked(client.k)
         return fields, client
 
     def _check_revoked(self, k: int) -> None:
@@ -486,6 +468,91 @@ class _Once:
         call, self._call = self._call, None
         if call:
             call()
+
+
+class Turns:
+    """Turns to be in memory. Each upload takes as many bytes as it may have; two have room, however large.
+
+    Where too many wait for one, or it does not come in time, the answer is a 503.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._taken = self._under_way = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._fast_lane = asyncio.Semaphore(FAST_LANE)
+
+    @asynccontextmanager
+    async def one(self, size: int) -> AsyncIterator[None]:
+        await self._wait(size)
+        making_room = _Once(self._fast_lane.release)
+        timer = asyncio.get_running_loop().call_later(FAST_LANE_S, making_room)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            making_room()
+            self._leave(size)
+
+    async def _wait(self, size: int) -> None:
+        busy = Refusal("busy", "too many uploads at a time; come back", _later(2))
+        if len(self._waiting) >= WAITING:
+            raise busy
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._enter(size)
+                try:
+                    await self._fast_lane.acquire()
+                except BaseException:
+                    self._leave(size)
+                    raise
+        except TimeoutError:
+            raise busy from None
+
+    async def _enter(self, size: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        self._admit()
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self._leave(size)  # it came at the same moment as the end of the wait
+            else:
+                self._waiting.remove((size, turn))
+            raise
+
+    def _leave(self, size: int) -> None:
+        self._taken -= size
+        self._under_way -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        """In the order in which they came: a large one is not passed by for ever."""
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if self._under_way >= 2 and self._taken + size > self._room:
+                return
+            self._waiting.popleft()
+            self._taken += size
+            self._under_way += 1
+            turn.set_result(None)
+
+
+class PlainPaths:
+    """No path of ours needs an escape: one that has any is none of ours, whatever a proxy in front took it for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and b"%" in scope["raw_path"]:
+            await problem(Refusal("no-such-path", "paths here have no escapes"))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+PLAIN_PATHS: Final = [Middleware(PlainPaths)]
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -21,8 +21,8 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
-from fedavg.errors import DiskError, FedAvgError
-from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
+from fedavg.errors import DiskError, FedAvgError, PlanError
+from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
@@ -30,6 +30,7 @@ from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import Evaluated, Worker, add_up, eval_jobs
 from fedavg.metrics import report
+from fedavg.metrics.spread import OnClients
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Part, Split, Sum, Work
 
@@ -65,10 +66,10 @@ class Stopped(FedAvgError):
 
 
 class HttpFleet(Fleet):
-    """Clients that come to the server. `minimum` of them must be there before a run begins."""
+    """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort."""
 
     def __init__(
-        self, setup: Setup, hub: Hub, store: Store, rules: Rules, minimum: int, authority: bytes | None = None
+        self, setup: Setup, hub: Hub, store: Store, rules: Rules, minimum: int | None, authority: bytes | None = None
     ) -> None:
         """`authority` is the public key that signed sessions of secure aggregation are checked by."""
         self._setup, self._hub, self._store, self._rules, self._minimum = setup, hub, store, rules, minimum
@@ -104,17 +105,28 @@ class HttpFleet(Fleet):
 
     def _sample(self, round: int) -> list[int]:
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
-        self._wait_for(self._minimum)
+        self._wait_for_clients()
         first = sample_cohort(self._setup, round, self._attempt)
         others = np.setdiff1d(self._setup.eligible, first)
         extra = min(self._rules.invited(len(first)) - len(first), len(others))
         rng = seeds.rng(self._setup.plan.seed, round, seeds.NONE, f"over-selection {self._attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
 
-    def _wait_for(self, needed: int) -> None:
-        while (there := self._hub.wait_for_clients(needed, PATIENCE_S)) < needed:
+    def _wait_for_clients(self) -> None:
+        """Until a cohort is there. Rather than for ever, who was only silent is called back from its rest."""
+        patience = min(PATIENCE_S, self._rules.deadline_s)
+        while (there := self._hub.wait_for_clients(self._needed, patience)) < (needed := self._needed()):
             self._check_stop()
-            log.info("waiting for clients", extra={"there": there, "needed": needed})
+            called = self._hub.call_back(needed - there)
+            log.info("waiting for clients", extra={"there": there, "needed": needed, "called_back": called})
+
+    def _needed(self) -> int:
+        """Who is shut out is not waited for, as long as a quorum of a cohort can still come together."""
+        if self._minimum is not None:
+            return self._minimum
+        population = self._setup.plan.clients or self._hub.enrolled
+        cohort = max(round(self._setup.plan.C * population), 1)
+        return max(self._rules.minimum(cohort), min(cohort, population - self._hub.shut_out(population)))
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
         invitation = self._invitation(parts, work)
@@ -182,6 +194,7 @@ class HttpFleet(Fleet):
         from fedavg.secagg import ServerSession
 
         assert self._setup.secagg
+        self._setup.secagg.check(len(round.invited))
         expected = group.expected
         terms = self._setup.secagg.terms(
             token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
@@ -273,6 +286,9 @@ class HttpFleet(Fleet):
         pieces = [result for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
+    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
+        raise PlanError("evaluate: got 'clients' in a fleet of devices; expected 'server'")
+
     def retried(self, call: Callable[[], T]) -> T:
         """A call that writes; while the database is away or there is no space, say so, and try until it works."""
         pause, longest = RETRY_S
@@ -294,10 +310,5 @@ class HttpFleet(Fleet):
 
 def _summed(vector: Tensor, received: list[Received]) -> CohortResult:
     sent = [r.bytes_up for r in received]
-    total = Sum(vector, fsum(r.weight for r in received), len(received), _weighted_means(received))
+    total = Sum(vector, fsum(r.weight for r in received), len(received), weighted_means(received))
     return CohortResult(total, sum(sent), max(sent), 0)
-
-
-def _weighted_means(received: list[Received]) -> dict[str, float]:
-    weight = fsum(r.weight for r in received)
-    return {name: fsum(r.weight * r.metrics[name] for r in received) / weight for name in received[0].metrics}

@@ -24,6 +24,7 @@ from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.changes import Changes
 from fedavg.fleets.http.protocol.messages import DoneAnswer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
+from fedavg.fleets.http.server.conduct import Conduct
 from fedavg.fleets.http.server.rounds import Phase, Round, Verdict
 from fedavg.fleets.http.server.store import ClientRow, Counted
 from fedavg.sums import ExactSum, to_float
@@ -45,11 +46,13 @@ HELD: Final = 12_000
 
 @dataclass(frozen=True)
 class Guards:
-    """Bounds on what a client may send, and whether updates come without a name."""
+    """Who is let in, bounds on what a client may send, and whether updates come without a name."""
 
     max_weight: float = 1e6
     max_norm: float | None = None
     anonymous: bool = False
+    #: New clients wait until the operator approves of them.
+    approval: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,14 @@ class Received:
 class Hub:
     """Thread-safe; every public method takes the lock by itself."""
 
-    def __init__(self, guards: Guards) -> None:
+    def __init__(self, guards: Guards, rest_s: float = 60.0) -> None:
         self.guards = guards
+        self._conduct = Conduct(rest_s)
         self._changed = Condition()
         #: Taken before `_changed` by whoever may end the collecting, and kept while an update is added.
         self._adding = Lock()
         self._clients: dict[int, ClientRow] = {}
+        self._revoked: set[int] = set()
         self._seen: dict[int, float] = {}
         self._held: Counter[int] = Counter()
         self._held_in_all = 0
@@ -122,6 +127,7 @@ class Hub:
             for row in rows:
                 self._clients[row.k] = row
                 if row.revoked:
+                    self._revoked.add(row.k)
                     self._seen.pop(row.k, None)
                     if self._round:
                         self._round.fail(row.k, monotonic())  # nobody waits for it any more
@@ -164,17 +170,34 @@ class Hub:
         """n_k of every client that is there now, zero for the others."""
         with self._changed:
             sizes = np.zeros(max(self._clients, default=-1) + 1, np.int64)
-            oldest = monotonic() - PRESENT_S
+            now = monotonic()
             for k, seen in self._seen.items():
-                if (seen >= oldest or self._held[k]) and k not in self._opened:
+                there = (seen >= now - PRESENT_S or self._held[k]) and k not in self._opened
+                if there and self._clients[k].approved and not self._conduct.rests(k, now):
                     sizes[k] = self._clients[k].examples
             return sizes
 
-    def wait_for_clients(self, needed: int, timeout: float) -> int:
-        """Wait until so many clients with examples are there, or for so long; returns how many are."""
+    @property
+    def enrolled(self) -> int:
+        """Clients in all."""
+        return len(self._clients)
+
+    def shut_out(self, population: int) -> int:
+        """Of the first so many numbers, how many can not come: revoked, at rest, or bound by a sum they have opened."""
+        with self._changed:
+            out = self._revoked | self._opened | self._conduct.resting(monotonic())
+            return sum(k < population for k in out)
+
+    def call_back(self, count: int) -> list[int]:
+        """End the rest of some clients that are there and were only silent."""
+        with self._changed:
+            return self._conduct.call_back(self._seen, count, monotonic())
+
+    def wait_for_clients(self, wanted: Callable[[], int], timeout: float) -> int:
+        """Wait until as many clients with examples are there as are wanted, or for so long; returns how many are."""
         until = monotonic() + timeout
         with self._changed:
-            while (there := self._present(needed)) < needed and not self._stopping:
+            while (there := self._present(needed := wanted())) < needed and not self._stopping:
                 if (left := until - monotonic()) <= 0:
                     break
                 self._changed.wait(min(left, 1.0))
@@ -413,6 +436,14 @@ class Hub:
                 return Verdict.NOT_INVITED
             return self._round.judge(source, round, attempt)
 
+    def judge_session(self, k: int, round: int, attempt: int) -> Verdict:
+        """What would become of a client's next message in a session, before it is read."""
+        with self._changed:
+            verdict = self.judge(k, round, attempt)
+            if verdict is Verdict.ACCEPTED and (self._secure is None or not self._secure.waits_for(k)):
+                return Verdict.WRONG_ROUND
+            return verdict
+
     def session_message(self, k: int, round: int, attempt: int) -> bytes | None:
         """The message of the session that waits for a client."""
         with self._changed:
@@ -424,7 +455,7 @@ class Hub:
         """A client's message in the session; SecAggError if it is refused."""
         with self._changed:
             verdict = self.judge(k, round, attempt)
-            if verdict is Verdict.ACCEPTED and self._secure is None:
+            if self._secure is None:
                 return Verdict.WRONG_ROUND
             if verdict is Verdict.ACCEPTED:
                 assert self._secure
@@ -504,7 +535,8 @@ class Hub:
                 "committed": self._committed,
                 "done": self._done is not None,
                 "clients": len(self._clients),
-                "revoked": sum(row.revoked for row in self._clients.values()),
+                "revoked": len(self._revoked),
+                "resting": len(self._conduct.resting(monotonic())),
                 "present": int(np.count_nonzero(self.sizes())),
                 "held_polls": self._held_in_all,
                 "round": None if not current else {
@@ -549,7 +581,7 @@ class RemoteData(FederatedData):
         raise AssertionError("the data of a remote client never leaves it")
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._test
 
     @property

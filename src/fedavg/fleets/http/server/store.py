@@ -10,9 +10,9 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -57,7 +57,12 @@ OLD_STATES_KEPT: Final = 2
 OWNER_LOCK: Final = 0x6665_6461_7667_0001
 WRITER_LOCK: Final = 0x6665_6461_7667_0002
 
-RefusedReason = Literal["token-unknown", "token-used", "number-taken", "number-too-large", "revoked"]
+#: Clients that one run can have: messages number them below this, and servers keep tables of them.
+MOST_CLIENTS: Final = 2**20
+
+RefusedReason = Literal[
+    "token-unknown", "token-used", "token-expired", "number-taken", "number-too-large", "fleet-full", "revoked"
+]
 
 
 class StoreError(FedAvgError):
@@ -85,12 +90,17 @@ class RunRow:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """`uses` is what is left, None for no limit; `client` is the number that the token is bound to, if any."""
+    """`uses` is what is left, None for no limit; `client` is the number that the token is bound to, if any.
+
+    `expires` is in seconds since 1970 by the server's clock, None for never; `used` is how many clients came by it.
+    """
 
     hash: bytes
     uses: int | None
     label: str
     client: int | None
+    expires: int | None = None
+    used: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,12 @@ class ClientRow:
     examples: int
     name: str
     revoked: bool
+    #: The hash of the token that it came by, when (seconds since 1970) and from where it enrolled.
+    token: bytes = b""
+    enrolled: int = 0
+    address: str = ""
+    #: One that waits for the operator's approval is never invited.
+    approved: bool = True
 
 
 @dataclass(frozen=True)
@@ -142,14 +158,22 @@ MIGRATIONS: Final[list[tuple[str, ...]]] = [
         " blob {blob} NOT NULL)",
         "CREATE TABLE ledger (round BIGINT PRIMARY KEY, entry TEXT NOT NULL)",
     ),
+    (
+        "ALTER TABLE tokens ADD COLUMN expires BIGINT",
+        "ALTER TABLE tokens ADD COLUMN used BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE clients ADD COLUMN enrolled BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE clients ADD COLUMN address TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE clients ADD COLUMN approved INTEGER NOT NULL DEFAULT 1",
+    ),
 ]
 
 _meta = table("meta", column("key"), column("value"))
 _run = table("run", column("id"), column("plan_toml"), column("plan_digest"), column("engine"))
 _notes = table("notes", column("key"), column("value"))
-_tokens = table("tokens", column("hash"), column("uses"), column("label"), column("client"))
+_tokens = table("tokens", *map(column, ("hash", "uses", "label", "client", "expires", "used")))
 _clients = table(
-    "clients", column("k"), column("key"), column("token"), column("examples"), column("name"), column("revoked")
+    "clients",
+    *map(column, ("k", "key", "token", "examples", "name", "revoked", "enrolled", "address", "approved")),
 )
 _rounds = table(
     "rounds",
@@ -260,15 +284,18 @@ class Store:
 
     # ------------------------------------------------------------------ tokens
 
-    def add_token(self, hash: bytes, uses: int | None, label: str, client: int | None) -> None:
+    def add_token(
+        self, hash: bytes, uses: int | None, label: str, client: int | None, expires: int | None = None
+    ) -> None:
         """Lets who knows the token of this hash enrol `uses` times (None: without limit), as `client` only if given."""
+        values = {"hash": hash, "uses": uses, "label": label, "client": client, "expires": expires}
         with self._write("add a join token") as connection:
-            connection.execute(insert(_tokens).values(hash=hash, uses=uses, label=label, client=client))
+            connection.execute(insert(_tokens).values(used=0, **values))
 
     def tokens(self) -> list[TokenRow]:
         with self._read("read the join tokens") as connection:
             rows = connection.execute(select(_tokens).order_by(_tokens.c.label, _tokens.c.hash)).all()
-        return [TokenRow(bytes(row.hash), row.uses, row.label, row.client) for row in rows]
+        return [_token_row(row) for row in rows]
 
     def remove_token(self, hash: bytes) -> bool:
         """Whether there was such a token; clients that came by it stay."""
@@ -278,7 +305,17 @@ class Store:
     # ------------------------------------------------------------------ clients
 
     def enrol(
-        self, token_hash: bytes, key: bytes, examples: int, name: str, client: int | None, most: int | None = None
+        self,
+        token_hash: bytes,
+        key: bytes,
+        examples: int,
+        name: str,
+        client: int | None,
+        most: int | None = None,
+        *,
+        now: float = 0.0,
+        address: str = "",
+        approved: bool = True,
     ) -> ClientRow:
         """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same.
 
@@ -287,21 +324,24 @@ class Store:
         with self._write("enrol a client") as connection:
             there = connection.execute(select(_clients).where(_clients.c.key == key)).one_or_none()
             if there is None or bytes(there.token) != token_hash:
-                token = _usable_token(connection, token_hash)
+                token = _usable_token(connection, token_hash, now)
                 client = _agreed_number(token.client, client)
             if there is not None:
                 return _welcome_back(connection, _client_row(there), examples, client)
             k = _free_number(connection) if client is None else client
+            if k >= MOST_CLIENTS:
+                raise EnrolRefused("fleet-full", f"this run has its {MOST_CLIENTS} clients; no number is free")
             if most is not None and k >= most:
                 raise EnrolRefused(
                     "number-too-large", f"the plan has {most} clients, numbered from 0; got number {k}: ask for less"
                 )
             if connection.scalar(select(_clients.c.k).where(_clients.c.k == k)) is not None:
                 raise EnrolRefused("number-taken", f"client number {k} is taken; ask for another, or for none")
-            values = {"k": k, "key": key, "examples": examples, "name": name}
-            connection.execute(insert(_clients).values(token=token_hash, revoked=0, **values))
-            connection.execute(update(_tokens).where(_tokens.c.hash == token_hash).values(uses=_tokens.c.uses - 1))
-        return ClientRow(k, key, examples, name, revoked=False)
+            row = ClientRow(k, key, examples, name, False, token_hash, int(now), address, approved)
+            connection.execute(insert(_clients).values(**asdict(row) | {"revoked": 0, "approved": int(approved)}))
+            counted = {"uses": _tokens.c.uses - 1, "used": _tokens.c.used + 1}
+            connection.execute(update(_tokens).where(_tokens.c.hash == token_hash).values(**counted))
+        return row
 
     def clients(self) -> list[ClientRow]:
         with self._read("read the clients") as connection:
@@ -310,19 +350,25 @@ class Store:
     def client(self, k: int) -> ClientRow | None:
         return self._one_client(_clients.c.k == k)
 
-    def revoke(self, k: int) -> None:
-        """Shuts client k out for good; its number is not given away again."""
-        self._change_client(k, revoked=1)
+    def revoke(self, clients: Iterable[int]) -> None:
+        """Shuts clients out for good; their numbers are not given away again."""
+        self._change_clients(clients, revoked=1)
+
+    def approve(self, clients: Iterable[int]) -> None:
+        """Lets clients in that waited for it."""
+        self._change_clients(clients, approved=1)
 
     def _one_client(self, condition: Any) -> ClientRow | None:
         with self._read("read a client") as connection:
             row = connection.execute(select(_clients).where(condition)).one_or_none()
         return None if row is None else _client_row(row)
 
-    def _change_client(self, k: int, **values: int) -> None:
-        with self._write(f"change client {k}") as connection:
-            if connection.execute(update(_clients).where(_clients.c.k == k).values(**values)).rowcount == 0:
-                raise StoreError(f"there is no client {k}; the clients that enrolled are numbered from 0")
+    def _change_clients(self, clients: Iterable[int], **values: int) -> None:
+        """All of them or none."""
+        with self._write("change clients") as connection:
+            for k in clients:
+                if connection.execute(update(_clients).where(_clients.c.k == k).values(**values)).rowcount == 0:
+                    raise StoreError(f"there is no client {k}; the clients that enrolled are numbered from 0")
 
     # ------------------------------------------------------------------ rounds
 
@@ -526,13 +572,19 @@ class Store:
 # ---------------------------------------------------------------------- steps of an enrolment
 
 
-def _usable_token(connection: Connection, token_hash: bytes) -> TokenRow:
+def _usable_token(connection: Connection, token_hash: bytes, now: float) -> TokenRow:
     row = connection.execute(select(_tokens).where(_tokens.c.hash == token_hash)).one_or_none()
     if row is None:
         raise EnrolRefused("token-unknown", "this join token is not known; ask the server's operator for a new one")
     if row.uses == 0:
         raise EnrolRefused("token-used", "this join token is used up; ask the server's operator for a new one")
-    return TokenRow(bytes(row.hash), row.uses, row.label, row.client)
+    if row.expires is not None and now >= row.expires:
+        raise EnrolRefused("token-expired", "this join token has expired; ask the server's operator for a new one")
+    return _token_row(row)
+
+
+def _token_row(row: Any) -> TokenRow:
+    return TokenRow(bytes(row.hash), row.uses, row.label, row.client, row.expires, row.used)
 
 
 def _agreed_number(bound: int | None, wanted: int | None) -> int | None:
@@ -548,7 +600,7 @@ def _welcome_back(connection: Connection, there: ClientRow, examples: int, wante
     if wanted not in (None, there.k):
         raise EnrolRefused("number-taken", f"this key is client {there.k} already, it can not be {wanted} as well")
     connection.execute(update(_clients).where(_clients.c.k == there.k).values(examples=examples))
-    return ClientRow(there.k, there.key, examples, there.name, revoked=False)
+    return replace(there, examples=examples)
 
 
 def _free_number(connection: Connection) -> int:
@@ -567,7 +619,10 @@ def _free_number(connection: Connection) -> int:
 
 
 def _client_row(row: Any) -> ClientRow:
-    return ClientRow(row.k, bytes(row.key), row.examples, row.name, bool(row.revoked))
+    return ClientRow(
+        row.k, bytes(row.key), row.examples, row.name, bool(row.revoked),
+        bytes(row.token), row.enrolled, row.address, bool(row.approved),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- steps of a round
