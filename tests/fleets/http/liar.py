@@ -38,6 +38,8 @@ class Liar:
         #: Paths beyond those of the protocol: bytes, or what gives pieces of them.
         self.files: dict[str, Callable[[], Iterator[bytes]]] = {}
         self.bytes_out = 0
+        #: Done after each upload.
+        self.after_upload: Callable[[], None] = lambda: None
 
     @property
     def weights(self) -> bytes:
@@ -122,6 +124,7 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
             with liar.lock:
                 liar.sent.setdefault(self.k, []).append(body)
                 liar.polls.pop(self.k, None)
+            liar.after_upload()
             self._answer(dump(UpdateAnswer(accepted=True, duplicate=False)))
 
         def do_GET(self) -> None:

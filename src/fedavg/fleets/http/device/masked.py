@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fedavg.client import Message
+from fedavg.errors import FedAvgError
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link
 from fedavg.fleets.http.device.policy import Declined
@@ -62,15 +63,16 @@ class MaskedRounds:
         self._identity, self._least = identity, least
 
     def check(self, offer: WorkOffer) -> None:
-        """Refuses an offer of a round that this device has opened, in another session."""
-        self._check_unopened(offer.round, offer.session or "")
+        """Refuses an offer of a round that this device has opened: also one that names the very session again."""
+        self._check_unopened(offer.round)
 
     def begin(self, offer: WorkOffer) -> None:
         """Take part in the session of an offer: send the first message."""
         from fedavg.secagg import ClientSession
 
         with self._leaving(offer.round, offer.attempt):
-            if not self._files.exists(_OFFER) or _bare(self._offer()) != _bare(offer):
+            known = self._known_offer()
+            if known is None or _bare(known) != _bare(offer):
                 session = ClientSession(self._terms(offer), self._k, self._identity, self._least)
                 self._files.write(_SESSION, session.to_bytes())
                 self._files.write(_OFFER, dump(replace(offer, counted=None)))
@@ -83,13 +85,13 @@ class MaskedRounds:
         from fedavg.secagg.messages import UnmaskRequest
 
         with self._leaving(answer.round, answer.attempt):
-            offer = self._offer() if self._files.exists(_OFFER) else None
+            offer = self._known_offer()
             if offer is None or (offer.session, offer.round) != (answer.session, answer.round):
                 raise Declined("session-left", "this device has no part in the session; it may have lost its files")
             session = self._session()
             message = parse_message(self._link.fetch(_path(offer)))
             if isinstance(message, UnmaskRequest):
-                self._check_unopened(offer.round, answer.session)
+                self._check_unopened(offer.round, going_on=answer.session)
             try:
                 reply = reply_to(session, message, lambda: self._ring(offer, session)).to_bytes()
             finally:
@@ -98,10 +100,13 @@ class MaskedRounds:
                 self._files.write_json(OPENED, asdict(Opened(offer.round, answer.session)))
             self._link.upload(_path(offer), reply)
 
-    def _check_unopened(self, round: int, session: str) -> None:
-        """Round numbers only grow, so the last one is all that need be kept."""
+    def _check_unopened(self, round: int, going_on: str | None = None) -> None:
+        """Round numbers only grow, so the last one is all that need be kept.
+
+        `going_on` names a session whose state this device has: asked for its sum again, it gives the same answer.
+        """
         opened = self._files.read_as(OPENED, Opened)
-        if opened and round <= opened.round and opened != Opened(round, session):
+        if opened and round <= opened.round and (opened.round, opened.session) != (round, going_on):
             raise Declined(
                 "round-opened", f"this device has opened a sum of round {opened.round}; it opens none of {round} now"
             )
@@ -130,8 +135,16 @@ class MaskedRounds:
         session = bytes.fromhex(offer.session or "")
         return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, self._setup.metrics)
 
-    def _offer(self) -> WorkOffer:
-        return parse(WorkOffer, self._files.read(_OFFER), 1 << 16)
+    def _known_offer(self) -> WorkOffer | None:
+        """The offer of the session that this device is in; none if it, or the session's state, is gone or damaged."""
+        if not self._files.exists(_OFFER):
+            return None
+        try:
+            self._session()
+            return parse(WorkOffer, self._files.read(_OFFER), 1 << 16)
+        except FedAvgError as error:
+            log.warning("session lost", extra={"detail": str(error)})
+            return None
 
     def _session(self) -> "ClientSession":
         from fedavg.secagg import ClientSession
