@@ -114,6 +114,7 @@ def run_client(
     setup: Setup,
     trainer: Trainer,
     k: int,
+    examples: Examples,
     work: Work,
     shared: Tensor,
     states: ClientStates | None,
@@ -123,7 +124,6 @@ def run_client(
 
     `go_on` raises when there is no time left.
     """
-    examples = setup.data.client(k)
     state = states.load(k, work.round) if states else {}
     with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
         client = Client(k, examples, trainer, setup.plan.seed, work.round, state, go_on)

@@ -26,7 +26,7 @@ from fedavg.secagg.messages import (
     UnmaskRequest,
     UnmaskShares,
 )
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 
 NUMBERS = 195
 UNSIGNED, SIGNED = "complete:4:20", "complete:4:20:signed=true"
@@ -64,7 +64,7 @@ class Session:
     """A session that the server leads with real devices and with puppets: clients of its own making."""
 
     def __init__(self, liar, real, puppets=(), identity=None, round=1, attempt=0, name=None):
-        setup, ids = resolve(liar.plan), sorted((*real, *puppets))
+        setup, ids = simulation(liar.plan)[0], sorted((*real, *puppets))
         self.liar, self.real = liar, list(real)
         model = sha256(liar.weights).hexdigest()
         name, numbers = name or token_bytes(16), setup.update_size(NUMBERS)
@@ -214,9 +214,7 @@ def test_a_second_sum_of_a_round_is_opened_by_nobody_who_opened_the_first(device
         assert len(first) > NUMBERS
         for attempt, fewer in enumerate((4, 3, 2), 1):
             liar.reports.clear()
-            name = (
-                opening.terms.session if fewer == 3 else None
-            )  # under the old name it is another session all the same
+            name = opening.terms.session if fewer == 3 else None  # the old name is no way in
             Session(liar, range(fewer), attempt=attempt, name=name).ask()
             for k in range(fewer):
                 assert "opens none of 1 now" in liar.reported(k, "round-opened")["detail"]

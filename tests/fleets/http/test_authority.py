@@ -23,7 +23,7 @@ from fedavg.fleets.http.protocol.messages import MaskAnswer, ReportRequest, Upda
 from fedavg.fleets.http.protocol.vouchers import PATH, Vouched, load_public, request_for, save_public
 from fedavg.secagg import ClientSession, answer
 from fedavg.secagg import parse as parse_message
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 
 PLAN = {"rounds": 2, "C": 1.0, "clients": 3, "secagg": "complete:4:20:signed=true"}
 
@@ -217,7 +217,7 @@ def test_a_server_killed_while_a_sum_is_opened_has_the_same_sum_opened_when_it_i
     """One client has given out its shares, and gives out none of another session of this round."""
     plan = tiny_plan(**{**PLAN, "rounds": 1, "secagg": "complete:4:20"})
     with serving(tmp_path, plan, "--min-clients", "3") as server:
-        hands, setup = [Masked(server, k) for k in range(3)], resolve(plan)
+        hands, setup = [Masked(server, k) for k in range(3)], simulation(plan)[0]
         for hand in hands:
             hand.poll(0)
         shares = until_unmasking(hands, setup)
@@ -236,7 +236,7 @@ def test_who_has_opened_a_sum_is_not_invited_to_another_attempt(tmp_path):
     """Two of three leave before they give out their shares: the next attempt is for them alone."""
     plan = tiny_plan(**{**PLAN, "rounds": 1, "secagg": "complete:4:20"})
     with serving(tmp_path, plan, "--min-clients", "2", "--quorum", "0.1") as server:
-        hands, setup = [Masked(server, k) for k in range(3)], resolve(plan)
+        hands, setup = [Masked(server, k) for k in range(3)], simulation(plan)[0]
         for hand in hands:
             hand.poll(0)
         server.wait_for(lambda s: s["round"], "the round")

@@ -11,7 +11,7 @@ from fedavg.errors import FleetError
 from fedavg.fleets.http.device.allowance import DAY_S, Allowance, Uptime
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.policy import Declined, Policy, check_plan, fewest_survivors
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 from toys import toy_plan
 
 NUMBERS = 195
@@ -36,7 +36,7 @@ def device(tmp_path):
 
 def declined(plan, policy, pinned=False):
     with pytest.raises(Declined) as caught:
-        check_plan(policy, resolve(plan), pinned)
+        check_plan(policy, simulation(plan)[0], pinned)
     return caught.value.reason
 
 
@@ -85,7 +85,7 @@ def test_noise_counts_if_devices_add_it_and_as_if_they_took_part_in_every_round(
     assert declined(toy_plan(), policy) == "weak-privacy"
     assert declined(toy_plan(stages=("clip:1.0", "weigh:equal", "noise:30")), policy) == "weak-privacy"
     local = toy_plan(stages=("weigh:equal", "localdp:8:1.0"), rounds=4)
-    check_plan(policy, resolve(local), pinned=False)
+    check_plan(policy, simulation(local)[0], pinned=False)
     assert declined(replace(local, rounds=4000), policy) == "weak-privacy"
     assert declined(local, Policy(require_dp=1.0)) == "weak-privacy"
 
@@ -95,7 +95,7 @@ def test_noise_in_shares_needs_vouched_peers_and_enough_of_them():
     plan = toy_plan(stages=SHARED, secagg="complete:4:20", C=0.6, rounds=2)
     policy = Policy(require_dp=50.0)
     assert declined(plan, policy) == "weak-privacy"
-    signed = resolve(replace(plan, secagg="complete:4:20:signed=true"))
+    signed = simulation(replace(plan, secagg="complete:4:20:signed=true"))[0]
     check_plan(policy, signed, pinned=True)
     assert fewest_survivors(policy, signed) == 3
     assert fewest_survivors(Policy(require_secagg=True, min_cohort=9), signed) == 9
