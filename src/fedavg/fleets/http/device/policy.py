@@ -22,6 +22,8 @@ log = logging.getLogger("fedavg.device")
 MOST_CLIENTS: Final = 2**20
 #: Seconds that a server may send a device away for; what it asks for beyond is cut.
 LONGEST_WAIT_S: Final = 3600.0
+#: The delta of `require_dp`: the device's own, for with a delta of a server's choice any epsilon can be had.
+DELTA: Final = 1e-5
 
 
 class Declined(FleetError):
@@ -115,7 +117,7 @@ def _check_privacy(policy: Policy, setup: Setup, signed: bool) -> None:
     if shared and not signed:
         raise Declined("weak-privacy", "devices add noise in shares, and peers that nobody vouches for may add none; "
                        "expected signed sessions")  # fmt: skip
-    cost = spending(EveryRound(), budget.noise_multiplier, budget.delta).epsilon(setup.plan.rounds)
+    cost = spending(EveryRound(), budget.noise_multiplier, DELTA).epsilon(setup.plan.rounds)
     if cost > limit:
-        spent = f"{setup.plan.rounds} rounds cost epsilon {cost:.4g} at delta {budget.delta:.2g}"
+        spent = f"{setup.plan.rounds} rounds cost epsilon {cost:.4g} at delta {DELTA:g}"
         raise Declined("weak-privacy", f"{spent}; this device allows {limit:g}")
