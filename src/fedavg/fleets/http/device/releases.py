@@ -3,7 +3,7 @@
 For a round number it makes one update, and sends that same one in every attempt at the round: noise that is drawn anew
 for the same update could be averaged out. Under secure aggregation it is one for each session instead, for there only
 sums are seen, and two sums with the same noise would show their difference. Each is charged to this device's own
-budget, on its disk, before it is made; when the next might cost too much, the device takes part no more.
+budget, on its disk, before it is sent; when the next might cost too much, the device takes part no more.
 """
 
 import json
@@ -54,7 +54,7 @@ class Releases:
             )
 
     def message(self, offer: WorkOffer, train: Callable[[WorkOffer], Message]) -> Message:
-        """The update of an offer: the one that is kept, or a new one, which is charged first and kept."""
+        """The update of an offer: the one that is kept, or a new one, charged and kept before anybody has it."""
         if self._budget is None:
             return train(offer)
         kept = self._kept()
@@ -65,8 +65,8 @@ class Releases:
                 f"the update of round {kept[0]['round']} is made already, from another model or for a later round than "
                 f"{offer.round}; under differential privacy a device makes one a round"
             )
-        self._charge(offer)
         message = train(offer)
+        self._charge(offer)
         self._keep(offer, message)
         return message
 

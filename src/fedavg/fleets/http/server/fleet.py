@@ -4,7 +4,9 @@ Where the simulator trains clients, this one invites them and waits. A round tha
 and tried again with other clients; a server that crashed asks the same cohort again.
 """
 
+import json
 import logging
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -37,15 +39,18 @@ from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
 
 if TYPE_CHECKING:
-    from fedavg.secagg import ServerSession
+    from fedavg.fleets.http.server.secure import SecureRound
+    from fedavg.secagg import Aggregate, ServerSession
 
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
 
 #: Seconds between looks at whether enough clients are there, each with a line in the log.
 PATIENCE_S: Final = 30.0
-#: A round under secure aggregation has so many phases, each with its part of the deadline.
+#: A round under secure aggregation has so many phases, each with its part of the deadline; a signed one has one more.
 SECURE_PHASES: Final = 4
+#: The note under which the session is kept whose sum is being opened.
+OPENING: Final = "opening"
 #: The same while some rest that could be called back.
 CALL_BACK_S: Final = 3.0
 #: A client's loss may be so many times that of the untrained model (plus one).
@@ -71,8 +76,9 @@ class Stopped(FedAvgError):
 class HttpFleet(Fleet):
     """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
 
-    `population` is what the plan was made for, `test` what the server itself judges models on, `ledger` what the run
-    has spent of its clients' privacy; None for a run that is not private.
+    `population` is what the plan was made for, `test` what the server itself judges models on. `authority` is the
+    public key that signed sessions of secure aggregation are checked by. `ledger` is what the run has spent of its
+    clients' privacy; None for a run that is not private.
     """
 
     fingerprint = "devices"
@@ -85,10 +91,12 @@ class HttpFleet(Fleet):
         store: Store,
         rules: Rules,
         minimum: int | None,
-        ledger: ServedLedger | None,
+        authority: bytes | None = None,
+        ledger: ServedLedger | None = None,
     ) -> None:
         self._population, self.test, self.ledger = population, test, ledger
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
+        self._authority = authority
         self._session: ServerSession | None = None
         self._cohort: Sequence[int] = ()
         self.engine = Engine("devices", "each client trains by its own engine")
@@ -118,9 +126,10 @@ class HttpFleet(Fleet):
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
         parked = self.retried(self._store.open_round)
         if parked and parked.round == round:
-            self._attempt = parked.attempt
-            if self._setup.secagg:  # the session went down with the server: clients answer only in a new one
-                self._abandon(round, parked.cohort, "the server was started again", None)
+            self._attempt, self._cohort = parked.attempt, parked.cohort
+            if self._setup.secagg and self._opening(round) is None:
+                # The session went down with the server: clients answer only in a new one. None was opened.
+                self._abandon(round, "the server was started again")
             return Cohort(parked.cohort, self._present().count)
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
         present = self._moment()
@@ -172,6 +181,7 @@ class HttpFleet(Fleet):
         return max(least, min(cohort, population - self._hub.shut_out(population)))
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
+        self._cohort = cohort.clients
         if self.ledger:
             self.ledger.check(work.round, cohort.clients)
         invitation = self._invitation(parts, work)
@@ -180,32 +190,25 @@ class HttpFleet(Fleet):
         result = collect(invitation)
         if isinstance(result, Abandoned):
             self._check_stop()
-            self._abandon(work.round, cohort.clients, result.reason, self._opened())
+            self._abandon(work.round, result.reason)
             return result
-        self._cohort = cohort.clients
-        if not self.ledger:
-            return result
-        return replace(result, releases=self.ledger.releases_with(self._attempt_as("done", work.round)))
+        return replace(result, releases=self.ledger.releases_with(self._done(work.round))) if self.ledger else result
 
     def reject(self, work: Work, reason: str) -> bool:
         """The round is as if it had not been; who most likely spoiled it rests, and others are asked."""
         culprits = self._hub.spoiled(reason)
         log.warning("rejected", extra={"round": work.round, "reason": reason, "culprits": culprits})
         self._check_stop()
-        self._abandon(work.round, self._cohort, reason, self._opened())
+        self._abandon(work.round, reason)
         return True
 
     def committed(self, round: int) -> None:
         """The round is in the database: what it costs is spent."""
         if self.ledger:
-            self.ledger.settle(self._attempt_as("done", round))
+            self.ledger.settle(self._done(round))
 
-    def _attempt_as(self, state: str, round: int) -> Attempt:
-        return Attempt(round, self._attempt, state, tuple(self._cohort), tuple(self._hub.counted()))
-
-    def _opened(self) -> list[int]:
-        """Whose masked sum may have been seen in the attempt under way."""
-        return sorted(self._session.opened) if self._session else []
+    def _done(self, round: int) -> Attempt:
+        return Attempt(round, self._attempt, "done", tuple(self._cohort), tuple(self._hub.counted()))
 
     def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
         attempt = self._attempt
@@ -213,13 +216,12 @@ class HttpFleet(Fleet):
         invited = len(invitation.round.invited)
         log.info("collecting", extra={"round": round, "attempt": attempt, "invited": invited})
 
-    def _abandon(self, round: int, cohort: Sequence[int], reason: str, opened: Sequence[int] | None) -> None:
-        """Give the attempt up; the next one is with other clients. `opened`: whose sum may have been seen, if known."""
-        attempt = self._attempt
+    def _abandon(self, round: int, reason: str) -> None:
+        """Give the attempt up; the next one is with other clients. Whose sum may have been seen is on record."""
+        attempt, opened = self._attempt, tuple(sorted(self._session.opened)) if self._session else ()
         self.retried(lambda: self._store.abandon_round(round, attempt, reason, opened))
         if self.ledger:
-            known = None if opened is None else tuple(opened)
-            self.ledger.settle(Attempt(round, attempt, "abandoned", tuple(cohort), known))
+            self.ledger.settle(Attempt(round, attempt, "abandoned", tuple(self._cohort), opened))
         log.warning("abandoned", extra={"round": round, "attempt": attempt, "reason": reason})
         self._attempt += 1
 
@@ -232,30 +234,66 @@ class HttpFleet(Fleet):
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
-        from fedavg.fleets.http.server.secure import SecureRound
-        from fedavg.secagg import SecAggError, ServerSession
+        from fedavg.secagg import SecAggError
 
-        round, (group,) = invitation.round, invitation.groups
-        expected = group.expected
         self._session = None
         try:
-            assert self._setup.secagg
-            self._setup.secagg.check(len(round.invited))
-            terms = self._setup.secagg.terms(
-                token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
-            )
-            self._session = ServerSession(terms, round.invited)
-            secure = SecureRound(self._session, self._rules.deadline_s / SECURE_PHASES)
-            self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
-            aggregate = self._hub.aggregate()
+            aggregate = self._aggregate(invitation)
         except (SecAggError, PlanError) as error:
             return Abandoned(f"secure aggregation: {error}")
         if aggregate is None:
             return Abandoned(self._hub.abandoned_because())
-        decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        decoded = self._hub.encoding.decode(aggregate.ring, len(aggregate.survivors))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
         up, down = self._hub.session_bytes()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
+
+    def _aggregate(self, invitation: "Invitation") -> "Aggregate | None":
+        """Carry a session to its end. It is on the disk before the first client is asked to open its sum.
+
+        A device opens one sum of a round. A server that forgot which one it had asked for could never end the round.
+        """
+        round, (group,) = invitation.round, invitation.groups
+        saved = self._opening(round.round)
+        secure = self._resumed(saved) if saved else self._new_session(round, group)
+        self._session = secure.session
+        self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
+        if saved is None:
+            if not self._hub.mask():
+                return None
+            note = {"round": round.round, "attempt": round.attempt, "session": b64encode(secure.saved()).decode()}
+            self.retried(lambda: self._store.set_note(OPENING, json.dumps(note)))
+        return self._hub.unmask()
+
+    def _new_session(self, round: Round, group: Group) -> "SecureRound":
+        from fedavg.fleets.http.server.secure import SecureRound
+        from fedavg.secagg import ServerSession
+
+        assert self._setup.secagg
+        self._setup.secagg.check(len(round.invited))
+        expected = group.expected
+        terms = self._setup.secagg.terms(
+            token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
+        )
+        return SecureRound(ServerSession(terms, round.invited, self._authority), self._phase_s)
+
+    def _resumed(self, saved: bytes) -> "SecureRound":
+        from fedavg.fleets.http.server.secure import SecureRound
+
+        log.info("opening again", extra={"attempt": self._attempt})
+        return SecureRound.resumed(saved, self._authority, self._phase_s)
+
+    def _opening(self, round: int) -> bytes | None:
+        """The session of this attempt whose sum clients may have begun to open, if there is one."""
+        note = json.loads(self.retried(lambda: self._store.note(OPENING)) or "{}")
+        if (note.get("round"), note.get("attempt")) != (round, self._attempt):
+            return None
+        return b64decode(note["session"])
+
+    @property
+    def _phase_s(self) -> float:
+        assert self._setup.secagg
+        return self._rules.deadline_s / (SECURE_PHASES + self._setup.secagg.signed)
 
     def _invitation(self, parts: Sequence[Part], work: Work) -> "Invitation":
         models = self._hub.publish(parts)
