@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedavg.codecs import Codec
     from fedavg.data.partition import Partition
     from fedavg.metrics import Metric
+    from fedavg.samplers import Sampler
     from fedavg.stages import Stage
     from fedavg.tasks.task import Task
 
@@ -300,8 +301,10 @@ class Plan:
         PartsParser(PartParser("fedavg.stages", "Stage")),
         "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1",
     )
-    sampling: str = option(
-        "fixed", _choice("fixed", "poisson"), "cohorts of a fixed size, or poisson: every client by its own coin"
+    sampling: Union[str, "Sampler"] = option(
+        "fixed",
+        PartParser("fedavg.samplers", "Sampler"),
+        "who is asked: fixed (m at random), poisson (by coins), weighted (by n_k), turns, choice:D (highest losses)",
     )
     dp_epsilon: float | None = option(
         None, Optional(_number(0, inf, above=True)), "stop before the round that would cost more privacy than this"

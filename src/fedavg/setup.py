@@ -22,6 +22,7 @@ from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
+from fedavg.samplers import Sampler, Uniform, make_sampler
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
 from fedavg.stages.noise import Noise
@@ -42,6 +43,8 @@ class Setup:
     algorithm: Algorithm
     codec: Codec
     stages: tuple[Stage, ...]
+    #: Who is asked in a round.
+    sampler: Sampler = Uniform()
     #: How the server's change is sent; None: clients fetch all that is shared, each time.
     downlink: Downlink | None = None
     #: How updates are masked, so that the server sees only their sum; None: they are not.
@@ -147,7 +150,8 @@ def resolve(plan: Plan) -> Setup:
     data = pooled(data) if algorithm.pools_data else data
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     downlink = _resolve_downlink(plan, task, algorithm)
-    setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan))
+    sampler = _resolve_sampler(plan, task)
+    setup = Setup(plan, task, data, algorithm, codec, stages, sampler, downlink, _resolve_secagg(plan))
     check_pairs(setup)
     _check_evaluation(setup)
     setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
@@ -174,6 +178,16 @@ def _check_evaluation(setup: Setup) -> None:
     if setup.judged_by_clients and setup.secagg:
         able = int(np.count_nonzero(setup.data.held_sizes))
         setup.secagg.check(min(plan.eval_clients or able, able))
+
+
+def _resolve_sampler(plan: Plan, task: Task) -> Sampler:
+    sampler = make_sampler(plan.sampling)
+    if sampler.needs_losses and "loss" not in task.judged_by:
+        raise PlanError(
+            f"sampling: got '{sampler}', which looks at clients' losses, and task '{task.name}' has no metric 'loss'; "
+            "expected one: metrics = ['loss']"
+        )
+    return sampler
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.codecs import make_codec
-from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
 from fedavg.fleets import pipes
@@ -58,6 +57,7 @@ from fedavg.fleets.worker import (
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.runlog.checkpoint import model_sha256
+from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import Setup, check_population
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
@@ -190,8 +190,23 @@ class LocalFleet(Fleet):
     def _client_states(self, directory: Path | None) -> ClientStates:
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
 
-    def draw(self, round: int) -> Cohort:
-        return Cohort(sample_cohort(self._setup, round), len(self._setup.data))
+    def draw(self, round: int, weights: Tensor) -> Cohort:
+        asked: list[int] = []
+
+        def losses(clients: Sequence[int]) -> np.ndarray:
+            asked.extend(clients)
+            return self._losses(weights, clients)
+
+        cohort = sample_cohort(self._setup, round, losses=losses)
+        # Who is chosen has the model already, and fetches it only once.
+        down = make_codec("float32").max_bytes(len(weights)) * len(set(asked) - set(cohort))
+        return Cohort(cohort, len(self._setup.data), SUM_BYTES * len(asked), down)
+
+    def _losses(self, weights: Tensor, clients: Sequence[int]) -> np.ndarray:
+        """The mean loss of each client on what it trains on, shape (len(clients),)."""
+        self._shared[: len(weights)].copy_(weights)
+        metrics, results = self._setup.task.judged_by, self._run([EvalJob("train", k) for k in clients]).results
+        return np.array([report(metrics, add_up([r]))["loss"] for r in results if isinstance(r, Evaluated)])
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         if self._states and not self._may_go_back:

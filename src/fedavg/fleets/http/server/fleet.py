@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds
-from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
@@ -29,6 +28,7 @@ from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import Evaluated, Worker, add_up, eval_jobs
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients
+from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Part, Split, Sum, Work
 
@@ -79,7 +79,7 @@ class HttpFleet(Fleet):
         """The listener, and the clients that wait there, outlive the last round."""
         torch.set_num_threads(self._threads)
 
-    def draw(self, round: int) -> Cohort:
+    def draw(self, round: int, weights: Tensor) -> Cohort:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
         parked = self.retried(self._store.open_round)
         if parked and parked.round == round:
