@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedavg.data.partition import Partition
     from fedavg.metrics import Metric
     from fedavg.optimizers import Optimizer
+    from fedavg.samplers import Sampler
     from fedavg.stages import Stage
     from fedavg.tasks.task import Task
 
@@ -312,8 +313,10 @@ class Plan:
         PartsParser(PartParser("fedavg.stages", "Stage")),
         "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1",
     )
-    sampling: str = option(
-        "fixed", _choice("fixed", "poisson"), "cohorts of a fixed size, or poisson: every client by its own coin"
+    sampling: Union[str, "Sampler"] = option(
+        "fixed",
+        PartParser("fedavg.samplers", "Sampler"),
+        "who is asked: fixed (m at random), poisson (by coins), weighted (by n_k), turns, choice:D (highest losses)",
     )
     dp_epsilon: float | None = option(
         None, Optional(_number(0, inf, above=True)), "stop before the round that would cost more privacy than this"
