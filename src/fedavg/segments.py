@@ -52,13 +52,13 @@ def header(client: int, round: int, payload: bytes, flags: int = 0) -> bytes:
     return fields + _digest(fields)
 
 
-def _digest(data: bytes) -> bytes:
+def _digest(data: bytes | memoryview) -> bytes:
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def scan(path: Path, segment: int, start: int, *, payloads: bool, end: int | None = None) -> Iterator[Place]:
     """The records from `start` to `end`, or to one that was cut off; with `payloads`, those are checked too."""
-    with path.open("rb") as file:
+    with path.open("rb", buffering=-1 if payloads else 0) as file:
         size = os.fstat(file.fileno()).st_size
         size = size if end is None else min(end, size)
         while start + HEADER_BYTES <= size:
@@ -75,10 +75,10 @@ def scan(path: Path, segment: int, start: int, *, payloads: bool, end: int | Non
             start = place.end
 
 
-def read(path: Path, place: Place) -> bytes:
+def read(path: Path, place: Place) -> bytearray:
     """A payload, checked against its digest."""
     whole = read_whole(path, place)
-    return whole[HEADER_BYTES:]
+    return bytearray(memoryview(whole)[HEADER_BYTES:])
 
 
 def read_whole(path: Path, place: Place) -> bytes:
@@ -91,7 +91,7 @@ def read_whole(path: Path, place: Place) -> bytes:
         raise Damaged(f"can not read {path}: {error.strerror}; expected what client {place.client} kept") from None
     if len(whole) != place.bytes or _parse(path, place.segment, place.offset - HEADER_BYTES, whole) != place:
         raise _damaged(path, place.offset - HEADER_BYTES, f"the record of client {place.client}, round {place.round}")
-    _check_payload(path, place, whole, whole[HEADER_BYTES:])
+    _check_payload(path, place, whole, memoryview(whole)[HEADER_BYTES:])
     return whole
 
 
@@ -104,7 +104,7 @@ def _parse(path: Path, segment: int, start: int, head: bytes) -> Place:
     return Place(client, round, segment, start + HEADER_BYTES, length, bool(flags & WITHDRAWN))
 
 
-def _check_payload(path: Path, place: Place, head: bytes, payload: bytes) -> None:
+def _check_payload(path: Path, place: Place, head: bytes, payload: bytes | memoryview) -> None:
     if _digest(payload) != head[_FIELDS.size : _FIELDS.size + DIGEST_BYTES]:
         what = f"what client {place.client} kept in round {place.round}"
         raise _damaged(path, place.offset, what)
