@@ -16,6 +16,7 @@ is the root of the mean square distance, which the server can tell from sums, Σ
 the paper's is the mean distance, which is never larger. And the model is the last one, not the one of least loss met.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedavg.algorithms.algorithm import Algorithm
-from fedavg.algorithms.settings import require
+from fedavg.algorithms.settings import require, require_plain_sgd
 from fedavg.errors import PlanError
 from fedavg.types import State, Sum, Update, Work
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 #: tau grows at the most by this factor in a round (γ in the paper).
 GROWTH: Final = 10
+#: What a client may say of slopes and curvatures: beyond, training has long failed.
+STEEPEST: Final = 1e9
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,14 @@ class Adaptive(Algorithm):
             beta = float((own_gradient - gradient).norm()) / distance
             client.load(weights)
         for step in range(done + 1, done + tau + 1):
-            client.sgd_step(step, B, eta)
+            client.step(step, B, eta)
         client.state["w"] = client.weights.clone()
         square = float(gradient.double().square().sum())
         metrics = {"train_loss": loss, "rho": rho, "beta": beta, "square": square}
         return Update(torch.cat([client.weights - weights, gradient]), weight=client.n, metrics=metrics)
+
+    def metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
+        return dict.fromkeys(("rho", "beta", "square"), (0.0, STEEPEST))
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         tau, steps, spent = _read(state)
@@ -126,6 +132,7 @@ class Adaptive(Algorithm):
                 f"algorithm adaptive: got C={plan.C:g}, E={plan.E}; expected C=1 and E=1 (all clients take part, and "
                 "the algorithm itself decides their local steps)"
             )
+        require_plain_sgd(plan, self.name, "its bound is on steps of plain SGD")
         if self.budget < self.step + self.round:
             raise PlanError(
                 f"algorithm adaptive: the budget is {self.budget:g}; expected at least {self.step + self.round:g}, "
