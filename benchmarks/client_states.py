@@ -1,17 +1,18 @@
-"""100,000 clients that keep something between rounds: SCAFFOLD beside FedAvg, recorded in a run directory.
+"""100,000 clients that keep something between rounds: SCAFFOLD beside FedAvg, each recorded in a run directory.
 
 A tenth of the clients takes part in each round, so that after 15 rounds four of five have a control variate. Both runs
-are repeated in turn; times are medians of the user and system time of all their processes, which a busy machine
-changes little, and only their ratios mean something. SCAFFOLD without the store (its control variates are forgotten)
-tells what of its time is the algorithm's own.
+are repeated in turn. Times are medians of the user and system time of all their processes, which a busy machine changes
+little; only their ratio means something. A client has 20 examples and trains on them four steps, so that little hides
+what it costs to keep something.
 
-    python benchmarks/client_states.py [--clients 100000] [--rounds 15] [--repeats 3] [--out docs/results/client_states.json]
+    python benchmarks/client_states.py [--clients 100000] [--rounds 15] [--repeats 3] [--out FILE]
 """
 
 import argparse
 import json
 import os
 import resource
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -28,6 +29,16 @@ EXAMPLES = 20
 FEATURES = 32
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Of a whole run; `files` and `megabytes` are what clients kept at its end."""
+
+    cpu_s: float
+    wall_s: float
+    files: int
+    megabytes: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=100_000)
@@ -35,9 +46,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    data = many_clients(options.clients)
-    rows = [row for _ in range(options.repeats) for row in one_turn(data, options.rounds)]
-    result = {"clients": options.clients, "rounds": options.rounds, "cohort": options.clients // 10} | summary(rows)
+    plan = small_plan(many_clients(options.clients), options.rounds)
+    costs: dict[str, list[Cost]] = {"fedavg": [], "scaffold": []}
+    for _ in range(options.repeats):
+        for algorithm, measured in costs.items():
+            measured.append(cost(replace(plan, algorithm=algorithm)))
+            print(algorithm, measured[-1], flush=True)
+    result = summary(costs) | {"clients": options.clients, "rounds": options.rounds, "repeats": options.repeats}
     print(json.dumps(result, indent=1))
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
@@ -47,7 +62,7 @@ def many_clients(count: int) -> ArrayData:
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.standard_normal((count * EXAMPLES, FEATURES)).astype(np.float32))
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
-    parts = np.split(np.arange(len(x)), count)
+    parts = list(np.arange(len(x)).reshape(count, EXAMPLES))
     return ArrayData("many", x, y, parts, Examples(x[:1000], y[:1000]))
 
 
@@ -55,26 +70,18 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, 3))
 
 
-def one_turn(data: ArrayData, rounds: int) -> list[dict[str, object]]:
-    plan = Plan(task=Task("small", net), data=data, C=0.1, E=1, B=5, lr=0.05, rounds=rounds, eval_every=rounds)  # type: ignore[arg-type]
-    return [measured(name, plan) for name in ("fedavg", "scaffold")]
+def small_plan(data: ArrayData, rounds: int) -> Plan:
+    task = Task("small", net)
+    return Plan(task=task, data=data, C=0.1, E=1, B=5, lr=0.05, rounds=rounds, eval_every=rounds)
 
 
-def measured(algorithm: str, plan: Plan) -> dict[str, object]:
-    from dataclasses import replace
-
+def cost(plan: Plan) -> Cost:
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         began, cpu = perf_counter(), cpu_seconds()
-        fedavg.run(replace(plan, algorithm=algorithm), run)
-        kept = list((run / "clients").glob("*"))
-        return {
-            "algorithm": algorithm,
-            "cpu_s": cpu_seconds() - cpu,
-            "wall_s": perf_counter() - began,
-            "files": len(kept),
-            "mb": sum(path.stat().st_size for path in kept) / 1e6,
-        }
+        fedavg.run(plan, run)
+        kept = [path.stat().st_size for path in (run / "clients").glob("*")]
+        return Cost(cpu_seconds() - cpu, perf_counter() - began, len(kept), sum(kept) / 1e6)
 
 
 def cpu_seconds() -> float:
@@ -83,19 +90,11 @@ def cpu_seconds() -> float:
     return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
-def summary(rows: list[dict[str, object]]) -> dict[str, object]:
-    names = ("fedavg", "scaffold")
-    by_name = {name: [row for row in rows if row["algorithm"] == name] for name in names}
-    middle = {
-        name: {key: round(median(row[key] for row in by_name[name]), 2) for key in ("cpu_s", "wall_s", "files", "mb")}
-        for name in names
-    }  # type: ignore[type-var, call-overload]
-    return {
-        "torch": torch.__version__,
-        "cores": os.cpu_count(),
-        **middle,
-        "ratio": round(middle["scaffold"]["cpu_s"] / middle["fedavg"]["cpu_s"], 2),
-    }
+def summary(costs: dict[str, list[Cost]]) -> dict[str, object]:
+    middle = {name: median(cost.cpu_s for cost in measured) for name, measured in costs.items()}
+    last = {name: {key: round(value, 1) for key, value in asdict(costs[name][-1]).items()} for name in costs}
+    head: dict[str, object] = {"torch": torch.__version__, "cores": os.cpu_count()}
+    return head | last | {"cpu_ratio": round(middle["scaffold"] / middle["fedavg"], 2)}
 
 
 if __name__ == "__main__":
