@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedavg.cli.operate import FILE, as_json_option, check_url, needs_server_extra
-from fedavg.cli.run import plan_options, plan_settings, setting
+from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
 def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> Any:
     from fedavg.plan import load_plan, option_names
 
+    find_own_code()
     given = {name: options[name] for name in option_names() if options.get(name) is not None}
     return load_plan(source, given | dict(setting(text) for text in settings))
 
