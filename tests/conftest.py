@@ -14,6 +14,16 @@ settings.register_profile("fedavg", deadline=None)
 settings.load_profile("fedavg")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """Tests that share a fixture of their module (a server, a database) go to one worker, so that it is made once."""
+    for item in items:
+        used = item._fixtureinfo.name2fixturedefs
+        shared = sorted(name for name, definitions in used.items() if definitions[-1].scope == "module")
+        if shared:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}, {shared[0]}"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """As in a worker: tests run side by side, and threads of small products would only wait for each other."""
