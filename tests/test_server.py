@@ -101,7 +101,7 @@ def test_no_data_at_all_is_refused():
 
 def test_a_target_needs_an_accuracy():
     task = Task("t", TOY.build, metrics=["loss"])
-    with pytest.raises(PlanError, match="target: task 't' has no metric 'accuracy'"):
+    with pytest.raises(PlanError, match="target: the task has no metric 'accuracy'; expected one of loss"):
         next(train(toy_plan(task=task, target=0.5)))
 
 

@@ -57,7 +57,7 @@ def _derive(setup: Setup) -> dict[str, Any]:
         "clients_with_data": len(setup.eligible),
         "clients_per_round": setup.cohort_size,
         "examples": int(sizes.sum()),
-        "test_examples": len(setup.data.test),
+        "test_examples": len(setup.data.test or ()),
         "examples_per_client": {"min": int(sizes.min()), "mean": mean_size, "max": int(sizes.max())},
         "u": steps if setup.algorithm.pools_data else work.epochs * mean_size / batch,
         "bytes_up_per_round": len(frame) * setup.cohort_size,
@@ -85,6 +85,8 @@ def _seconds_per_step(setup: Setup, trainer: Trainer, batch: int) -> float:
 def _seconds_per_evaluation(setup: Setup, trainer: Trainer) -> float:
     """Time one chunk of the test set, and scale."""
     test, size = setup.data.test, setup.task.eval_batch
+    if not test:
+        return 0.0
     began = perf_counter()
     trainer.evaluate(Examples(test.x[:size], test.y[:size]))
     return (perf_counter() - began) * len(test) / max(min(size, len(test)), 1)

@@ -5,30 +5,25 @@ fine-tuned model are judged. Where the run itself held those examples back (the 
 seen them; otherwise the shared model was trained on them too, and both are judged too kindly: `seen` says so.
 """
 
-import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from math import isfinite
-from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedavg import seeds
 from fedavg.algorithms import make_algorithm
-from fedavg.client import Client
 from fedavg.codecs import make_codec
 from fedavg.data import HeldOut
-from fedavg.engine.trainer import Trainer
-from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, RunDirError
-from fedavg.metrics import report
+from fedavg.errors import DataError, RunDirError, TaskError
+from fedavg.fleets import LocalFleet
+from fedavg.fleets.worker import Tuned, TuneJob
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import Setup, resolve_data, resolve_task
+from fedavg.types import FederatedData
 
 PERCENTILES: Final = (5, 25, 50, 75, 95)
 
@@ -45,17 +40,6 @@ class FineTuning:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A client's metrics on its held-out examples: of the shared model, and of its own."""
-
-    client: int
-    examples: int
-    held_out: int
-    shared: dict[str, float]
-    own: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Personalised:
     """What fine-tuning gave each client. `metric` is the one that 'better' means; `skipped` had nothing to judge on."""
 
@@ -63,13 +47,14 @@ class Personalised:
     settings: FineTuning
     seen: bool
     metric: str
-    clients: tuple[Judged, ...]
+    higher_is_better: bool
+    clients: tuple[Tuned, ...]
     skipped: int
 
     @property
     def gains(self) -> np.ndarray:
         """By how much the own model is better than the shared one, for each client."""
-        sign = 1 if self.metric == "accuracy" else -1
+        sign = 1 if self.higher_is_better else -1
         return np.array([sign * (c.own[self.metric] - c.shared[self.metric]) for c in self.clients])
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,77 +114,35 @@ def personalise(
         raise RunDirError(f"{directory.path} has no checkpoint of its plan; expected one: run it first")
     work = plan.work(max(start.round, 1))
     settings = FineTuning(epochs, batch or work.batch, lr or work.lr, plan.holdout or share)
-    held_out = _held_out(plan, share)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # before any parallel kernel: a forked process must not inherit a pool of threads
-    try:
-        clients = _judge_all(plan, held_out, start.state.weights, settings)
-    finally:
-        torch.set_num_threads(threads)
-    metric = next(name for name in ("accuracy", "loss", *clients[0].shared) if name in clients[0].shared)
-    return Personalised(start.round, settings, not plan.holdout, metric, clients, len(held_out) - len(clients))
-
-
-def _held_out(plan: Plan, share: float) -> HeldOut:
     data = resolve_data(plan)
-    return data if isinstance(data, HeldOut) else HeldOut(data, share, plan.seed)
+    held_out = _held_out(data, share, plan.seed)
+    clients = _tune_all(plan, held_out, start.state.weights, settings)
+    metric, direction = _compared_by(plan)
+    skipped = len(held_out) - len(clients)
+    return Personalised(start.round, settings, held_out is not data, metric, direction, clients, skipped)
 
 
-def _judge_all(plan: Plan, data: HeldOut, weights: Tensor, settings: FineTuning) -> tuple[Judged, ...]:
+def _held_out(data: FederatedData, share: float, seed: int) -> FederatedData:
+    return data if data.held_sizes.any() else HeldOut(data, share, seed)
+
+
+def _tune_all(plan: Plan, data: FederatedData, weights: Tensor, settings: FineTuning) -> tuple[Tuned, ...]:
     able = [int(k) for k in np.flatnonzero(data.held_sizes)]
     if not able:
         raise DataError(f"{data.name}: no client has examples to hold out; expected some: use a larger share")
     setup = Setup(plan, resolve_task(plan), data, make_algorithm("fedavg"), make_codec("float32"), ())
-    trainer = setup.new_trainer()
-
-    def judge(k: int) -> Judged:
-        return _judge(trainer, data, k, weights, settings, plan.seed)
-
-    return tuple(spread_over(plan.workers, able, judge))
+    with closing(LocalFleet(setup, plan.workers)) as fleet:
+        fleet.start()
+        return tuple(fleet.fine_tune(weights, [TuneJob(k, settings.epochs, settings.batch, settings.lr) for k in able]))
 
 
-def _judge(trainer: Trainer, data: HeldOut, k: int, weights: Tensor, settings: FineTuning, seed: int) -> Judged:
-    held = data.held(k)
-    client = Client(k, data.client(k), trainer, seed, seeds.NONE, {})
-    client.load(weights)
-    shared = report(trainer.task.judged_by, trainer.evaluate(held))
-    with trainer.seeded(seeds.torch_seed(seed, seeds.NONE, k, "module")):
-        for _epoch in range(settings.epochs):
-            client.sgd_epoch(settings.batch, settings.lr)
-    if not all(isfinite(float(end)) for end in client.weights.aminmax()):
-        raise Diverged(f"client {k}: fine-tuning diverged at lr={settings.lr:g}; use a smaller lr")
-    return Judged(k, client.n, len(held), shared, report(trainer.task.judged_by, trainer.evaluate(held)))
-
-
-def spread_over(workers: int, clients: Sequence[int], do: Callable[[int], Judged]) -> list[Judged]:
-    """The results in the order of the clients, worked out by forked processes; here, where there is no fork."""
-    if workers == 1 or "fork" not in get_all_start_methods():
-        return [do(k) for k in clients]
-    context = get_context("fork")
-    parts = [clients[first::workers] for first in range(min(workers, len(clients)))]
-    pipes = []
-    for part in parts:
-        here, there = context.Pipe(duplex=False)
-        context.Process(target=_work, args=(there, part, do), daemon=True).start()
-        there.close()
-        pipes.append(here)
-    return sorted((one for pipe in pipes for one in _receive(pipe)), key=lambda judged: judged.client)
-
-
-def _work(pipe: Connection, clients: Sequence[int], do: Callable[[int], Judged]) -> None:
-    try:
-        pipe.send([do(k) for k in clients])
-    except FedAvgError as error:
-        pipe.send(error)
-    os._exit(0)
-
-
-def _receive(pipe: Connection) -> list[Judged]:
-    try:
-        reply = pipe.recv()
-    except EOFError:
-        raise FleetError("a process that fine-tuned clients died; expected its results: use fewer workers") from None
-    if isinstance(reply, FedAvgError):
-        raise reply
-    judged: list[Judged] = reply
-    return judged
+def _compared_by(plan: Plan) -> tuple[str, bool]:
+    """The metric that 'better' means, and which way is better."""
+    metrics = resolve_task(plan).judged_by
+    for name in ("accuracy", "loss", *metrics):
+        if name in metrics and (direction := metrics[name].higher_is_better) is not None:
+            return name, direction
+    raise TaskError(
+        f"nobody has said which way is better for any of {', '.join(metrics)}; expected a metric that says it: "
+        "fedavg.metrics.Mean(function, higher_is_better=True)"
+    )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedavg.algorithms import Algorithm
     from fedavg.codecs import Codec
     from fedavg.data.partition import Partition
+    from fedavg.metrics import Metric
     from fedavg.stages import Stage
     from fedavg.tasks.task import Task
 
@@ -132,6 +133,37 @@ def _optional(parser: Parser) -> Parser:
     return lambda value: None if value in (None, "", "none") else parser(value)
 
 
+def _any_number(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = inf
+    if not isfinite(number):
+        raise ValueError("a finite number")
+    return number
+
+
+def _of_metric(value_of: Parser, of_accuracy: Parser | None = None) -> Parser:
+    """A number, which belongs to the metric that matters most, or 'metric=number'."""
+
+    def parse(value: object) -> object:
+        name, equals, number = str(value).rpartition("=")
+        if isinstance(value, str) and equals and (name != "accuracy" or of_accuracy is None):
+            return f"{name}={value_of(number):g}"
+        return (of_accuracy or value_of)(number if equals else value)
+
+    return parse
+
+
+def _evaluate(value: object) -> str:
+    parts = {part.strip() for part in str(value).split(",")}
+    if parts <= {"server", "clients"}:
+        return ",".join(sorted(parts, reverse=True))
+    if len(parts) > 1 or not parts <= {"auto", "none"}:
+        raise ValueError("server, clients, 'server,clients', none, or auto (the server if it has a test set)")
+    return parts.pop()
+
+
 def _part(home: str, base: str) -> Parser:
     """A part as `specs` writes it. Its base class is imported when first needed: PyTorch comes with it."""
     return lambda value: specs.checked(value, getattr(import_module(home), base))
@@ -210,8 +242,24 @@ class Plan:
     lr: float = option(0.1, _number(0, inf, above=True), "eta, the learning rate of round 1")
     lr_decay: float = option(1.0, _number(0, 1, above=True), "eta is multiplied by this after each round")
     rounds: int = option(100, _integer(1), "rounds of communication at the most")
-    target: float | None = option(None, _optional(_number(0, 1, above=True)), "stop at this test accuracy")
-    eval_every: int = option(1, _integer(1), "evaluate on the test set every so many rounds, and after the last")
+    target: float | str | None = option(
+        None, _optional(_of_metric(_any_number, _number(0, 1, above=True))), "stop at this accuracy; f1=0.8: at this f1"
+    )
+    patience: int | str | None = option(
+        None,
+        _optional(_of_metric(_integer(1))),
+        "stop after so many rounds without a better accuracy (or the task's first metric); loss=20: a better loss",
+    )
+    metrics: Sequence[Union[str, "Metric"]] = option(
+        (), _parts("fedavg.metrics", "Metric"), "metrics beside the task's own: f1:10,topk:5 (docs/metrics.md)"
+    )
+    evaluate: str = option(
+        "auto", _evaluate, "who judges the model: server (its test set), clients (what they hold out), server,clients"
+    )
+    eval_clients: int | None = option(
+        None, _optional(_integer(1)), "clients that judge the model each time, drawn by the seed [all]"
+    )
+    eval_every: int = option(1, _integer(1), "evaluate every so many rounds, and after the last")
     eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
     seed: int = option(0, _integer(0), "every random draw of the run follows from it")
     codec: Union[str, "Codec"] = option(

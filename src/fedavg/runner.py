@@ -13,12 +13,13 @@ from safetensors.torch import save
 from torch import nn
 
 from fedavg.engine.model import Model
-from fedavg.errors import DiskError, FedAvgError, RunDirError
+from fedavg.errors import DiskError, FedAvgError, RunDirError, TaskError
 from fedavg.fleets import LocalFleet
+from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.runlog.rundir import RunDir
-from fedavg.runlog.summary import Summary, curve, status_of, summarise
+from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise
 from fedavg.server import Event, Round, Start, event_row, train
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
@@ -32,13 +33,31 @@ class Result:
 
     plan: Plan
     summary: Summary
-    #: The rounds that were evaluated, and test accuracy and loss there.
+    #: The metric that the run is watched by, and its target.
+    goal: Goal
+    #: The rounds that were evaluated, and each metric there: on the server's test set, or on clients if it has none.
     rounds: np.ndarray
-    accuracy: np.ndarray
-    loss: np.ndarray
+    metrics: dict[str, np.ndarray]
+    #: The rounds in which clients judged, and by metric the value over all their examples and, as `accuracy.p10`, its
+    #: spread over clients.
+    client_rounds: np.ndarray
+    client_metrics: dict[str, np.ndarray]
     #: The cohort's training loss after every round.
     train_loss: np.ndarray
     model: nn.Module
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        return self._curve("accuracy")
+
+    @property
+    def loss(self) -> np.ndarray:
+        return self._curve("loss")
+
+    def _curve(self, name: str) -> np.ndarray:
+        if len(self.rounds) and name not in self.metrics:
+            raise TaskError(f"this run has no {name}; expected one of result.metrics: {', '.join(self.metrics)}")
+        return self.metrics.get(name, np.array([]))
 
 
 def run(plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = None) -> Result:
@@ -68,7 +87,7 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
         unrepeatable = setup.budget is not None and setup.plan.noise_source == "os"
         start = directory.rewind(setup.plan.digest, once=unrepeatable)
         rows = directory.rows()
-        if start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped":
+        if start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped":
             return finish(setup, rows, start.state, identity["engine"], directory)
         return _follow(setup, directory, start or Start(0, State(torch.empty(0))), rows, watch)
 
@@ -147,6 +166,8 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, 
     summary = summarise(
         setup.plan,
         rows,
+        metrics=setup.task.judged_by,
+        goal=setup.goal,
         ended=setup.algorithm.finished(state),
         parameters=len(state.weights),
         engine=engine,
@@ -157,13 +178,16 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, 
         directory.write_json("summary.json", summary.to_dict())
         tensors = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
         directory.write_model(save(tensors))
-    rounds, accuracy = curve(rows)
+    rounds, metrics = curves(rows)
+    client_rounds, client_metrics = client_curves(rows)
     return Result(
         plan=setup.plan,
         summary=summary,
+        goal=setup.goal,
         rounds=np.array(rounds),
-        accuracy=np.array(accuracy),
-        loss=np.array(curve(rows, "loss")[1]),
+        metrics={name: np.array(values) for name, values in metrics.items()},
+        client_rounds=np.array(client_rounds),
+        client_metrics={name: np.array(values) for name, values in client_metrics.items()},
         train_loss=np.array([row["train_loss"] for row in rows], float),
         model=model.module.eval(),
     )

@@ -3,18 +3,20 @@
 It does not know where clients run, nor who consumes its events: a recorder, a progress line, a notebook.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from time import perf_counter
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from fedavg import seeds
 from fedavg.errors import Diverged
 from fedavg.fleets import Abandoned, CohortResult, Fleet, LocalFleet
+from fedavg.metrics.goal import Best, Goal, improved, stalled
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.setup import Setup, resolve
@@ -22,6 +24,8 @@ from fedavg.types import Cohort, State, Sum, Work
 
 #: Under which name the downlink keeps its slots.
 DOWNLINK: Final = "downlink"
+#: Under which name the loop itself keeps the best value of the metric that it waits for.
+GOAL: Final = "goal"
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ class Round:
     test: dict[str, float] | None
     train: dict[str, float] | None
     state: State
+    #: What the algorithm measures beside its training loss: means over the cohort, by n_k.
+    metrics: dict[str, float] = field(default_factory=dict)
+    #: How clients judged the model on what they hold out; see `fedavg.metrics.spread.OnClients`.
+    on_clients: dict[str, Any] | None = None
     #: For a private run: epsilon of all rounds up to this one, and the entry in the ledger that it follows from.
     epsilon: float | None = None
     ledger: dict[str, Any] | None = None
@@ -63,8 +71,9 @@ Event = Start | Round
 
 
 def event_row(event: Round) -> dict[str, Any]:
-    """A round as plain values, without its state; privacy is there only if it is spent."""
+    """A round as plain values, without its state; what not every run has is there only if this one has it."""
     absent = {"state"} if event.ledger else {"state", "epsilon", "ledger"}
+    absent |= {name for name in ("metrics", "on_clients") if not getattr(event, name)}
     return {name: getattr(event, name) for name in Round.__dataclass_fields__ if name not in absent}
 
 
@@ -86,10 +95,42 @@ def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = 
             event = run_round(setup, fleet, state, _instructions(setup, state, number))
             state = event.state
             yield event
-            if plan.target and event.test and event.test["accuracy"] >= plan.target:
+            if _enough(setup.goal, event):
                 return
             if budget_spent(plan.dp_epsilon, event.ledger):
                 return
+
+
+def judged(row: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """The metrics of a round that count: the server's, or the clients' where the server has none."""
+    if row["test"]:
+        return row["test"]  # type: ignore[no-any-return]
+    on_clients = row.get("on_clients")
+    return on_clients["metrics"] if on_clients else None
+
+
+def _watched(goal: Goal, state: State, round: int, metrics: Mapping[str, float] | None) -> State:
+    """The state with the best value so far, if the run waits for a better one: so a resumed run goes on waiting."""
+    if goal.patience is None or not metrics or goal.metric not in metrics:
+        return state
+    best = improved(goal, _best(state), round, metrics[goal.metric])
+    kept = {"best": torch.tensor([best.value, best.round], dtype=torch.float64)}
+    return replace(state, others={**state.others, GOAL: kept})
+
+
+def _best(state: State) -> Best | None:
+    if GOAL not in state.others:
+        return None
+    value, round = state.others[GOAL]["best"].tolist()
+    return Best(value, int(round))
+
+
+def _enough(goal: Goal, event: Round) -> bool:
+    """True if the run may stop after this round."""
+    metrics, best = judged(event_row(event)), _best(event.state)
+    if metrics and goal.metric in metrics and goal.reached(metrics[goal.metric]):
+        return True
+    return best is not None and stalled(goal, best, event.round)
 
 
 @dataclass(frozen=True)
@@ -112,8 +153,10 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
     ended = perf_counter()
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
-    test = fleet.evaluate(after.weights, "test") if due else None
+    test = fleet.evaluate(after.weights, "test") if due and setup.judged_by_server else None
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
+    found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
+    on_clients = found.to_dict() if found else None
     entry = setup.budget.entry(work.round) if setup.budget else None
     result = trained.result
     return Round(
@@ -130,7 +173,9 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         saturated=result.saturated,
         test=test,
         train=on_train,
-        state=after,
+        state=_watched(setup.goal, after, work.round, judged({"test": test, "on_clients": on_clients})),
+        metrics={name: value for name, value in result.total.metrics.items() if name in setup.algorithm_metrics},
+        on_clients=on_clients,
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
     )

@@ -11,10 +11,13 @@ from fedavg import seeds
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
 from fedavg.data import HeldOut, is_named, load, pooled
+from fedavg.data.finite import check_finite
 from fedavg.downlink import Downlink
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
+from fedavg.metrics import Metric, by_name
+from fedavg.metrics.goal import Goal, make_goal
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
@@ -63,6 +66,28 @@ class Setup:
         return frozenset() if hidden else frozenset(self.algorithm.metrics)
 
     @property
+    def algorithm_metrics(self) -> frozenset[str]:
+        """What an algorithm measures of its own, beside the training loss."""
+        return self.metrics - {"train_loss"}
+
+    @property
+    def judged_by_server(self) -> bool:
+        """True if the model is judged on the server's own test set."""
+        return bool(self.data.test) if self.plan.evaluate == "auto" else "server" in self.plan.evaluate
+
+    @property
+    def judged_by_clients(self) -> bool:
+        """True if the model is judged by clients, on what they hold out."""
+        if self.plan.evaluate != "auto":
+            return "clients" in self.plan.evaluate
+        return not self.data.test and bool(self.data.held_sizes.any())
+
+    @property
+    def goal(self) -> Goal:
+        """What the run is watched by, and when it may stop."""
+        return make_goal(self.plan.target, self.plan.patience, self.task.judged_by)
+
+    @property
     def keeps_state(self) -> bool:
         """True if clients keep anything between rounds."""
         return self.algorithm.keeps_state or self.codec.keeps_residual
@@ -96,8 +121,18 @@ class Setup:
         batch = int(min(self.plan.work(1).batch, len(first)))
         rng = seeds.rng(self.plan.seed, seeds.NONE, seeds.NONE, "probe")
         trainer.choose_engine(self.plan.engine, trainer.inputs(first.x[:batch], rng), first.y[:batch])
-        trainer.evaluate(Examples(self.data.test.x[:2], self.data.test.y[:2]))  # a metric that fails should fail now
+        self._probe_metrics(trainer)
         return trainer
+
+    def _probe_metrics(self, trainer: Trainer) -> None:
+        """A metric that fails should fail now."""
+        test = self.data.test
+        if self.judged_by_server and test:
+            check_finite(test, f"the test set of '{self.data.name}'")
+            trainer.evaluate(Examples(test.x[:2], test.y[:2]))
+        elif self.judged_by_clients:
+            first = self.data.held(int(np.flatnonzero(self.data.held_sizes)[0]))
+            trainer.evaluate(Examples(first.x[:2], first.y[:2]))
 
 
 def resolve(plan: Plan) -> Setup:
@@ -110,14 +145,35 @@ def resolve(plan: Plan) -> Setup:
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = pooled(data) if algorithm.pools_data else data
-    if plan.target and "accuracy" not in task.judged_by:
-        raise PlanError(f"target: task '{task.name}' has no metric 'accuracy'; expected one, or no target")
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     downlink = _resolve_downlink(plan, task, algorithm)
     setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan))
     check_pairs(setup)
+    _check_evaluation(setup)
     setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
     return replace(bind_shares(setup), budget=budget_of(setup))
+
+
+def _check_evaluation(setup: Setup) -> None:
+    """Refuse an evaluation that nobody can do, and options that would have no effect."""
+    plan, goal = setup.plan, setup.goal
+    if "server" in plan.evaluate and not setup.data.test:
+        raise PlanError(f"evaluate: got '{plan.evaluate}', but '{setup.data.name}' has no test set; expected one, "
+                        "or evaluate 'clients' with a holdout, or 'none'")  # fmt: skip
+    if "clients" in plan.evaluate and not setup.data.held_sizes.any():
+        raise PlanError(f"evaluate: got '{plan.evaluate}', but no client holds examples out; set holdout, as in 0.2, "
+                        "large enough that clients of 2 or more examples have some")  # fmt: skip
+    judged = setup.judged_by_server or setup.judged_by_clients
+    for name in ("target", "patience"):
+        if getattr(goal, name) is not None and not judged:
+            raise PlanError(f"{name}: got {getattr(plan, name)}, but nothing is evaluated; expected a test set, or a "
+                            "holdout that clients judge on")  # fmt: skip
+    if plan.eval_clients is not None and not setup.judged_by_clients:
+        raise PlanError(f"eval_clients: got {plan.eval_clients}, but no client judges the model; expected evaluate "
+                        "'clients' or 'server,clients' too")  # fmt: skip
+    if setup.judged_by_clients and setup.secagg:
+        able = int(np.count_nonzero(setup.data.held_sizes))
+        setup.secagg.check(min(plan.eval_clients or able, able))
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":
@@ -129,7 +185,12 @@ def _resolve_secagg(plan: Plan) -> "Masking | None":
 
 
 def resolve_task(plan: Plan) -> Task:
-    return make(plan.task, Task)
+    """The task, with the metrics that the plan adds to its own."""
+    task = make(plan.task, Task)
+    if not plan.metrics:
+        return task
+    metrics: dict[str, Metric] = {**task.judged_by, **by_name(plan.metrics, task.loss)}
+    return replace(task, metrics=metrics)
 
 
 def _bound(value: str | Codec, task: Task, vectors: int) -> Codec:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need
     from torch import Tensor
 
 #: The set that weights are judged on.
-Split = Literal["test", "train"]
+Split = Literal["test", "train", "held"]
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,18 @@ class FederatedData(Pluggable, ABC):
         """The n_k training examples of client k."""
 
     @property
-    @abstractmethod
-    def test(self) -> Examples:
-        """The examples that the shared model is judged on."""
+    def test(self) -> Examples | None:
+        """The examples that the server judges the shared model on; None where it has none."""
+        return None
+
+    @property
+    def held_sizes(self) -> np.ndarray:
+        """How many examples each client holds out of training to judge models on, shape (K,), int64."""
+        return self.sizes * 0
+
+    def held(self, k: int) -> Examples:
+        """What client k holds out."""
+        raise NotImplementedError(f"{self.name} holds nothing out")
 
     @property
     @abstractmethod

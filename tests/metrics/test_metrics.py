@@ -279,8 +279,8 @@ def scalar_loss(output, y):
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        (["f2"], "metric: got 'f2'; expected one of accuracy, topk:K, loss"),
-        (["f1"], "metric: got 'f1'; expected 'f1:CLASSES'"),
+        (["f2"], "metrics: got 'f2'; expected one of accuracy, topk:K, loss"),
+        (["f1"], "metrics: got 'f1'; expected 'f1:CLASSES'"),
         (["accuracy", "accuracy"], "expected each name once"),
         ({"mine": 3}, "metric 'mine': got int; expected a name such as 'f1:10'"),
         ([lambda o, y: o], "got function; expected a name"),

@@ -27,6 +27,7 @@ REFUSED = {
     ("noise with bits", "weigh:cap"): {"stages": ("clip:1", "weigh:cap=9", "noise:1:bits=9")},
     ("noise or localdp", "algorithm sgd"): {"stages": PRIVATE, "algorithm": "sgd", "E": 1},
     ("noise or localdp", "eval_train"): {"stages": PRIVATE, "eval_train": True},
+    ("noise or localdp", "evaluation by clients"): {"stages": PRIVATE, "evaluate": "clients", "holdout": 0.3},
     ("secure aggregation", "a codec other than float32"): {"secagg": "complete:4:20", "codec": "float16"},
     ("secure aggregation", "an asynchronous algorithm"): {"secagg": "complete:4:20", "algorithm": "fedbuff:2"},
     ("noise or localdp", "fednova, adaptive"): {"stages": PRIVATE, "algorithm": "fednova"},

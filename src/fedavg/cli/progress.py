@@ -10,8 +10,9 @@ from typing import Final
 import click
 
 from fedavg.errors import Diverged
+from fedavg.metrics.goal import Best, Goal, improved
 from fedavg.plan import Plan
-from fedavg.server import Event, Round
+from fedavg.server import Event, Round, event_row, judged
 
 TERMINAL_PERIOD_S: Final = 0.1
 LOG_PERIOD_S: Final = 10.0
@@ -20,15 +21,16 @@ LOG_PERIOD_S: Final = 10.0
 class Progress:
     """A watcher of events; as a context manager it also says how to go on when a run is stopped."""
 
-    def __init__(self, plan: Plan, directory: Path, quiet: bool) -> None:
+    def __init__(self, plan: Plan, goal: Goal, directory: Path, quiet: bool) -> None:
         self._plan = plan
+        self._goal = goal
         self._directory = directory
         self._quiet = quiet
         self._terminal = sys.stderr.isatty()
         self._shown_at = 0.0
         self._ends: deque[float] = deque(maxlen=50)
-        self._best = 0.0
-        self._accuracy: float | None = None
+        self._best: Best | None = None
+        self._value: float | None = None
         self._up = self._down = 0
         self._last = 0
 
@@ -57,9 +59,10 @@ class Progress:
     def _note(self, event: Round) -> None:
         self._up += event.bytes_up
         self._down += event.bytes_down
-        if event.test and "accuracy" in event.test:
-            self._accuracy = event.test["accuracy"]
-            self._best = max(self._best, self._accuracy)
+        metrics = judged(event_row(event))
+        if metrics and self._goal.metric in metrics:
+            self._value = metrics[self._goal.metric]
+            self._best = improved(self._goal, self._best, event.round, self._value)
 
     def _show(self, event: Round) -> None:
         period = TERMINAL_PERIOD_S if self._terminal else LOG_PERIOD_S
@@ -73,13 +76,18 @@ class Progress:
         else:
             click.echo(line, err=True)
 
+    def _score(self) -> str:
+        if self._value is None or self._best is None:
+            return f"{self._goal.metric} -"
+        best = f"  best {self._best.value:.4f}" if self._goal.higher_is_better is not None else ""
+        return f"{self._goal.metric} {self._value:.4f}{best}"
+
     def _line(self, event: Round) -> str:
         pace = (self._ends[-1] - self._ends[0]) / max(len(self._ends) - 1, 1)
-        score = f"accuracy {self._accuracy:.4f}  best {self._best:.4f}" if self._accuracy is not None else "accuracy -"
         loss = f"loss {event.train_loss:.4f}  " if event.train_loss is not None else ""
         privacy = f"epsilon {event.epsilon:.3f}  " if event.epsilon is not None else ""
         return (
-            f"round {event.round}/{self._plan.rounds}  {score}  {loss}{privacy}{pace:.3f} s/round  "
+            f"round {event.round}/{self._plan.rounds}  {self._score()}  {loss}{privacy}{pace:.3f} s/round  "
             f"up {self._up / 1e6:.1f} MB  down {self._down / 1e6:.1f} MB  "
             f"left {clock((self._plan.rounds - event.round) * pace)}"
         )

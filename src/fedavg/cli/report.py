@@ -23,16 +23,40 @@ def _privacy(entry: dict[str, Any]) -> str:
     return f"epsilon {entry['epsilon']:.3f} at delta {entry['delta']:.1e} ({entry['relation']}){seeded}"
 
 
+def _ended(values: dict[str, float]) -> str:
+    return f"{values['final']:.4f} at the end" + (f", best {values['best']:.4f}" if "best" in values else "")
+
+
+def _over_clients(on_clients: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """How the last model does on what clients hold out."""
+    if on_clients is None:
+        return []
+    count = on_clients["clients"]
+    if not on_clients["spread"]:
+        values = ", ".join(f"{name} {value:.4f}" for name, value in on_clients["metrics"].items() if "." not in name)
+        return [(f"on {count} clients", f"{values} together; their spread stays hidden under secure aggregation")]
+    return [
+        (
+            f"{name} on {count} clients",
+            f"{on_clients['metrics'].get(name, float('nan')):.4f}; 10 % of clients below {spread['p10']:.4f}, "
+            f"half below {spread['p50']:.4f}, 90 % below {spread['p90']:.4f}"
+            + (f"; worst tenth {spread['worst_decile']:.4f}" if "worst_decile" in spread else ""),
+        )
+        for name, spread in on_clients["spread"].items()
+    ]
+
+
 def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]]:
     rows = []
     if summary.target is not None:
         crossed = summary.rounds_to_target
         reached = f"{crossed:.1f} (interpolated as in the paper)" if crossed is not None else "not reached"
-        rows.append((f"rounds to {summary.target:.2%}", reached))
-    if summary.final_accuracy is not None and summary.best_accuracy is not None:
-        rows.append(("test accuracy", f"{summary.final_accuracy:.4f} at the end, best {summary.best_accuracy:.4f}"))
-    if summary.final_loss is not None:
-        rows.append(("test loss", f"{summary.final_loss:.4f}"))
+        goal = f"{summary.target:.2%}" if summary.metric == "accuracy" else f"{summary.metric} {summary.target:g}"
+        rows.append((f"rounds to {goal}", reached))
+    rows += [(name, _ended(values)) for name, values in summary.metrics.items() if "." not in name]
+    if not summary.metrics:
+        rows.append(("evaluated", "not at all: the data has no test set, and no client holds examples out"))
+    rows += _over_clients(summary.on_clients)
     if summary.privacy:
         rows.append(("privacy", _privacy(summary.privacy)))
     pace = f"{summary.seconds_per_round:.3f} s a round (median), " if summary.seconds_per_round is not None else ""

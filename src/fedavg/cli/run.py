@@ -112,8 +112,11 @@ def setting(text: str) -> tuple[str, str]:
 
 def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
     from fedavg.cli.progress import Progress
+    from fedavg.metrics.goal import make_goal
+    from fedavg.setup import resolve_task
 
-    return Progress(plan, directory, quiet)
+    goal = make_goal(plan.target, plan.patience, resolve_task(plan).judged_by)
+    return Progress(plan, goal, directory, quiet)
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:
@@ -139,7 +142,7 @@ def _report(result: "Result", plot: bool, as_json: bool) -> None:
     picture: Path | None = directory.path / "curve.png" if plot else None
     if picture:
         try:
-            plot_run(result.plan, directory.rows(), picture)
+            plot_run(result.plan, result.goal, directory.rows(), picture)
         except FedAvgError as error:
             click.echo(f"no picture: {error}", err=True)
             picture = None

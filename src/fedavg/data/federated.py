@@ -21,7 +21,7 @@ class ArrayData(FederatedData):
     the clients once, so that a client is a slice: no copy when it is asked for, and forked processes share the pages.
     """
 
-    def __init__(self, name: str, x: Tensor, y: Tensor, parts: Sequence[np.ndarray], test: Examples) -> None:
+    def __init__(self, name: str, x: Tensor, y: Tensor, parts: Sequence[np.ndarray], test: Examples | None) -> None:
         _check(name, x, y, parts, test)
         self.name = name
         self._test = test
@@ -42,13 +42,14 @@ class ArrayData(FederatedData):
         return Examples(self._x[rows], self._y[rows])
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._test
 
     @cached_property
     def fingerprint(self) -> str:
         digest = blake2b(digest_size=16)
-        for tensor in (self._x, self._y, self._test.x, self._test.y):
+        test = (self._test.x, self._test.y) if self._test else ()
+        for tensor in (self._x, self._y, *test):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(_bytes(tensor).data)
         digest.update(self._sizes.tobytes())
@@ -74,8 +75,9 @@ def _bytes(tensor: Tensor) -> np.ndarray:
     return flat.reshape(len(tensor), flat.size // max(len(tensor), 1))
 
 
-def _check(name: str, x: Tensor, y: Tensor, parts: Sequence[np.ndarray], test: Examples) -> None:
-    for what, left, right in (("training", x, y), ("test", test.x, test.y)):
+def _check(name: str, x: Tensor, y: Tensor, parts: Sequence[np.ndarray], test: Examples | None) -> None:
+    pairs = [("training", x, y), *([("test", test.x, test.y)] if test else [])]
+    for what, left, right in pairs:
         if left.dim() < 1 or right.dim() < 1 or len(left) != len(right):
             raise DataError(
                 f"{name}: {what} x has shape {tuple(left.shape)} and y {tuple(right.shape)}: "

@@ -44,7 +44,7 @@ class HeldOut(FederatedData):
         return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._data.test
 
     @property

@@ -138,6 +138,7 @@ def parse_jsonl(lines: Iterable[str]) -> Iterator[Writing]:
 
 def facts(data: FederatedData) -> Mapping[str, int]:
     """The words to predict, and how many of them the vocabulary does not have."""
+    assert data.test
     y = data.test.y
     return {"test_words": int((y != IGNORE).sum()), "unknown_words": int((y == UNKNOWN).sum())}
 

@@ -98,7 +98,7 @@ def text_of_zip(content: bytes) -> bytes:
 def facts(data: FederatedData) -> Mapping[str, int]:
     """The characters to predict, newlines included, as the paper counts them."""
     train = sum(int((data.client(k).y != IGNORE).sum()) for k in range(len(data)))
-    return {"train_characters": train, "test_characters": int((data.test.y != IGNORE).sum())}
+    return {"train_characters": train, "test_characters": int((data.test.y != IGNORE).sum()) if data.test else 0}
 
 
 SHAKESPEARE = Dataset(

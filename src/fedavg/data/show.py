@@ -43,11 +43,11 @@ def describe(data: FederatedData) -> PartitionTable:
     labels, counts = (
         _label_counts(data) if _has_classes(data) else (np.empty(0, np.int64), np.empty((len(data), 0), np.int64))
     )
-    return PartitionTable(data.name, data.sizes, labels, counts, len(data.test))
+    return PartitionTable(data.name, data.sizes, labels, counts, len(data.test or ()))
 
 
 def _has_classes(data: FederatedData) -> bool:
-    y = data.test.y
+    y = (data.test or data.client(int(data.sizes.argmax()))).y
     return y.dim() == 1 and not y.dtype.is_floating_point and len(y) > 0 and len(torch.unique(y)) <= 1000
 
 

@@ -1,13 +1,15 @@
 """`Fleet`: where clients run. The server loop asks it for the sum over a cohort and for an evaluation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Protocol
 
 from torch import Tensor
 
 from fedavg.engine.trainer import Engine
+from fedavg.metrics.spread import OnClients
 from fedavg.types import Cohort, Part, Split, Sum, Work
 
 
@@ -24,6 +26,23 @@ class CohortResult:
     saturated: int = 0
 
 
+class Measured(Protocol):
+    """What counts for `weight` and has been measured, such as an update."""
+
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+
+def weighted_means(measured: Sequence[Measured]) -> dict[str, float]:
+    """The mean of each metric, by weight."""
+    weight = fsum(each.weight for each in measured)
+    names = measured[0].metrics if measured else {}
+    return {name: fsum(each.weight * each.metrics[name] for each in measured) / weight for name in names}
+
+
 def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResult:
     """The parts of a round as one: sums are added by their scales, in the order given; n_k still counts whole."""
     if list(scales) == [1.0]:
@@ -31,9 +50,8 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
     first, *others = (scale * result.total.vector for scale, result in zip(scales, results, strict=True))
     totals = [result.total for result in results]
     weight = fsum(total.weight for total in totals)
-    metrics = {name: fsum(t.weight * t.metrics[name] for t in totals) / weight for name in totals[0].metrics}
     return CohortResult(
-        total=Sum(sum(others, start=first), weight, sum(total.count for total in totals), metrics),
+        total=Sum(sum(others, start=first), weight, sum(total.count for total in totals), weighted_means(totals)),
         bytes_up=sum(result.bytes_up for result in results),
         largest_up=max(result.largest_up for result in results),
         bytes_down=sum(result.bytes_down for result in results),
@@ -67,7 +85,11 @@ class Fleet(ABC):
 
     @abstractmethod
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
-        """The task's metrics of the weights on one of the two sets."""
+        """The task's metrics of the weights on a set that the server can see."""
+
+    @abstractmethod
+    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
+        """The same on what clients hold out, each judging on its own; of those who can, as many as the plan says."""
 
     @abstractmethod
     def close(self) -> None:

@@ -34,10 +34,29 @@ from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
 from fedavg.fleets import pipes
-from fedavg.fleets.fleet import CohortResult, Fleet, join
+from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
 from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
-from fedavg.fleets.worker import Evaluated, Job, Result, Trained, TrainJob, Worker, add_up, describe, eval_jobs
+from fedavg.fleets.worker import (
+    EvalJob,
+    Evaluated,
+    Job,
+    Result,
+    Trained,
+    TrainJob,
+    Tuned,
+    TuneJob,
+    Worker,
+    add_up,
+    describe,
+    eval_jobs,
+    judged_by_clients,
+    judged_together,
+    judges,
+    named_sums,
+    unclipped,
+)  # fmt: skip
 from fedavg.metrics import report
+from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.setup import Setup, check_population
 from fedavg.states import ClientStates
@@ -51,6 +70,9 @@ log = logging.getLogger("fedavg.run")
 
 #: Deaths of workers within one round after which something is wrong that another fork will not mend.
 MAX_DEATHS: Final = 10
+
+#: Bytes of one sum of a metric on its way to the server: a float64.
+SUM_BYTES: Final = 8
 
 #: Jobs that a worker is handed: one to do, one to go on with while the server wakes up.
 AHEAD: Final = 2
@@ -185,7 +207,7 @@ class LocalFleet(Fleet):
             return self._train_masked(order, work, shared, self._setup.secagg)
         finished = self._run([TrainJob(k, work, self._cohorts) for k in order])
         trained = [result for result in finished.results if isinstance(result, Trained)]
-        total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), _weighted_means(trained))
+        total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), weighted_means(trained))
         down = make_codec("float32").encode(shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
         return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(cohort))
@@ -211,6 +233,37 @@ class LocalFleet(Fleet):
         results = self._run(eval_jobs(self._setup, on)).results
         pieces = [result for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
+
+    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
+        self._shared[: len(weights)].copy_(weights)
+        clients = judges(self._setup, round, np.flatnonzero(self._setup.data.held_sizes))
+        results = self._run([EvalJob("held", k) for k in clients]).results
+        pieces = [result for result in results if isinstance(result, Evaluated)]
+        down = len(clients) * make_codec("float32").max_bytes(len(weights))
+        metrics = self._setup.task.judged_by
+        if self._setup.secagg:
+            return self._judged_masked(dict(zip(clients, pieces, strict=True)), weights, round, down)
+        sent = len(clients) * SUM_BYTES * sum(metric.size for metric in metrics.values())
+        return judged_by_clients(metrics, pieces, sent, down)
+
+    def _judged_masked(self, pieces: dict[int, Evaluated], weights: Tensor, round: int, down: int) -> OnClients:
+        """The sums of all clients together, through a session of their own: nobody sees one client's."""
+        from fedavg.secagg.simulate import simulate
+
+        metrics, masking = self._setup.task.judged_by, self._setup.secagg
+        assert masking
+        terms = masking.terms(token_bytes(16), round, model_sha256(weights), len(pieces), 0, names_of_sums(metrics))
+        rings = {k: terms.encoding.encode(np.empty(0), 1.0, named_sums(piece)).ring for k, piece in pieces.items()}
+        outcome = simulate(terms, list(pieces), lambda k: rings[k])
+        decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
+        costs = outcome.clients.values()
+        up, down = sum(cost.bytes_up for cost in costs), down + sum(cost.bytes_down for cost in costs)
+        return judged_together(metrics, unclipped(decoded), decoded.count, up, down)
+
+    def fine_tune(self, weights: Tensor, jobs: Sequence[TuneJob]) -> list[Tuned]:
+        """Have clients train the shared model further for themselves; the results in the order of the jobs."""
+        self._shared[: len(weights)].copy_(weights)
+        return [result for result in self._run(list(jobs)).results if isinstance(result, Tuned)]
 
     def _sum(self, finished: "_Finished") -> Tensor:
         """The sum over the rings of the workers that took part."""
@@ -320,9 +373,3 @@ class _Finished:
 
 def _least_busy(sent: dict[int, deque[int]]) -> int:
     return min(sent, key=lambda slot: len(sent[slot]))
-
-
-def _weighted_means(trained: list[Trained]) -> dict[str, float]:
-    weight = fsum(t.weight for t in trained)
-    names = trained[0].metrics if trained else {}
-    return {name: fsum(t.weight * t.metrics[name] for t in trained) / weight for name in names}

@@ -1,24 +1,29 @@
 """What a local worker does with one job. Runs in a forked process, or in the server's own where there is no fork."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, isfinite
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg.client import run_client
+from fedavg import seeds
+from fedavg.client import Client, run_client
+from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
-from fedavg.errors import Diverged
+from fedavg.errors import Diverged, FleetError
 from fedavg.fleets.watchdog import Busy
+from fedavg.metrics import Metric, report
+from fedavg.metrics.spread import OnClients, spread_of, whole_report
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.sums import ExactSum
 from fedavg.types import Examples, Split, Work
 
 if TYPE_CHECKING:
-    from fedavg.secagg.ring import Encoding
+    from fedavg.secagg.ring import Decoded, Encoding
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,23 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class EvalJob:
-    """Evaluate one piece: a chunk of the test set, or the training examples of one client."""
+    """Evaluate one piece: a chunk of the test set, or the examples of one client, trained on or held out."""
 
     split: Split
     piece: int
 
 
-Job = TrainJob | EvalJob
+@dataclass(frozen=True)
+class TuneJob:
+    """Fine-tune the shared model on one client's examples, for it alone; judge both models on what it holds out."""
+
+    client: int
+    epochs: int
+    batch: float
+    lr: float
+
+
+Job = TrainJob | EvalJob | TuneJob
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,18 @@ class Evaluated:
     sums: dict[str, list[float]]
 
 
-Result = Trained | Evaluated
+@dataclass(frozen=True)
+class Tuned:
+    """A client's metrics on its held-out examples: of the shared model, and of its own."""
+
+    client: int
+    examples: int
+    held_out: int
+    shared: dict[str, float]
+    own: dict[str, float]
+
+
+Result = Trained | Evaluated | Tuned
 
 
 class Worker:
@@ -79,7 +105,9 @@ class Worker:
         self._cohort = 0
 
     def do(self, job: Job) -> Result:
-        return self._train(job) if isinstance(job, TrainJob) else self._evaluate(job)
+        if isinstance(job, TrainJob):
+            return self._train(job)
+        return self._tune(job) if isinstance(job, TuneJob) else self._evaluate(job)
 
     def _train(self, job: TrainJob) -> Trained:
         if job.cohort != self._cohort:
@@ -99,22 +127,41 @@ class Worker:
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self._shared[: len(self._trainer.weights)])
-        sums = self._trainer.evaluate(self._examples(job))
+        examples = self._examples(job)
+        sums = self._trainer.evaluate(examples)
+        if not all(bool(values.isfinite().all()) for values in sums.values()):
+            check_finite(examples, f"client {job.piece}" if job.split != "test" else "the test set")
         return Evaluated({name: values.tolist() for name, values in sums.items()})
+
+    def _tune(self, job: TuneJob) -> Tuned:
+        data, seed, trainer, k = self._setup.data, self._setup.plan.seed, self._trainer, job.client
+        client = Client(k, data.client(k), trainer, seed, seeds.NONE, {})
+        client.load(self._shared[: len(trainer.weights)])
+        held, metrics = data.held(k), self._setup.task.judged_by
+        shared = report(metrics, trainer.evaluate(held))
+        with trainer.seeded(seeds.torch_seed(seed, seeds.NONE, k, "module")):
+            for _epoch in range(job.epochs):
+                client.sgd_epoch(job.batch, job.lr)
+        if not all(isfinite(float(end)) for end in client.weights.aminmax()):
+            raise Diverged(f"client {k}: fine-tuning diverged at lr={job.lr:g}; use a smaller lr")
+        return Tuned(k, client.n, len(held), shared, report(metrics, trainer.evaluate(held)))
 
     def _examples(self, job: EvalJob) -> Examples:
         if job.split == "train":
             return self._setup.data.client(job.piece)
-        size = self._setup.task.eval_batch
+        if job.split == "held":
+            return self._setup.data.held(job.piece)
+        size, test = self._setup.task.eval_batch, self._setup.data.test
+        assert test, "the plan's evaluation is checked before round 1"
         chunk = slice(job.piece * size, (job.piece + 1) * size)
-        return Examples(self._setup.data.test.x[chunk], self._setup.data.test.y[chunk])
+        return Examples(test.x[chunk], test.y[chunk])
 
 
 def eval_jobs(setup: Setup, split: Split) -> list[Job]:
     """The pieces of a set. They do not depend on the number of workers, so neither do the sums over them."""
     if split == "train":
         return [EvalJob(split, int(k)) for k in setup.eligible]
-    return [EvalJob(split, piece) for piece in range(-(-len(setup.data.test) // setup.task.eval_batch))]
+    return [EvalJob(split, piece) for piece in range(-(-len(setup.data.test or ()) // setup.task.eval_batch))]
 
 
 def describe(setup: Setup, job: Job, index: int) -> Busy:
@@ -122,11 +169,58 @@ def describe(setup: Setup, job: Job, index: int) -> Busy:
     if isinstance(job, TrainJob):
         examples = float(setup.data.sizes[job.client]) * job.work.epochs
         return Busy(index, "train", examples, f"client {job.client} in round {job.work.round}")
-    examples = float(setup.data.sizes[job.piece]) if job.split == "train" else 1.0
-    return Busy(index, f"evaluate {job.split}", examples, f"piece {job.piece} of the evaluation on {job.split}")
+    if isinstance(job, TuneJob):
+        examples = float(setup.data.sizes[job.client]) * job.epochs
+        return Busy(index, "fine-tune", examples, f"client {job.client}")
+    sizes = {"train": setup.data.sizes, "held": setup.data.held_sizes}.get(job.split)
+    size = 1.0 if sizes is None else float(sizes[job.piece])
+    return Busy(index, f"evaluate {job.split}", size, f"piece {job.piece} of the evaluation on {job.split}")
 
 
 def add_up(pieces: Sequence[Evaluated]) -> dict[str, Tensor]:
     """The sums over all pieces, exactly rounded: the order of the pieces can not change a bit."""
     columns = {name: zip(*(piece.sums[name] for piece in pieces), strict=True) for name in pieces[0].sums}
     return {name: torch.tensor([fsum(each) for each in sums], dtype=torch.float64) for name, sums in columns.items()}
+
+
+def judges(setup: Setup, round: int, able: np.ndarray) -> list[int]:
+    """Who judges the model of a round: as many as the plan says of the clients that are able to, in rising order."""
+    wanted = setup.plan.eval_clients
+    if wanted is None or wanted >= len(able):
+        return [int(k) for k in able]
+    rng = seeds.rng(setup.plan.seed, round, seeds.NONE, "judges")
+    return sorted(int(k) for k in rng.choice(able, wanted, replace=False))
+
+
+def judged_by_clients(
+    metrics: Mapping[str, Metric], pieces: Sequence[Evaluated], bytes_up: int, bytes_down: int
+) -> OnClients:
+    """What clients found, each with its own sums."""
+    each = [{name: torch.tensor(sums, dtype=torch.float64) for name, sums in piece.sums.items()} for piece in pieces]
+    return OnClients(len(pieces), whole_report(metrics, add_up(pieces)), spread_of(metrics, each), bytes_up, bytes_down)
+
+
+def judged_together(
+    metrics: Mapping[str, Metric], means: Mapping[str, float], count: int, bytes_up: int, bytes_down: int
+) -> OnClients:
+    """The same from the means of the sums over clients, by name: all that secure aggregation lets through."""
+    totals = {
+        name: torch.tensor([means[f"{name}.{place}"] * count for place in range(metric.size)], dtype=torch.float64)
+        for name, metric in metrics.items()
+    }
+    return OnClients(count, whole_report(metrics, totals), {}, bytes_up, bytes_down)
+
+
+def named_sums(piece: Evaluated) -> dict[str, float]:
+    """Each sum by its name, as `names_of_sums` has them."""
+    return {f"{name}.{place}": value for name, sums in piece.sums.items() for place, value in enumerate(sums)}
+
+
+def unclipped(decoded: "Decoded") -> Mapping[str, float]:
+    """The means of a masked sum; a sum that was cut to fit the ring would be a wrong result without a word."""
+    if decoded.saturated:
+        raise FleetError(
+            f"{decoded.saturated} sums of metrics were beyond 2^31, which a masked sum can not hold; expected smaller "
+            "ones: hold out fewer examples, or use a metric on another scale"
+        )
+    return decoded.metrics

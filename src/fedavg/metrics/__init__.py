@@ -16,7 +16,7 @@ from fedavg.metrics.metric import (
     report,
 )
 from fedavg.metrics.regression import MAE, RMSE
-from fedavg.specs import parse_spec
+from fedavg.specs import make
 
 METRICS: dict[str, type[Metric]] = {
     "accuracy": Accuracy,
@@ -38,8 +38,9 @@ Given = Metric | str | ValueFunction
 MetricsGiven = Mapping[str, Given] | Iterable[Metric | str]
 
 
-def make_metric(text: str) -> Metric:
-    return parse_spec(text, METRICS, "metric")
+def make_metric(value: str | Metric) -> Metric:
+    """A metric as a plan or a task has it: the object, or its name with settings after colons."""
+    return make(value, Metric)  # type: ignore[type-abstract]
 
 
 def default_metrics(loss: LossFunction) -> dict[str, Metric]:
@@ -62,10 +63,8 @@ def by_name(given: MetricsGiven, loss: LossFunction) -> dict[str, Metric]:
 
 
 def _made(name: str, given: Given, loss: LossFunction) -> Metric:
-    if isinstance(given, str):
-        given = make_metric(given)
-    if isinstance(given, Metric):
-        return given.bind(loss)
+    if isinstance(given, str | Metric):
+        return make_metric(given).bind(loss)
     if given is loss:
         return Loss().bind(loss)
     if callable(given) and name:

@@ -12,6 +12,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from fedavg.specs import Pluggable
+
 #: A target that is no prediction: PyTorch's losses leave it out by default.
 IGNORE: Final = -100
 
@@ -23,7 +25,7 @@ ValueFunction = Callable[[Any, Any], Tensor]
 Sums = Tensor | Sequence[float | Tensor]
 
 
-class Metric(ABC):
+class Metric(Pluggable, ABC):
     """A way to judge a model. A metric of one's own is a frozen dataclass of this class:
 
     >>> from dataclasses import dataclass
@@ -39,12 +41,19 @@ class Metric(ABC):
     0.5
     """
 
+    kind = "metrics"
     #: What results call it, unless the task gives it another name.
     name: str
     #: How many sums there are: fixed, so that they can be masked.
     size: int
     #: Which way is better; None if nobody has said, and then it can be no target.
     higher_is_better: bool | None
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Metric"]]:
+        from fedavg.metrics import METRICS
+
+        return METRICS
 
     @abstractmethod
     def sums(self, output: Any, y: Any) -> Sums:

@@ -125,6 +125,11 @@ PAIRS: tuple[Pair, ...] = (
         lambda s: _private(s) and s.plan.eval_train,
     ),
     Pair(
+        "noise or localdp", "evaluation by clients",
+        "what clients find on their own examples is a release without noise; use evaluate 'server'",
+        lambda s: _private(s) and s.judged_by_clients,
+    ),
+    Pair(
         "secure aggregation", "a codec other than float32",
         "what is masked and sent are the elements of a ring, which is its own encoding; use codec float32",
         lambda s: s.secagg is not None and s.plan.codec != "float32",

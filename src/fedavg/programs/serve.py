@@ -130,6 +130,8 @@ def _check_plan(plan: Plan) -> None:
         )
     if plan.sampling == "poisson":
         raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
+    if "clients" in plan.evaluate:
+        raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
@@ -210,7 +212,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
-    if not (start and status_of(setup.plan, rows, setup.algorithm.finished(start.state)) != "stopped"):
+    if not (start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped"):
         for event in train(setup, fleet, start):
             state = event.state
             if isinstance(event, Round):

@@ -1,13 +1,17 @@
 """What a run came to, from its rows alone."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import nan
 from statistics import median
 from typing import Any
 
+from fedavg.metrics import Metric
+from fedavg.metrics.goal import Goal, improved, stalled
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.runlog.curves import rounds_to_target
+from fedavg.server import judged
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,8 @@ class Summary:
 
     status: str
     rounds: int
+    #: The metric that the run is watched by: that of the target, or the task's first.
+    metric: str
     target: float | None
     rounds_to_target: float | None
     final_accuracy: float | None
@@ -34,47 +40,83 @@ class Summary:
     run_dir: str | None
     #: The last entry of the ledger of a private run: epsilon, delta, and what they are a statement about.
     privacy: dict[str, Any] | None = None
+    #: Each metric at the end, and at its best where it is known which way is better.
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    #: How clients judged the last model that they were asked about.
+    on_clients: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "privacy" or value}
+        return {name: value for name, value in asdict(self).items() if value or name not in ("privacy", "on_clients")}
 
 
-def curve(rows: Sequence[dict[str, Any]], metric: str = "accuracy", on: str = "test") -> tuple[list[int], list[float]]:
-    """The rounds that were evaluated, and the metric there."""
-    points = [(row["round"], row[on][metric]) for row in rows if row[on] and metric in row[on]]
+def curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[float]]]:
+    """The rounds that were evaluated, and each metric there; NaN where a round has it not."""
+    points = [(row["round"], metrics) for row in rows if (metrics := judged(row))]
+    names = dict.fromkeys(name for _, metrics in points for name in metrics)
+    values = {name: [metrics.get(name, nan) for _, metrics in points] for name in names}
+    return [round for round, _ in points], values
+
+
+def client_curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[float]]]:
+    """The same as clients judged; the spread of a metric over clients is there as `accuracy.p10`."""
+    points = [(row["round"], _flat(row["on_clients"])) for row in rows if row.get("on_clients")]
+    names = dict.fromkeys(name for _, values in points for name in values)
+    values = {name: [values.get(name, nan) for _, values in points] for name in names}
+    return [round for round, _ in points], values
+
+
+def _flat(on_clients: dict[str, Any]) -> dict[str, float]:
+    spread = {f"{name}.{key}": value for name, each in on_clients["spread"].items() for key, value in each.items()}
+    return {**on_clients["metrics"], **spread}
+
+
+def curve(rows: Sequence[dict[str, Any]], metric: str = "accuracy") -> tuple[list[int], list[float]]:
+    """The rounds for which a metric is known, and the metric there."""
+    points = [(row["round"], metrics[metric]) for row in rows if (metrics := judged(row)) and metric in metrics]
     return [round for round, _ in points], [value for _, value in points]
 
 
-def status_of(plan: Plan, rows: Sequence[dict[str, Any]], ended: bool = False) -> str:
+def status_of(plan: Plan, rows: Sequence[dict[str, Any]], goal: Goal, ended: bool = False) -> str:
     """`ended`: the algorithm itself needs no further round."""
-    _, accuracy = curve(rows)
-    if plan.target and accuracy and max(accuracy) >= plan.target:
+    rounds, values = curve(rows, goal.metric)
+    if any(goal.reached(value) for value in values):
         return "target reached"
     if rows and budget_spent(plan.dp_epsilon, rows[-1].get("ledger")):
         return "budget spent"
-    return "finished" if ended or len(rows) >= plan.rounds else "stopped"
+    if ended or len(rows) >= plan.rounds:
+        return "finished"
+    best = None
+    for round, value in zip(rounds, values, strict=True):
+        best = improved(goal, best, round, value)
+    return "no improvement" if best and stalled(goal, best, len(rows)) else "stopped"
 
 
 def summarise(
     plan: Plan,
     rows: Sequence[dict[str, Any]],
     *,
+    metrics: Mapping[str, Metric],
+    goal: Goal,
     ended: bool,
     parameters: int,
     engine: str,
     sha256: str,
     run_dir: str | None,
 ) -> Summary:
-    rounds, accuracy = curve(rows)
-    _, loss = curve(rows, "loss")
+    found = {name: _final_and_best(values, metrics.get(name)) for name, values in curves(rows)[1].items()}
+    crossed = None
+    if goal.target is not None:
+        crossed = rounds_to_target(*curve(rows, goal.metric), goal.target, bool(goal.higher_is_better))
+    asked = [row["on_clients"] for row in rows if row.get("on_clients")]
     return Summary(
-        status=status_of(plan, rows, ended),
+        status=status_of(plan, rows, goal, ended),
         rounds=len(rows),
-        target=plan.target,
-        rounds_to_target=rounds_to_target(rounds, accuracy, plan.target) if plan.target else None,
-        final_accuracy=accuracy[-1] if accuracy else None,
-        best_accuracy=max(accuracy, default=None),
-        final_loss=loss[-1] if loss else None,
+        metric=goal.metric,
+        target=goal.target,
+        rounds_to_target=crossed,
+        final_accuracy=found.get("accuracy", {}).get("final"),
+        best_accuracy=found.get("accuracy", {}).get("best"),
+        final_loss=found.get("loss", {}).get("final"),
         train_loss=rows[-1]["train_loss"] if rows else None,
         bytes_up=sum(row["bytes_up"] for row in rows),
         bytes_down=sum(row["bytes_down"] for row in rows),
@@ -87,4 +129,14 @@ def summarise(
         model_sha256=sha256,
         run_dir=run_dir,
         privacy=rows[-1].get("ledger") if rows else None,
+        metrics=found,
+        on_clients=asked[-1] if asked else None,
     )
+
+
+def _final_and_best(values: Sequence[float], metric: Metric | None) -> dict[str, float]:
+    """A detail of a metric, such as the accuracy of one class, has no best of its own."""
+    found = {"final": values[-1]}
+    if metric and metric.higher_is_better is not None:
+        found["best"] = max(values) if metric.higher_is_better else min(values)
+    return found

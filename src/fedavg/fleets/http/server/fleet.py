@@ -19,8 +19,8 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
-from fedavg.errors import DiskError, FedAvgError
-from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
+from fedavg.errors import DiskError, FedAvgError, PlanError
+from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
@@ -28,6 +28,7 @@ from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import Evaluated, Worker, add_up, eval_jobs
 from fedavg.metrics import report
+from fedavg.metrics.spread import OnClients
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Part, Split, Sum, Work
 
@@ -236,6 +237,9 @@ class HttpFleet(Fleet):
         pieces = [result for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
+    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
+        raise PlanError("evaluate: got 'clients' in a fleet of devices; expected 'server'")
+
     def retried(self, call: Callable[[], T]) -> T:
         """A call that writes; while the database is away or there is no space, say so, and try until it works."""
         pause, longest = RETRY_S
@@ -257,10 +261,5 @@ class HttpFleet(Fleet):
 
 def _summed(vector: Tensor, received: list[Received]) -> CohortResult:
     sent = [r.bytes_up for r in received]
-    total = Sum(vector, fsum(r.weight for r in received), len(received), _weighted_means(received))
+    total = Sum(vector, fsum(r.weight for r in received), len(received), weighted_means(received))
     return CohortResult(total, sum(sent), max(sent), 0)
-
-
-def _weighted_means(received: list[Received]) -> dict[str, float]:
-    weight = fsum(r.weight for r in received)
-    return {name: fsum(r.weight * r.metrics[name] for r in received) / weight for name in received[0].metrics}

@@ -550,7 +550,7 @@ class RemoteData(FederatedData):
         raise AssertionError("the data of a remote client never leaves it")
 
     @property
-    def test(self) -> Examples:
+    def test(self) -> Examples | None:
         return self._test
 
     @property
