@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedavg.data.values import Values, as_array, as_tensor
 from fedavg.errors import DataError
 from fedavg.types import Examples, FederatedData
 
@@ -19,15 +20,31 @@ class ArrayData(FederatedData):
 
     `x` has shape (N, ...), `y` (N, ...), and `parts` names the rows of each client. The rows are put in the order of
     the clients once, so that a client is a slice: no copy when it is asked for, and forked processes share the pages.
+    Tensors are taken as they are; arrays and lists become tensors (float32, int64, uint8 or bool).
+
+    >>> data = ArrayData("mine", [[1.0], [2.0], [3.0]], [0, 1, 1], parts=[[0, 2], [1]], test=([[4.0]], [0]))
+    >>> data.client(0).x.tolist()
+    [[1.0], [3.0]]
     """
 
-    def __init__(self, name: str, x: Tensor, y: Tensor, parts: Sequence[np.ndarray], test: Examples | None) -> None:
-        _check(name, x, y, parts, test)
+    def __init__(
+        self,
+        name: str,
+        x: Values,
+        y: Values,
+        parts: Sequence[Sequence[int] | np.ndarray],
+        test: Examples | tuple[Values, Values] | None,
+    ) -> None:
+        x, y = _tensor(x, f"{name}: x"), _tensor(y, f"{name}: y")
+        numbers = [_row_numbers(part, name) for part in parts]
+        if isinstance(test, tuple):
+            test = Examples(_tensor(test[0], f"{name}: test x"), _tensor(test[1], f"{name}: test y"))
+        _check(name, x, y, numbers, test)
         self.name = name
         self._test = test
-        self._sizes = np.array([len(part) for part in parts], np.int64)
+        self._sizes = np.array([len(part) for part in numbers], np.int64)
         self._ends = np.cumsum(self._sizes)
-        order = np.concatenate(parts) if len(parts) else np.empty(0, np.int64)
+        order = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
         in_order = np.array_equal(order, np.arange(len(y)))
         self._x, self._y = (x, y) if in_order else (_rows(x, order), _rows(y, order))
 
@@ -61,6 +78,17 @@ def pooled(data: FederatedData) -> FederatedData:
     parts = [data.client(k) for k in range(len(data))]
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
     return ArrayData(f"{data.name}, pooled", x, y, [np.arange(len(y))], data.test)
+
+
+def _tensor(values: Values, what: str) -> Tensor:
+    return values if isinstance(values, Tensor) else as_tensor(as_array(values, what), what)
+
+
+def _row_numbers(part: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
+    rows = np.asarray(part)
+    if rows.size and rows.dtype.kind not in "iu":
+        raise DataError(f"{name}: parts has {part!r:.60}; expected lists of row numbers, one for each client.")
+    return rows.astype(np.int64)
 
 
 def _rows(tensor: Tensor, order: np.ndarray) -> Tensor:
