@@ -18,7 +18,7 @@ import torch
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.trainer import Trainer
 from fedavg.plan import make_plan
-from fedavg.setup import resolve
+from fedavg.setup import resolve_data
 from fedavg.tasks.shakespeare import SHAKESPEARE_LSTM
 from fedavg.types import Examples
 from race import race
@@ -51,7 +51,7 @@ def main() -> None:
 
 def five_clients() -> list[Examples]:
     """Of middling size, evenly spread: the 200th, 260th ... largest of the 1144."""
-    data = resolve(make_plan({"task": "shakespeare-lstm", "data": "shakespeare", "lr": 1.0, "rounds": 1})).data
+    data = resolve_data(make_plan({"task": "shakespeare-lstm", "data": "shakespeare", "lr": 1.0, "rounds": 1}))
     by_size = np.argsort(-np.asarray(data.sizes), kind="stable")
     return [data.client(int(k)) for k in by_size[200:500:60]]
 

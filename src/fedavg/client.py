@@ -100,10 +100,15 @@ class Message:
 
 
 def run_client(
-    setup: Setup, trainer: Trainer, k: int, work: Work, shared: Tensor, states: ClientStates | None
+    setup: Setup,
+    trainer: Trainer,
+    k: int,
+    examples: Examples,
+    work: Work,
+    shared: Tensor,
+    states: ClientStates | None,
 ) -> Message:
     """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`."""
-    examples = setup.data.client(k)
     state = states.load(k, work.round) if states else {}
     with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
         client = Client(k, examples, trainer, setup.plan.seed, work.round, state)

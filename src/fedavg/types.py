@@ -72,6 +72,21 @@ class FederatedData(Pluggable, ABC):
 
 
 @dataclass(frozen=True)
+class Population:
+    """The clients that a plan is for: how many (K); and, where it is known before round 1, n_k of each, shape (K,), and
+    how many examples each holds out of training."""
+
+    count: int
+    sizes: np.ndarray | None = None
+    held_sizes: np.ndarray | None = None
+
+    @property
+    def with_data(self) -> int:
+        """How many clients have examples; all of them, where nobody knows."""
+        return self.count if self.sizes is None else int((self.sizes > 0).sum())
+
+
+@dataclass(frozen=True)
 class Update:
     """What one client gives back: its change to the weights, shape (P,) float32, and how much it counts (n_k)."""
 

@@ -11,6 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,8 @@ from fedavg.engine.graph import call_source
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.tape import Op, Ref
 from fedavg.engine.trainer import Trainer
-from fedavg.setup import Setup
+from fedavg.plan import Plan
+from fedavg.setup import cohort_size, population_of, simulation
 
 aten = torch.ops.aten
 PRODUCTS = {
@@ -51,16 +53,17 @@ class RecordProducts(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def floor_seconds_per_round(setup: Setup) -> float:
+def floor_seconds_per_round(plan: Plan) -> float:
     """Seconds that a round would take if its products were all there is to do, on the plan's number of workers."""
     torch.set_num_threads(1)
-    trainer = setup.new_trainer()
-    first = setup.data.client(int(setup.eligible[0]))
-    work = setup.plan.work(1)
+    setup, data = simulation(plan)
+    first = data.client(int(np.flatnonzero(data.sizes)[0]))
+    trainer = setup.new_trainer(first)
+    work = plan.work(1)
     batch = int(min(work.batch, len(first)))
     step = products_of_step(trainer, first.x[:batch], first.y[:batch])
-    steps = work.epochs * ceil(len(first) / batch) * setup.cohort_size
-    return median(_on_all_cores(step, setup.plan.workers)) * steps / setup.plan.workers
+    steps = work.epochs * ceil(len(first) / batch) * cohort_size(plan.C, population_of(data))
+    return median(_on_all_cores(step, plan.workers)) * steps / plan.workers
 
 
 def products_of_step(trainer: Trainer, x: Tensor, y: Tensor) -> Callable[[int], None]:

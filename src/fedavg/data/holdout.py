@@ -27,21 +27,13 @@ class HeldOut(FederatedData):
     @cached_property
     def held_sizes(self) -> np.ndarray:
         """How many examples of each client are held out, shape (K,), int64."""
-        n = self._data.sizes
-        held: np.ndarray = np.minimum(np.floor(self._share * n + 0.5).astype(np.int64), np.maximum(n - 1, 0))
-        return held
+        return _held(self._data.sizes, self._share)
 
     def client(self, k: int) -> Examples:
-        return self._rows(k, slice(int(self.held_sizes[k]), None))
+        return hold_out(self._data.client(k), self._share, self._seed, k)[0]
 
     def held(self, k: int) -> Examples:
-        return self._rows(k, slice(0, int(self.held_sizes[k])))
-
-    def _rows(self, k: int, part: slice) -> Examples:
-        examples = self._data.client(k)
-        order = seeds.rng(self._seed, seeds.NONE, k, "held out").permutation(len(examples))
-        rows = torch.from_numpy(np.sort(order[part]))
-        return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
+        return hold_out(self._data.client(k), self._share, self._seed, k)[1]
 
     @property
     def test(self) -> Examples | None:
@@ -50,3 +42,22 @@ class HeldOut(FederatedData):
     @property
     def fingerprint(self) -> str:
         return f"{self._data.fingerprint}-{self._share:g}-{self._seed}"
+
+
+def hold_out(examples: Examples, share: float, seed: int, k: int) -> tuple[Examples, Examples]:
+    """What client k trains on, and what is held out of it."""
+    if not share:
+        return examples, _rows(examples, np.empty(0, np.int64))
+    order = seeds.rng(seed, seeds.NONE, k, "held out").permutation(len(examples))
+    held = int(_held(np.array(len(examples)), share))
+    return _rows(examples, order[held:]), _rows(examples, order[:held])
+
+
+def _held(n: np.ndarray, share: float) -> np.ndarray:
+    held: np.ndarray = np.minimum(np.floor(share * n + 0.5).astype(np.int64), np.maximum(n - 1, 0))
+    return held
+
+
+def _rows(examples: Examples, chosen: np.ndarray) -> Examples:
+    rows = torch.from_numpy(np.sort(chosen))
+    return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))

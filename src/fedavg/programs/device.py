@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedavg.client import Message, run_client
+from fedavg.data.holdout import hold_out
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
@@ -49,10 +50,10 @@ from fedavg.fleets.http.protocol.messages import (
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import Setup, resolve
+from fedavg.setup import Setup, resolve_on_device
 from fedavg.specs import importing_only
 from fedavg.states import ClientStates
-from fedavg.types import Examples, FederatedData, Work
+from fedavg.types import Examples, Work
 
 log = logging.getLogger("fedavg.device")
 
@@ -60,32 +61,6 @@ log = logging.getLogger("fedavg.device")
 HELD_S: Final = 25.0
 #: Refusals of an update that say nothing against it.
 _NOT_NOW: Final = ("wrong-round", "round-closed", "upload-token-unknown")
-
-
-class DeviceData(FederatedData):
-    """The examples of this device. Of the others it knows only how many there are, if the plan says so."""
-
-    def __init__(self, k: int, examples: Examples, population: int | None) -> None:
-        self.name = "this device"
-        self._k, self._examples = k, examples
-        self._population = max(population or 0, k + 1)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        sizes = np.ones(self._population, np.int64)
-        sizes[self._k] = len(self._examples)
-        return sizes
-
-    def client(self, k: int) -> Examples:
-        return self._examples
-
-    @property
-    def test(self) -> Examples:
-        return self._examples
-
-    @property
-    def fingerprint(self) -> str:
-        return "device"
 
 
 @dataclass(frozen=True)
@@ -154,7 +129,8 @@ class Device:
             self._k = identity.client
             self._plan_digest = identity.plan_digest
             self._setup = self._resolve(identity)
-            self._trainer = self._setup.new_trainer()
+            self._trained_on, _ = hold_out(self._examples, self._setup.plan.holdout, self._setup.plan.seed, self._k)
+            self._trainer = self._setup.new_trainer(self._trained_on)
             self._models = Models(self._link, self._files, self._setup.downlink)
             self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message)
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
@@ -215,9 +191,8 @@ class Device:
                 f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
             )
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
-        mine = {"data": DeviceData(self._k, self._examples, sent.clients), "partition": None, "clients": None}
         with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return resolve(make_plan({**values, **own, **mine, "device": "cpu"}))
+            return resolve_on_device(make_plan({**values, **own, "device": "cpu"}))
 
     # Rounds
 
@@ -276,7 +251,7 @@ class Device:
             settings=offer.settings,
         )
         states = self._states if self._setup.keeps_state else None
-        return run_client(self._setup, self._trainer, self._k, work, shared, states)
+        return run_client(self._setup, self._trainer, self._k, self._trained_on, work, shared, states)
 
     def _frame(self, offer: WorkOffer, message: Message) -> bytes:
         header = UpdateHeader(
