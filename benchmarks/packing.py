@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedavg import trees
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.trainer import Trainer
 from fedavg.plan import make_plan
@@ -32,7 +33,7 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     clients = five_clients()
-    padded, packed = (trainer(pack, clients[0]) for pack in (None, SHAKESPEARE_LSTM.pack))
+    padded, packed = (trainer(pack, clients[0]) for pack in (None, SHAKESPEARE_LSTM.collate))
     rows: list[dict[str, object]] = []
     for batch in (10, 50):
         slow, fast = (partial(epoch, trainer, clients, batch) for trainer in (padded, packed))
@@ -57,14 +58,14 @@ def five_clients() -> list[Examples]:
 
 
 def trainer(pack: object, examples: Examples) -> Trainer:
-    made = Trainer(replace(SHAKESPEARE_LSTM, pack=pack), seed=0)  # type: ignore[arg-type]
-    made.choose_engine("graph", examples.x[:3], examples.y[:3])
+    made = Trainer(replace(SHAKESPEARE_LSTM, collate=pack), seed=0)  # type: ignore[arg-type]
+    made.choose_engine("graph", trees.take(examples, slice(3)))
     return made
 
 
 def epoch(trainer: Trainer, clients: list[Examples], batch: int) -> None:
     for examples in clients:
-        trainer.sgd_epoch(examples.x, examples.y, batch, 0.0)
+        trainer.epoch(examples, batch, trainer.steps(0.0), np.random.default_rng(0))
 
 
 def evaluate(trainer: Trainer, clients: list[Examples]) -> None:

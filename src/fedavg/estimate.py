@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.engine.model import Model
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError
 from fedavg.plan import Plan
@@ -26,12 +27,8 @@ def derive(plan: Plan) -> dict[str, Any]:
     except DataError as error:
         size = parameter_count(Model(resolve_task(plan), plan.seed))
         return {"parameters": size, "plan": plan.digest, "data_missing": str(error)}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return _derive(setup, data)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def parameter_count(model: Model) -> int:
@@ -80,11 +77,11 @@ def _first(data: FederatedData) -> Examples:
 
 def _seconds_per_step(setup: Setup, first: Examples, trainer: Trainer, batch: int) -> float:
     rng = seeds.rng(setup.plan.seed, seeds.NONE, seeds.NONE, "estimate")
-    x, y = trainer.inputs(first.x[:batch], rng), first.y[:batch]
-    trainer.sgd_epoch(x, y, len(y), 1e-6)
+    few, step = trees.take(first, slice(0, batch)), trainer.steps(1e-6)
+    trainer.epoch(few, len(few), step, rng)
     steps, began = 0, perf_counter()
     while perf_counter() - began < PROBE_S:
-        trainer.sgd_epoch(x, y, len(y), 1e-6)
+        trainer.epoch(few, len(few), step, rng)
         steps += 1
     return (perf_counter() - began) / steps
 
@@ -95,5 +92,5 @@ def _seconds_per_evaluation(setup: Setup, test: Examples | None, trainer: Traine
     if not test:
         return 0.0
     began = perf_counter()
-    trainer.evaluate(Examples(test.x[:size], test.y[:size]))
+    trainer.evaluate(trees.take(test, slice(0, size)))
     return (perf_counter() - began) * len(test) / max(min(size, len(test)), 1)

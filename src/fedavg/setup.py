@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
 from fedavg.data import HeldOut, is_named, load, pooled
@@ -19,6 +19,7 @@ from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.metrics import Metric, by_name
 from fedavg.metrics.goal import Goal, make_goal
+from fedavg.optimizers import make_optimizer
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
@@ -131,7 +132,7 @@ class Setup:
     @property
     def keeps_state(self) -> bool:
         """True if clients keep anything between rounds."""
-        return self.algorithm.keeps_state or self.codec.keeps_residual
+        return self.algorithm.keeps_state or self.codec.keeps_residual or make_optimizer(self.plan.optimizer).keep
 
     def update_size(self, parameters: int) -> int:
         return update_size(self.algorithm, self.stages, parameters)
@@ -151,10 +152,9 @@ class Setup:
 
     def new_trainer(self, examples: Examples) -> Trainer:
         """A trainer with initial weights, its engine chosen and proved on a client's examples and the test set."""
-        trainer = Trainer(self.task, self.plan.seed, self.plan.device)
+        trainer = Trainer(self.task, self.plan.seed, self.plan.device, make_optimizer(self.plan.optimizer))
         batch = int(min(self.plan.work(1).batch, len(examples)))
-        rng = seeds.rng(self.plan.seed, seeds.NONE, seeds.NONE, "probe")
-        trainer.choose_engine(self.plan.engine, trainer.inputs(examples.x[:batch], rng), examples.y[:batch])
+        trainer.choose_engine(self.plan.engine, trees.take(examples, slice(0, batch)))
         self._probe_metrics(trainer, examples)
         return trainer
 
@@ -162,9 +162,14 @@ class Setup:
         """A metric that fails should fail now."""
         if self.judged_by_server and self.test:
             check_finite(self.test, "the test set")
-            trainer.evaluate(Examples(self.test.x[:2], self.test.y[:2]))
+            trainer.evaluate(trees.take(self.test, slice(0, 2)))
         elif self.judged_by_clients:
-            trainer.evaluate(Examples(examples.x[:2], examples.y[:2]))
+            trainer.evaluate(trees.take(examples, slice(0, 2)))
+
+
+def probed(data: FederatedData) -> Examples:
+    """The examples of the first client that has any: two of them, if there is a client with as many."""
+    return data.client(int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0]))
 
 
 def update_size(algorithm: Algorithm, stages: Sequence[Stage], parameters: int) -> int:

@@ -5,27 +5,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from fedavg import trees
 from fedavg.specs import Pluggable
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     import numpy as np
     from torch import Tensor
 
+#: What a module takes, and what its output is compared with: a tensor, a tuple of tensors or a dict of tensors. It has
+#: no narrower type since the task and its data agree on which.
+Tree: TypeAlias = Any
 #: The set that weights are judged on.
 Split = Literal["test", "train", "held"]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Raw examples: `x` and `y` share their first dimension. The task turns `x` into what its module takes."""
+    """Raw examples: all tensors of `x` and `y` share their first dimension. The task turns `x` into what its module
+    takes: it is called as `module(x)`, `module(*x)` or `module(**x)`."""
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
 
     def __len__(self) -> int:
-        return len(self.y)
+        return trees.length(self.y)
 
 
 class FederatedData(Pluggable, ABC):

@@ -85,7 +85,7 @@ def test_mistakes_are_named(tiny: ArrayData) -> None:
         tiny.client(3)
     with pytest.raises(DataError, match="no client -1"):
         tiny.client(-1)
-    with pytest.raises(DataError, match=r"training x has shape \(3, 2\) and y \(2,\)"):
+    with pytest.raises(DataError, match=r"training x has shape \(3, 2\) torch.float32 and y \(2,\)"):
         ArrayData("a", x, y[:2], [], test)
     with pytest.raises(DataError, match="test x has shape"):
         ArrayData("a", x, y, [], Examples(x, y[:1]))

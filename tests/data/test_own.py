@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+import fedavg
 from fedavg.data.own import (
     from_arrays,
     from_clients,
@@ -73,8 +75,8 @@ def test_words_as_labels_are_numbered_by_the_alphabet() -> None:
         ([([["a"], ["b"]], [1, 2])], "x has values of type <U1: expected numbers"),
         ([(5, 5)], "client 0: x is int 5; expected an array, a tensor or a list"),
         (
-            [([[1], [2, 3]], [1, 2])],
-            r"client 0: x has rows of different lengths: row 1 has shape \(2,\), row 0 has \(1,\)",
+            [([[1], [[2, 3]]], [1, 2])],
+            r"client 0: x has rows of different forms: row 1 has shape \(1, 2\), row 0 has \(1,\)",
         ),
         ([([[1], [2]], [1, "b"])], "client 0: y has words and numbers: row 1 is 'b'"),
         ([([[1]], [0]), ([[2]], ["b"])], "client 1: y has <U1, client 0 has int64: expected one kind"),
@@ -189,8 +191,8 @@ def test_anything_with_columns_will_do() -> None:
     data = from_huggingface(columns, client="who", x="v", y="y", test=columns)
     assert data.sizes.tolist() == [1, 2]
     assert data.client(1).x.tolist() == [[1, 2], [5, 6]]
-    with pytest.raises(DataError, match="column 'v' has rows of different lengths"):
-        from_huggingface(columns | {"v": [[1], [1, 2], [1]]}, client="who", x="v", y="y")
+    with pytest.raises(DataError, match="column 'v' has rows of different forms: row 1"):
+        from_huggingface(columns | {"v": [[1], [[1, 2]], [1]]}, client="who", x="v", y="y")
 
 
 def test_a_client_without_examples_is_kept() -> None:
@@ -313,3 +315,47 @@ def test_hugging_face_datasets() -> None:
     assert (held_out.sizes.tolist(), len(held_out.test)) == ([1, 1], 2)
     with pytest.raises(DataError, match="the dataset has the splits 'test'; expected 'train'"):
         from_huggingface(datasets.DatasetDict(test=test), x="v", y="y", partition="iid", clients=2)
+
+
+def test_several_inputs_by_name_and_in_order() -> None:
+    named = from_arrays(
+        {"a": np.zeros((4, 2)), "b": np.arange(4)}, [0, 1, 0, 1], "iid", 2, test=({"a": [[1, 1]], "b": [9]}, [0])
+    )
+    assert {name: tuple(leaf.shape) for name, leaf in named.client(0).x.items()} == {"a": (2, 2), "b": (2,)}
+    assert named.test.x["b"].tolist() == [9]
+    pairs = from_clients(
+        [((np.zeros((2, 3)), np.ones((2, 1))), [0, 1])], test=((np.zeros((1, 3)), np.ones((1, 1))), [1])
+    )
+    assert [tuple(leaf.shape) for leaf in pairs.client(0).x] == [(2, 3), (2, 1)]
+    dicts = from_dataset(Dicts(4), "iid", 2, x=["image", "digit"], y="digit")
+    assert sorted(dicts.client(0).x) == ["digit", "image"]
+    with pytest.raises(DataError, match=r"client 1: x has \['b'\], other clients have \['a'\]"):
+        from_clients([({"a": [[1]]}, [0]), ({"b": [[1]]}, [0])])
+
+
+def test_sequences_of_different_lengths() -> None:
+    texts, labels = [[5, 6, 7], [8], [9, 1], [2, 3, 4, 5]], [0, 1, 1, 0]
+    data = from_arrays(texts, labels, "shards:1", 2, test=([[1, 2]], [0]))
+    assert data.client(0).x.padded(0, multiple=1).tolist() in ([[5, 6, 7, 0], [2, 3, 4, 5]], [[8, 0], [9, 1]])
+    assert data.test.x.padded(0, multiple=1).tolist() == [[1, 2]]
+    held_out = from_clients([(texts, labels)])
+    assert held_out.client(0).x.lengths.tolist() == [3, 1, 2]
+    assert held_out.test.x.padded(0, multiple=1).tolist() == [[2, 3, 4, 5]]
+    both = from_arrays(texts, texts, "iid", 2, test=(texts, texts))
+    assert both.client(0).y.lengths.tolist() == both.client(0).x.lengths.tolist()
+    with pytest.raises(DataError, match="partition 'shards:2' deals by labels"):
+        from_arrays(texts, texts, "shards:2", 2)
+
+
+def test_columns_of_sequences_and_several_columns() -> None:
+    columns = {"ids": [[1, 2], [3], [4, 5, 6]], "mask": [[1, 1], [1], [1, 1, 1]], "y": [0, 1, 0]}
+    data = from_huggingface(columns, x=["ids", "mask"], y="y", partition="iid", clients=3, test=columns)
+    assert data.test.x["ids"].padded(0, multiple=1).tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
+
+
+def test_own_sequences_are_trained_on() -> None:
+    task = fedavg.Task("bag", lambda: nn.EmbeddingBag(10, 2, mode="sum"), collate=fedavg.padded(0))
+    texts = [[1, 2, 3], [4], [1, 2], [5, 6, 4, 4], [1], [4, 5]]
+    data = from_arrays(texts, [0, 1, 0, 1, 0, 1], "iid", 2, test=(texts, [0, 1, 0, 1, 0, 1]))
+    result = fedavg.run(fedavg.Plan(task=task, data=data, C=1, B=2, lr=0.5, rounds=20, workers=1))
+    assert result.accuracy[-1] == 1

@@ -161,7 +161,7 @@ def test_an_error_in_a_worker_is_told_with_its_traceback():
 
         def forward(self, x):
             if os.getpid() != self.home:
-                raise KeyError("not today")
+                raise OSError("not today")
             return self.out(x)
 
     with pytest.raises(TaskError, match="(?s)'moody' failed in a worker.*not today"):

@@ -9,18 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg.data.values import Values, as_array, as_tensor
+from fedavg import trees
+from fedavg.data.values import Values, as_column, as_leaf
 from fedavg.errors import DataError
-from fedavg.types import Examples, FederatedData
+from fedavg.ragged import Ragged
+from fedavg.types import Examples, FederatedData, Tree
 
 
 @final
 class ArrayData(FederatedData):
     """All training examples in one pair of tensors, held once, ordered by client.
 
-    `x` has shape (N, ...), `y` (N, ...), and `parts` names the rows of each client. The rows are put in the order of
-    the clients once, so that a client is a slice: no copy when it is asked for, and forked processes share the pages.
-    Tensors are taken as they are; arrays and lists become tensors (float32, int64, uint8 or bool).
+    `x` and `y` have shape (N, ...), or are tuples or dicts of such tensors; `parts` names the rows of each client. The
+    rows are put in the order of the clients once, so that a client is a slice: no copy when it is asked for, and forked
+    processes share the pages. Tensors are taken as they are; arrays and lists become tensors (float32, int64, uint8 or
+    bool), lists of rows of different lengths a `Ragged`.
 
     >>> data = ArrayData("mine", [[1.0], [2.0], [3.0]], [0, 1, 1], parts=[[0, 2], [1]], test=([[4.0]], [0]))
     >>> data.client(0).x.tolist()
@@ -30,23 +33,23 @@ class ArrayData(FederatedData):
     def __init__(
         self,
         name: str,
-        x: Values,
-        y: Values,
+        x: Tree,
+        y: Tree,
         parts: Sequence[Sequence[int] | np.ndarray],
-        test: Examples | tuple[Values, Values] | None,
+        test: Examples | tuple[Tree, Tree] | None,
     ) -> None:
-        x, y = _tensor(x, f"{name}: x"), _tensor(y, f"{name}: y")
+        x, y = _tensors(x, f"{name}: x"), _tensors(y, f"{name}: y")
         numbers = [_row_numbers(part, name) for part in parts]
         if isinstance(test, tuple):
-            test = Examples(_tensor(test[0], f"{name}: test x"), _tensor(test[1], f"{name}: test y"))
+            test = Examples(_tensors(test[0], f"{name}: test x"), _tensors(test[1], f"{name}: test y"))
         _check(name, x, y, numbers, test)
         self.name = name
         self._test = test
         self._sizes = np.array([len(part) for part in numbers], np.int64)
         self._ends = np.cumsum(self._sizes)
         order = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
-        in_order = np.array_equal(order, np.arange(len(y)))
-        self._x, self._y = (x, y) if in_order else (_rows(x, order), _rows(y, order))
+        in_order = np.array_equal(order, np.arange(trees.length(y)))
+        self._all = Examples(x, y) if in_order else Examples(_rows(x, order), _rows(y, order))
 
     @property
     def sizes(self) -> np.ndarray:
@@ -56,7 +59,7 @@ class ArrayData(FederatedData):
         if not 0 <= k < len(self._sizes):
             raise DataError(f"{self.name} has no client {k}: expected 0 to {len(self._sizes) - 1}.")
         rows = slice(int(self._ends[k] - self._sizes[k]), int(self._ends[k]))
-        return Examples(self._x[rows], self._y[rows])
+        return trees.take(self._all, rows)
 
     @property
     def test(self) -> Examples | None:
@@ -65,10 +68,13 @@ class ArrayData(FederatedData):
     @cached_property
     def fingerprint(self) -> str:
         digest = blake2b(digest_size=16)
-        test = (self._test.x, self._test.y) if self._test else ()
-        for tensor in (self._x, self._y, *test):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(_bytes(tensor).data)
+        sets = (self._all, *([self._test] if self._test else []))
+        for tree in (side for examples in sets for side in (examples.x, examples.y)):
+            digest.update("".join(tree if isinstance(tree, dict) else ()).encode())
+            for leaf in trees.leaves(tree):
+                for tensor in leaf.parts if isinstance(leaf, Ragged) else (leaf,):
+                    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+                    digest.update(_bytes(tensor).data)
         digest.update(self._sizes.tobytes())
         return digest.hexdigest()
 
@@ -76,12 +82,16 @@ class ArrayData(FederatedData):
 def pooled(data: FederatedData) -> FederatedData:
     """The same examples as one client, in the order of the clients: what plain SGD trains on (§3, CIFAR)."""
     parts = [data.client(k) for k in range(len(data))]
-    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    return ArrayData(f"{data.name}, pooled", x, y, [np.arange(len(y))], data.test)
+    x, y = trees.joined([part.x for part in parts]), trees.joined([part.y for part in parts])
+    return ArrayData(f"{data.name}, pooled", x, y, [np.arange(trees.length(y))], data.test)
 
 
-def _tensor(values: Values, what: str) -> Tensor:
-    return values if isinstance(values, Tensor) else as_tensor(as_array(values, what), what)
+def _tensors(tree: Tree, what: str) -> Tree:
+    return trees.changed(tree, lambda leaf: _tensor(leaf, what))
+
+
+def _tensor(values: Values | Ragged, what: str) -> Tensor | Ragged:
+    return values if isinstance(values, Tensor | Ragged) else as_leaf(as_column(values, what), what)
 
 
 def _row_numbers(part: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
@@ -91,7 +101,13 @@ def _row_numbers(part: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
     return rows.astype(np.int64)
 
 
-def _rows(tensor: Tensor, order: np.ndarray) -> Tensor:
+def _rows(tree: Tree, order: np.ndarray) -> Tree:
+    return trees.changed(tree, lambda leaf: _leaf_rows(leaf, order))
+
+
+def _leaf_rows(tensor: Tensor | Ragged, order: np.ndarray) -> Tensor | Ragged:
+    if isinstance(tensor, Ragged):
+        return tensor.index_select(0, torch.from_numpy(order))
     # By NumPy: PyTorch would start its thread pool, which does not survive the fork of the workers.
     moved = torch.from_numpy(_bytes(tensor)[order])
     return moved.view(-1).view(tensor.dtype).view(len(order), *tensor.shape[1:])
@@ -103,17 +119,31 @@ def _bytes(tensor: Tensor) -> np.ndarray:
     return flat.reshape(len(tensor), flat.size // max(len(tensor), 1))
 
 
-def _check(name: str, x: Tensor, y: Tensor, parts: Sequence[np.ndarray], test: Examples | None) -> None:
-    pairs = [("training", x, y), *([("test", test.x, test.y)] if test else [])]
-    for what, left, right in pairs:
-        if left.dim() < 1 or right.dim() < 1 or len(left) != len(right):
-            raise DataError(
-                f"{name}: {what} x has shape {tuple(left.shape)} and y {tuple(right.shape)}: "
-                "expected the same first dimension, one row per example."
-            )
+def _check(name: str, x: Tree, y: Tree, parts: Sequence[np.ndarray], test: Examples | None) -> None:
+    _check_rows(f"{name}: training", Examples(x, y))
+    if test is not None:
+        _check_rows(f"{name}: test", test)
+    rows = trees.length(y)
     for k, part in enumerate(parts):
-        if part.ndim != 1 or (len(part) and not (part.min() >= 0 and part.max() < len(y))):
+        if part.ndim != 1 or (len(part) and not (part.min() >= 0 and part.max() < rows)):
             raise DataError(
-                f"{name}: client {k} has rows outside 0 to {len(y) - 1}, or not a flat list of them. "
+                f"{name}: client {k} has rows outside 0 to {rows - 1}, or not a flat list of them. "
                 "Make each part a 1-D array of row numbers."
             )
+
+
+def _check_rows(what: str, examples: Examples) -> None:
+    """Tensors, or tuples or dicts of them, that all have as many rows."""
+    for name, tree in (("x", examples.x), ("y", examples.y)):
+        for leaf in trees.leaves(tree):
+            if not isinstance(leaf, Tensor | Ragged):
+                raise DataError(
+                    f"{what} {name} has a {type(leaf).__name__}; expected a tensor, or a tuple or a dict of tensors. "
+                    "Make it one with torch.as_tensor."
+                )
+    every = [*trees.leaves(examples.x), *trees.leaves(examples.y)]
+    if any(len(leaf.shape) < 1 for leaf in every) or len({len(leaf) for leaf in every}) != 1:
+        raise DataError(
+            f"{what} x has shape {trees.shapes(examples.x)} and y {trees.shapes(examples.y)}: "
+            "expected the same first dimension, one row per example."
+        )

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 import torch
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.types import Examples, FederatedData
 
 
@@ -58,6 +58,5 @@ def _held(n: np.ndarray, share: float) -> np.ndarray:
     return held
 
 
-def _rows(examples: Examples, chosen: np.ndarray) -> Examples:
-    rows = torch.from_numpy(np.sort(chosen))
-    return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
+def _rows(examples: Examples, rows: np.ndarray) -> Examples:
+    return trees.take(examples, torch.from_numpy(np.sort(rows)))

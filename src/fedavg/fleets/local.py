@@ -32,6 +32,8 @@ from fedavg import seeds
 from fedavg.codecs import make_codec
 from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.single import check_single
+from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
 from fedavg.fleets import pipes
 from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
@@ -59,7 +61,7 @@ from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
-from fedavg.setup import Setup, check_population, cohort_size, population_of, resolve_data
+from fedavg.setup import Setup, check_population, cohort_size, population_of, probed, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
 from fedavg.types import Cohort, Part, Population, Split, Sum, Work
@@ -121,8 +123,12 @@ def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Conne
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
     for other in inherited:  # a copy of the server's end would keep this process alive after the server
         other.close()
-    torch.set_num_threads(1)
     keep_freed_memory()
+    with one_thread():
+        _do_jobs(setup, worker, pipe)
+
+
+def _do_jobs(setup: Setup, worker: Worker, pipe: Connection) -> None:
     while True:
         try:
             job = pipe.recv()
@@ -144,7 +150,6 @@ class LocalFleet(Fleet):
     def __init__(self, states: Path | None = None) -> None:
         self._kept_in = states
         self._processes: list[WorkerProcess] = []
-        self._threads = torch.get_num_threads()
         self._scratch = ExitStack()
         #: Cohorts so far: each has a sum of its own, and a round may have several.
         self._cohorts = 0
@@ -170,8 +175,10 @@ class LocalFleet(Fleet):
         self._watchdog = Watchdog(setup.plan.worker_timeout)
         self._states = self._client_states(self._kept_in) if setup.keeps_state else None
         keep_freed_memory()
-        torch.set_num_threads(1)  # before any parallel kernel: a forked process must not inherit a pool of threads
-        trainer = setup.new_trainer(self._data.client(int(np.flatnonzero(self._data.sizes)[0])))
+        self._scratch.enter_context(one_thread())
+        first = probed(self._data)
+        trainer = setup.new_trainer(first)
+        check_single(trainer, first, self._data.sizes, setup.plan)
         self.engine = trainer.engine
         initial = trainer.weights.clone()
         size, algorithm = len(initial), setup.algorithm
@@ -192,7 +199,6 @@ class LocalFleet(Fleet):
             process.stop()
         self._processes = []
         self._scratch.close()
-        torch.set_num_threads(self._threads)
 
     def _client_states(self, directory: Path | None) -> ClientStates:
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))

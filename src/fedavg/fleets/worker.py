@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.client import Client, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
@@ -141,13 +141,12 @@ class Worker:
 
     def _tune(self, job: TuneJob) -> Tuned:
         data, seed, trainer, k = self._data, self._setup.plan.seed, self._trainer, job.client
-        client = Client(k, data.client(k), trainer, seed, seeds.NONE, {})
+        client = Client(k, data.client(k), trainer, seed, seeds.NONE, {}, self._setup.plan.drop_last)
         client.load(self._shared[: len(trainer.weights)])
         held, metrics = data.held(k), self._setup.task.judged_by
         shared = report(metrics, trainer.evaluate(held))
         with trainer.seeded(seeds.torch_seed(seed, seeds.NONE, k, "module")):
-            for _epoch in range(job.epochs):
-                client.sgd_epoch(job.batch, job.lr)
+            client.epochs(Work(seeds.NONE, job.epochs, job.batch, job.lr))
         if not all(isfinite(float(end)) for end in client.weights.aminmax()):
             raise Diverged(f"client {k}: fine-tuning diverged at lr={job.lr:g}; use a smaller lr")
         return Tuned(k, client.n, len(held), shared, report(metrics, trainer.evaluate(held)))
@@ -171,8 +170,7 @@ def judged(trainer: Trainer, examples: Examples, whose: str) -> Evaluated:
 
 def test_pieces(task: Task, test: Examples) -> list[Examples]:
     """A test set in chunks that do not depend on the number of workers."""
-    size = task.eval_batch
-    return [Examples(test.x[at : at + size], test.y[at : at + size]) for at in range(0, len(test), size)]
+    return list(trees.batches(test, task.eval_batch))
 
 
 def eval_jobs(setup: Setup, data: FederatedData, split: Split) -> list[Job]:

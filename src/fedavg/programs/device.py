@@ -8,8 +8,8 @@ installed here, and its owner must have named it (`--task`), and so must any oth
 import logging
 import random
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -22,6 +22,8 @@ from torch import Tensor
 
 from fedavg.client import Message, run_client
 from fedavg.data.holdout import hold_out
+from fedavg.engine.single import check_single
+from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
@@ -123,7 +125,7 @@ class Device:
 
     def run(self) -> int:
         """Work until the server says that the run is over; returns the last round."""
-        with RunDir(self._directory).locked(), _one_thread(), closing(self._link):
+        with RunDir(self._directory).locked(), one_thread(), closing(self._link):
             identity = self._enrolled()
             self._link.signer.client = identity.client
             self._k = identity.client
@@ -131,6 +133,7 @@ class Device:
             self._setup = self._resolve(identity)
             self._trained_on, _ = hold_out(self._examples, self._setup.plan.holdout, self._setup.plan.seed, self._k)
             self._trainer = self._setup.new_trainer(self._trained_on)
+            check_single(self._trainer, self._trained_on, np.array([len(self._trained_on)]), self._setup.plan)
             self._models = Models(self._link, self._files, self._setup.downlink)
             self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message)
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
@@ -350,14 +353,3 @@ def _base64(data: bytes) -> str:
 
 def _runtime_options() -> list[str]:
     return [spec.name for spec in fields(Plan) if spec.metadata["runtime"]]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Kernels round alike everywhere only on one thread, as in the simulator's workers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

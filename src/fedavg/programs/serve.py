@@ -30,7 +30,7 @@ from fedavg.fleets.http.server.fleet import HttpFleet
 from fedavg.fleets.http.server.hub import Guards, Hub
 from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.rounds import Rules
-from fedavg.fleets.http.server.store import Store
+from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
 from fedavg.runlog.rundir import RunDir
@@ -211,6 +211,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = _parked(store)
     rows: list[dict[str, Any]] = store.committed()
+    _check_nothing_lost(run, rows)
     run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
@@ -227,6 +228,16 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
                 watch(event)
     assert state
     return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run))
+
+
+def _check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
+    """A round is in the database before it is in the metrics: more of them there means that the database lost some."""
+    if run.recorded() > len(rows):
+        raise StoreError(
+            f"the database has {len(rows)} rounds, but {run.metrics_path} has {run.recorded()}: the database lost "
+            "rounds that were committed, or is an older copy. Restore the newer one; to do those rounds again all the "
+            "same, move that file away"
+        )
 
 
 def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -> None:

@@ -8,21 +8,25 @@ from torch.utils.data import Dataset
 from fedavg.data.federated import ArrayData
 from fedavg.data.own.assemble import HELD_OUT, assembled, dealt
 from fedavg.data.partition import Partition
-from fedavg.data.values import Pair, Values, as_array
+from fedavg.data.values import Pair, as_column, as_columns
 from fedavg.errors import DataError
+from fedavg.types import Tree
+
+#: The entries of examples that are dicts: one, several (x is then a dict of them), or none for examples that are pairs.
+Names = str | Sequence[str] | None
 
 
 def from_clients(
-    clients: "Sequence[tuple[Values, Values] | Dataset[Any]]",
-    test: "tuple[Values, Values] | Dataset[Any] | None" = None,
+    clients: "Sequence[tuple[Tree, Tree] | Dataset[Any]]",
+    test: "tuple[Tree, Tree] | Dataset[Any] | None" = None,
     held_out: float = HELD_OUT,
     name: str = "own",
-    x: str | None = None,
-    y: str | None = None,
+    x: str | Sequence[str] | None = None,
+    y: str | Sequence[str] | None = None,
 ) -> ArrayData:
     """A list with (x, y) of each client (arrays, tensors or lists of rows), or with a PyTorch dataset of each client.
 
-    `x` and `y` name the entries of datasets whose examples are dicts.
+    `x` and `y` may be tuples or dicts of such; they name the entries of datasets whose examples are dicts.
 
     >>> data = from_clients([([[1.0, 2.0], [3.0, 4.0]], [0, 1]), ([[5.0, 6.0]], [1])], test=([[7.0, 8.0]], [0]))
     >>> data.sizes.tolist()
@@ -33,12 +37,12 @@ def from_clients(
 
 
 def from_arrays(
-    x: Values,
-    y: Values,
+    x: Tree,
+    y: Tree,
     partition: str | Partition,
     clients: int,
     seed: int = 0,
-    test: tuple[Values, Values] | None = None,
+    test: tuple[Tree, Tree] | None = None,
     held_out: float = HELD_OUT,
     name: str = "own",
 ) -> ArrayData:
@@ -61,8 +65,8 @@ def from_dataset(
     test: "Dataset[Any] | None" = None,
     held_out: float = HELD_OUT,
     name: str = "own",
-    x: str | None = None,
-    y: str | None = None,
+    x: str | Sequence[str] | None = None,
+    y: str | Sequence[str] | None = None,
 ) -> ArrayData:
     """A PyTorch dataset with a length, dealt out by a partition such as "shards:2" (`fedavg data show`).
 
@@ -77,16 +81,16 @@ def from_dataset(
     return assembled(name, dealt(_pair(dataset, name, x, y), partition, clients, seed), held, held_out)
 
 
-def _pair(source: Any, what: str, x: str | None, y: str | None) -> Pair:
+def _pair(source: Any, what: str, x: Names, y: Names) -> Pair:
     if _is_pair(source):
-        return as_array(source[0], f"{what}: x"), as_array(source[1], f"{what}: y")
+        return as_columns(source[0], f"{what}: x"), as_columns(source[1], f"{what}: y")
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise DataError(
             f"{what} is {type(source).__name__}; expected a pair (x, y), or a dataset with a length whose examples are "
             "pairs or dicts. A dataset without a length: list(dataset) has one."
         )
     pairs = [_example(example, f"{what}, example {n}", x, y) for n, example in enumerate(_examples(source))]
-    return as_array([a for a, _ in pairs], f"{what}: x"), as_array([b for _, b in pairs], f"{what}: y")
+    return _stacked([a for a, _ in pairs], f"{what}: x"), _stacked([b for _, b in pairs], f"{what}: y")
 
 
 def _is_pair(source: Any) -> bool:
@@ -107,18 +111,31 @@ def _examples(dataset: Any) -> Iterator[Any]:
     return (dataset[index] for index in range(count))
 
 
-def _example(example: Any, what: str, x: str | None, y: str | None) -> tuple[Any, Any]:
+def _stacked(values: list[Any], what: str) -> Tree:
+    """A column of the examples' values; of tuples or dicts of them a tuple or dict of columns."""
+    if values and isinstance(values[0], Mapping):
+        return {str(name): as_column([value[name] for value in values], f"{what}[{name!r}]") for name in values[0]}
+    if values and isinstance(values[0], tuple):
+        return tuple(as_column(list(column), f"{what}[{n}]") for n, column in enumerate(zip(*values, strict=True)))
+    return as_column(values, what)
+
+
+def _example(example: Any, what: str, x: Names, y: Names) -> tuple[Any, Any]:
     if isinstance(example, Mapping):
-        for name, key in (("x", x), ("y", y)):
-            if key not in example:
-                keys = ", ".join(map(repr, example))
-                got = f"{name}={key!r}" if key else f"no {name}=..."
-                raise DataError(
-                    f"{what} has {keys}, and {got} was given; name one of them, as in {name}={next(iter(example))!r}."
-                )
-        return example[x], example[y]
+        return _entries(example, what, "x", x), _entries(example, what, "y", y)
     if not isinstance(example, tuple | list) or len(example) != 2:
         raise DataError(f"{what} is {type(example).__name__} {example!r:.60}; expected a pair (x, y) or a dict.")
     if x or y:
         raise DataError(f"{what} is a pair, which x={x!r} and y={y!r} can not name; leave them out.")
     return example[0], example[1]
+
+
+def _entries(example: Mapping[str, Any], what: str, role: str, names: Names) -> Any:
+    """What the names of x or y stand for in an example that is a dict."""
+    for name in [names] if isinstance(names, str | None) else names:
+        if name not in example:
+            keys, got = ", ".join(map(repr, example)), f"{role}={name!r}" if name else f"no {role}=..."
+            raise DataError(
+                f"{what} has {keys}, and {got} was given; name one of them, as in {role}={next(iter(example))!r}."
+            )
+    return example[names] if isinstance(names, str) else {name: example[name] for name in names or ()}

@@ -8,7 +8,7 @@ from fedavg.data.federated import ArrayData
 from fedavg.data.own.assemble import HELD_OUT, assembled, dealt
 from fedavg.data.own.tables import as_table, examples_of
 from fedavg.data.partition import Partition, natural
-from fedavg.data.values import Pair, as_array
+from fedavg.data.values import Pair, as_array, as_column, rows_of
 from fedavg.errors import DataError
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def from_table(
 def from_huggingface(
     dataset: Columns | Mapping[str, Columns],
     *,
-    x: str,
-    y: str,
+    x: str | Sequence[str],
+    y: str | Sequence[str],
     client: str | None = None,
     test: Columns | None = None,
     held_out: float = HELD_OUT,
@@ -62,15 +62,17 @@ def from_huggingface(
     clients: int | None = None,
     seed: int = 0,
 ) -> ArrayData:
-    """A Hugging Face `datasets.Dataset` with columns for x (numbers, arrays, images) and y.
+    """A Hugging Face `datasets.Dataset` with columns for x (numbers, arrays, images, sequences) and y.
+
+    A list of names makes a dict of inputs, as in x=["input_ids", "attention_mask"]: the module is called with them.
 
     The column `client` says whose example each row is; or `partition` deals the rows out to so many `clients`. Of a
     `DatasetDict` the split `train` is taken, and `test` for the test set, unless another is given.
     """
     train, held = _splits(dataset, test)
-    pair = _read(train, x), _read(train, y)
-    keys = None if client is None else _read(train, client)
-    tested = None if held is None else (_read(held, x), _read(held, y))
+    pair = _inputs(train, x), _inputs(train, y)
+    keys = None if client is None else as_array(_read(train, client), client)
+    tested = None if held is None else (_inputs(held, x), _inputs(held, y))
     return assembled(name, _divided(pair, keys, partition, clients, seed), tested, held_out)
 
 
@@ -79,7 +81,7 @@ def _divided(pair: Pair, keys: Any, partition: str | Partition | None, clients: 
     if keys is not None:
         if partition is not None or clients is not None:
             raise DataError("got a column of clients and a partition or a number of clients; expected one of the two.")
-        return [(pair[0][part], pair[1][part]) for part in natural(keys)]
+        return [(rows_of(pair[0], part), rows_of(pair[1], part)) for part in natural(keys)]
     if partition is None or clients is None:
         raise DataError(
             "nothing says which client has which example: name the column with client=..., or deal the examples out "
@@ -100,8 +102,12 @@ def _splits(dataset: Any, test: Any) -> tuple[Any, Any]:
     return dataset["train"], test if test is not None else dataset.get("test")
 
 
+def _inputs(dataset: Any, names: str | Sequence[str]) -> Any:
+    return _read(dataset, names) if isinstance(names, str) else {name: _read(dataset, name) for name in names}
+
+
 def _read(dataset: Any, column: str) -> Any:
     known = getattr(dataset, "column_names", None) or list(dataset)
     if column not in known:
         raise DataError(f"the dataset has no column {column!r}: it has {', '.join(map(repr, known))}.")
-    return as_array(dataset[column], f"column {column!r}")
+    return as_column(dataset[column], f"column {column!r}")

@@ -6,7 +6,7 @@ from typing import Final
 from fedavg.data.federated import ArrayData
 from fedavg.data.own.assemble import HELD_OUT, assembled
 from fedavg.data.own.tables import READERS
-from fedavg.data.values import Pair, as_tensor, joined, numbered
+from fedavg.data.values import Pair, as_leaf, joined, numbered
 from fedavg.errors import DataError
 from fedavg.types import Examples
 
@@ -40,7 +40,7 @@ def read_examples(path: str | Path, label: str = "label") -> Examples:
     if path.is_file() and path.suffix not in READERS:
         raise DataError(f"{path} is not a file that can be read: expected one of {_KINDS}.")
     x, y = _read(path, label)
-    return Examples(as_tensor(x, f"{path}: x"), as_tensor(numbered(y), f"{path}: y"))
+    return Examples(as_leaf(x, f"{path}: x"), as_leaf(numbered(y), f"{path}: y"))
 
 
 def _listing(folder: Path) -> list[Path]:

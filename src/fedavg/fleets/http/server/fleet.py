@@ -6,6 +6,7 @@ and tried again with other clients; a server that crashed asks the same cohort a
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from secrets import token_bytes
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.cohort import eligible, sample_cohort
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
@@ -73,22 +75,24 @@ class HttpFleet(Fleet):
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
+        self._threads = ExitStack()
 
     def open(self, plan: Plan) -> Population:
         return self._population
 
     def start(self, setup: Setup) -> Tensor:
         self._setup = setup
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # sums and checks are too short to share: threads that wait for each other cost more
+        self._threads.enter_context(one_thread())
         self._judge = Trainer(setup.task, setup.plan.seed)
+        if self.test:
+            self._judge.fit(trees.take(self.test, slice(0, 2)))
         initial = self._judge.weights.clone()
         self._size = len(initial)
         return initial
 
     def close(self) -> None:
         """The listener, and the clients that wait there, outlive the last round."""
-        torch.set_num_threads(self._threads)
+        self._threads.close()
 
     def draw(self, round: int) -> Cohort:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
