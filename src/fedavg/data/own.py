@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedavg import trees
 from fedavg.data.federated import ArrayData
 from fedavg.data.partition import Partition, natural, parse_partition
+from fedavg.data.structured import as_tree, assemble, is_structured, stacked
 from fedavg.errors import DataError
+from fedavg.ragged import Ragged
 from fedavg.seeds import NONE, rng
 from fedavg.types import Examples
 
@@ -39,12 +42,15 @@ class Columns(Protocol):
 
 
 def from_clients(
-    clients: Sequence[tuple[Values, Values]],
-    test: tuple[Values, Values] | None = None,
+    clients: Sequence[tuple[Any, Any]],
+    test: tuple[Any, Any] | None = None,
     held_out: float = _HELD_OUT,
     name: str = "own",
 ) -> ArrayData:
-    """A list with (x, y) of each client."""
+    """A list with (x, y) of each client: arrays, lists or tensors, or tuples or dicts of them. A list of rows of unlike
+    lengths, such as texts, becomes a `Ragged`, which the task's `collate` pads."""
+    if any(map(is_structured, (*(part for pair in clients for part in pair), *(test or ())))):
+        return _structured(name, clients, test, held_out)
     pairs = [(np.asarray(x), np.asarray(y)) for x, y in clients]
     return _assemble(name, pairs, None if test is None else (np.asarray(test[0]), np.asarray(test[1])), held_out)
 
@@ -58,8 +64,16 @@ def from_dataset(
     held_out: float = _HELD_OUT,
     name: str = "own",
 ) -> ArrayData:
-    """A PyTorch dataset of (x, y) with a length, dealt out by a partition such as "shards:2" (`fedavg data show`)."""
+    """A PyTorch dataset of (x, y) with a length, dealt out by a partition such as "shards:2" (`fedavg data show`). Its
+    x and y may be tuples or dicts; a partition that looks at labels then takes the first of y."""
     x, y = _collect(dataset)
+    if is_structured(x) or is_structured(y):
+        whole = Examples(as_tree(x, f"{name}: x", _tensor), as_tree(y, f"{name}: y", _tensor))
+        labels = trees.leaves(whole.y)[0]
+        by = labels.lengths if isinstance(labels, Ragged) else labels
+        dealt = parse_partition(partition).deal(by.numpy(), clients, rng(seed, NONE, NONE, "partition"))
+        own = [trees.take(whole, torch.from_numpy(np.asarray(part))) for part in dealt]
+        return _structured(name, [(e.x, e.y) for e in own], None if test is None else _collect(test), held_out)
     parts = parse_partition(partition).deal(_numbered(y), clients, rng(seed, NONE, NONE, "partition"))
     pairs = [(x[part], y[part]) for part in parts]
     return _assemble(name, pairs, None if test is None else _collect(test), held_out)
@@ -113,16 +127,48 @@ def from_table(
 def from_huggingface(
     dataset: Columns,
     client: str,
-    x: str,
+    x: str | Sequence[str],
     y: str,
     test: Columns | None = None,
     held_out: float = _HELD_OUT,
     name: str = "own",
 ) -> ArrayData:
-    """A Hugging Face `datasets.Dataset` with columns for the client, x (a number or an array of them) and y."""
+    """A Hugging Face `datasets.Dataset` with columns for the client, x (a number or an array of them) and y.
+
+    With a list of columns x is a dict of them; columns whose rows differ in length, such as tokens, become `Ragged`.
+    """
+    if not isinstance(x, str) or _has_unlike_rows(dataset[x]):
+        return _from_columns(dataset, client, x, y, test, held_out, name)
     values, labels, keys = (_array(dataset[column], column) for column in (x, y, client))
     held = None if test is None else (_array(test[x], x), _array(test[y], y))
     return _assemble(name, [(values[part], labels[part]) for part in natural(keys)], held, held_out)
+
+
+def _from_columns(
+    dataset: Columns, client: str, x: str | Sequence[str], y: str, test: Columns | None, held_out: float, name: str
+) -> ArrayData:
+    def pair(columns: Columns) -> tuple[Any, Any]:
+        given = list(columns[x]) if isinstance(x, str) else {column: list(columns[column]) for column in x}
+        labels = list(columns[y])
+        return as_tree(given, f"{name}: x", _tensor), as_tree(labels, f"{name}: y", _tensor)
+
+    whole = Examples(*pair(dataset))
+    own = [trees.take(whole, torch.from_numpy(part)) for part in natural(_array(dataset[client], client))]
+    return _structured(name, [(e.x, e.y) for e in own], None if test is None else pair(test), held_out)
+
+
+def _has_unlike_rows(column: Iterable[Any]) -> bool:
+    return is_structured(list(column))
+
+
+def _structured(
+    name: str, clients: Sequence[tuple[Any, Any]], test: tuple[Any, Any] | None, held_out: float
+) -> ArrayData:
+    def pair(x: Any, y: Any, whose: str) -> tuple[Any, Any]:
+        return as_tree(x, f"{name}, {whose}: x", _tensor), as_tree(y, f"{name}, {whose}: y", _tensor)
+
+    own = [pair(x, y, f"client {k}") for k, (x, y) in enumerate(clients)]
+    return assemble(name, own, None if test is None else pair(*test, "test"), held_out)
 
 
 def _assemble(name: str, clients: list[Pair], test: Pair | None, held_out: float) -> ArrayData:
@@ -183,7 +229,7 @@ def _tensor(values: np.ndarray, what: str) -> Tensor:
 
 def _collect(dataset: "Dataset[Any]") -> Pair:
     pairs = [dataset[index] for index in range(len(dataset))]  # type: ignore[arg-type]
-    return np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([np.asarray(y) for _, y in pairs])
+    return stacked(x for x, _ in pairs), stacked(y for _, y in pairs)
 
 
 def _array(values: Iterable[Any], column: str) -> np.ndarray:

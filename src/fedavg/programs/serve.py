@@ -227,7 +227,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
             if watch:
                 watch(event)
     assert state
-    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run))
+    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine, run))
 
 
 def _check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:

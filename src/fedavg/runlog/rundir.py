@@ -70,12 +70,13 @@ class RunDir:
         write_atomically(self.path / "plan.toml", plan.to_toml().encode())
         self.metrics_path.touch()
 
-    def write_identity(self, plan: Plan, engine: str, fingerprint: str) -> None:
+    def write_identity(self, plan: Plan, engine: str, fingerprint: str, engine_reason: str = "") -> None:
         identity = {
             "format": FORMAT,
             "plan": plan.digest,
             "data": fingerprint,
             "engine": engine,
+            "engine_reason": engine_reason,
             "plan_toml": sha256((self.path / "plan.toml").read_bytes()).hexdigest(),
             "versions": {"fedavg": version("fedavg"), "torch": torch.__version__, "python": platform.python_version()},
         }
