@@ -86,12 +86,19 @@ class Fleet(ABC):
         """Get ready to train; returns the initial weights, shape (P,)."""
 
     @abstractmethod
-    def draw(self, round: int) -> Cohort:
-        """Who is asked in this round; after an abandoned attempt, who is asked next."""
+    def draw(self, round: int, weights: Tensor) -> Cohort:
+        """Who is asked in this round; after an abandoned attempt, who is asked next. Losses are those of `weights`."""
 
     @abstractmethod
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
         """Have the clients do the round's work, each from what its part shares, and add up what they send back."""
+
+    def reject(self, work: Work, reason: str) -> bool:
+        """What came of the attempt that was just trained can not be used. True if another attempt may go better.
+
+        Simulated clients would do the same again; of real ones, some may have sent what spoiled it.
+        """
+        return False
 
     @abstractmethod
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
