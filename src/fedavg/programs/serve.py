@@ -278,7 +278,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
             assert fleet.ledger
             spent = fleet.ledger.entry(len(rows))
     assert state
-    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run, spent))
+    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine, run, spent))
 
 
 def _check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
