@@ -195,7 +195,7 @@ class HttpFleet(Fleet):
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
-        from fedavg.fleets.http.server.secure import SecureRound
+        from fedavg.fleets.http.server.secure import SecureRound, implausible
         from fedavg.secagg import SecAggError, ServerSession
 
         round, (group,) = invitation.round, invitation.groups
@@ -211,10 +211,17 @@ class HttpFleet(Fleet):
             aggregate = self._hub.aggregate()
         except SecAggError as error:
             return Abandoned(f"secure aggregation: {error}")
+        finally:
+            self._hub.session_over()
         if aggregate is None:
             return Abandoned(self._hub.abandoned_because())
         decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        examples = self._hub.examples(aggregate.survivors)
+        problem = implausible(decoded, terms.encoding, examples, group.metric_bounds(max(examples)))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        if problem:  # its clients open no second sum of this round, so that it is over, without a change
+            log.warning("discarded", extra={"round": round.round, "reason": problem, "rest": self._hub.discard()})
+            total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
         up, down = self._hub.session_bytes()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
 
