@@ -72,6 +72,8 @@ class Options:
     admin: Address | None = None
     rules: Rules = field(default_factory=Rules)
     guards: Guards = field(default_factory=Guards)
+    #: The public key (raw Ed25519) of the authority that vouches for devices, if the plan's sessions are signed.
+    authority: bytes | None = None
     #: Clients that must be there before a round begins; without it, a cohort.
     minimum: int | None = None
     #: How many clients the first join token is for (without it, K of the plan), and for how many hours.
@@ -91,6 +93,7 @@ def serve(
     _check_plan(plan)
     _check_plain(options)
     _check_guards(plan, options.guards)
+    _check_authority(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
     setup = _resolve(plan, data, options.rules)
@@ -100,7 +103,7 @@ def serve(
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub.know(store.clients())
-        fleet = HttpFleet(population_of(data), data.test, hub, store, options.rules, options.minimum)
+        fleet = HttpFleet(population_of(data), data.test, hub, store, options.rules, options.minimum, options.authority)
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
@@ -145,6 +148,19 @@ def _check_guards(plan: Plan, guards: Guards) -> None:
             "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
             "updates there is the plan's secagg, CLIP for each number and CAP for n_k"
         )
+
+
+def _check_authority(plan: Plan, options: Options) -> None:
+    masking = None
+    if plan.secagg != "none":
+        from fedavg.secagg.options import make_masking
+
+        masking = make_masking(plan.secagg)
+    signed = masking is not None and masking.signed
+    if signed and options.authority is None:
+        raise PlanError("secagg: sessions are signed; expected --authority with the public key that devices pin")
+    if options.authority is not None and not signed:
+        raise PlanError("--authority is for signed sessions; expected secagg = 'complete:CLIP:CAP:signed=true'")
 
 
 def _check_plain(options: Options) -> None:

@@ -4,14 +4,16 @@ Where the simulator trains clients, this one invites them and waits. A round tha
 and tried again with other clients; a server that crashed asks the same cohort again.
 """
 
+import json
 import logging
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import fsum, inf, isfinite
 from secrets import token_bytes
 from time import monotonic
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import torch
@@ -35,13 +37,19 @@ from fedavg.plan import Plan
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
 
+if TYPE_CHECKING:
+    from fedavg.fleets.http.server.secure import SecureRound
+    from fedavg.secagg import Aggregate
+
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
 
 #: Seconds between looks at whether enough clients are there, each with a line in the log.
 PATIENCE_S: Final = 30.0
-#: A round under secure aggregation has so many phases, each with its part of the deadline.
+#: A round under secure aggregation has so many phases, each with its part of the deadline; a signed one has one more.
 SECURE_PHASES: Final = 4
+#: The note under which the session is kept whose sum is being opened.
+OPENING: Final = "opening"
 #: The same while some rest that could be called back.
 CALL_BACK_S: Final = 3.0
 #: A client's loss may be so many times that of the untrained model (plus one).
@@ -67,16 +75,25 @@ class Stopped(FedAvgError):
 class HttpFleet(Fleet):
     """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
 
-    `population` is what the plan was made for, `test` what the server itself judges models on.
+    `population` is what the plan was made for, `test` what the server itself judges models on. `authority` is the
+    public key that signed sessions of secure aggregation are checked by.
     """
 
     fingerprint = "devices"
 
     def __init__(
-        self, population: Population, test: Examples | None, hub: Hub, store: Store, rules: Rules, minimum: int | None
+        self,
+        population: Population,
+        test: Examples | None,
+        hub: Hub,
+        store: Store,
+        rules: Rules,
+        minimum: int | None,
+        authority: bytes | None = None,
     ) -> None:
         self._population, self.test = population, test
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
+        self._authority = authority
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
         self._threads = ExitStack()
@@ -105,7 +122,8 @@ class HttpFleet(Fleet):
         parked = self.retried(self._store.open_round)
         if parked and parked.round == round:
             self._attempt = parked.attempt
-            if self._setup.secagg:  # the session went down with the server: clients answer only in a new one
+            if self._setup.secagg and self._opening(round) is None:
+                # The session went down with the server: clients answer only in a new one.
                 self._abandon(round, "the server was started again")
             return Cohort(parked.cohort, self._present().count)
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
@@ -195,35 +213,73 @@ class HttpFleet(Fleet):
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
-        from fedavg.fleets.http.server.secure import SecureRound, implausible
-        from fedavg.secagg import SecAggError, ServerSession
+        from fedavg.fleets.http.server.secure import implausible
+        from fedavg.secagg import SecAggError
 
-        round, (group,) = invitation.round, invitation.groups
-        expected = group.expected
         try:
-            assert self._setup.secagg
-            self._setup.secagg.check(len(round.invited))
-            terms = self._setup.secagg.terms(
-                token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
-            )
-            secure = SecureRound(ServerSession(terms, round.invited), self._rules.deadline_s / SECURE_PHASES)
-            self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
-            aggregate = self._hub.aggregate()
+            aggregate = self._aggregate(invitation)
         except SecAggError as error:
             return Abandoned(f"secure aggregation: {error}")
         finally:
             self._hub.session_over()
         if aggregate is None:
             return Abandoned(self._hub.abandoned_because())
-        decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
-        examples = self._hub.examples(aggregate.survivors)
-        problem = implausible(decoded, terms.encoding, examples, group.metric_bounds(max(examples)))
+        encoding = self._hub.encoding
+        decoded = encoding.decode(aggregate.ring, len(aggregate.survivors))
+        examples, (group,) = self._hub.examples(aggregate.survivors), invitation.groups
+        problem = implausible(decoded, encoding, examples, group.metric_bounds(max(examples)))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
         if problem:  # its clients open no second sum of this round, so that it is over, without a change
-            log.warning("discarded", extra={"round": round.round, "reason": problem, "rest": self._hub.discard()})
+            log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": self._hub.discard()})
             total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
         up, down = self._hub.session_bytes()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
+
+    def _aggregate(self, invitation: "Invitation") -> "Aggregate | None":
+        """Carry a session to its end. It is on the disk before the first client is asked to open its sum.
+
+        A device opens one sum of a round. A server that forgot which one it had asked for could never end the round.
+        """
+        round, (group,) = invitation.round, invitation.groups
+        saved = self._opening(round.round)
+        secure = self._resumed(saved) if saved else self._new_session(round, group)
+        self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
+        if saved is None:
+            if not self._hub.mask():
+                return None
+            note = {"round": round.round, "attempt": round.attempt, "session": b64encode(secure.saved()).decode()}
+            self.retried(lambda: self._store.set_note(OPENING, json.dumps(note)))
+        return self._hub.unmask()
+
+    def _new_session(self, round: Round, group: Group) -> "SecureRound":
+        from fedavg.fleets.http.server.secure import SecureRound
+        from fedavg.secagg import ServerSession
+
+        assert self._setup.secagg
+        self._setup.secagg.check(len(round.invited))
+        expected = group.expected
+        terms = self._setup.secagg.terms(
+            token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
+        )
+        return SecureRound(ServerSession(terms, round.invited, self._authority), self._phase_s)
+
+    def _resumed(self, saved: bytes) -> "SecureRound":
+        from fedavg.fleets.http.server.secure import SecureRound
+
+        log.info("opening again", extra={"attempt": self._attempt})
+        return SecureRound.resumed(saved, self._authority, self._phase_s)
+
+    def _opening(self, round: int) -> bytes | None:
+        """The session of this attempt whose sum clients may have begun to open, if there is one."""
+        note = json.loads(self.retried(lambda: self._store.note(OPENING)) or "{}")
+        if (note.get("round"), note.get("attempt")) != (round, self._attempt):
+            return None
+        return b64decode(note["session"])
+
+    @property
+    def _phase_s(self) -> float:
+        assert self._setup.secagg
+        return self._rules.deadline_s / (SECURE_PHASES + self._setup.secagg.signed)
 
     def _invitation(self, parts: Sequence[Part], work: Work) -> "Invitation":
         models = self._hub.publish(parts)
