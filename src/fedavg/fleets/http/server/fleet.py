@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
-from fedavg.cohort import eligible, sample_cohort
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
@@ -34,6 +33,7 @@ from fedavg.fleets.worker import add_up, judged, test_pieces
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
+from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
 
@@ -117,7 +117,7 @@ class HttpFleet(Fleet):
         """The listener, and the clients that wait there, outlive the last round."""
         self._threads.close()
 
-    def draw(self, round: int) -> Cohort:
+    def draw(self, round: int, weights: Tensor) -> Cohort:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
         parked = self.retried(self._store.open_round)
         if parked and parked.round == round:
