@@ -95,6 +95,7 @@ def serve(
     """
     _check_plan(plan)
     _check_plain(options)
+    _check_guards(plan, options.guards)
     _check_authority(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
@@ -168,6 +169,14 @@ def _check_plan(plan: Plan) -> None:
         raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
+
+
+def _check_guards(plan: Plan, guards: Guards) -> None:
+    if plan.secagg != "none" and guards.max_norm is not None:
+        raise PlanError(
+            "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
+            "updates there is the plan's secagg, CLIP for each number and CAP for n_k"
+        )
 
 
 def _check_authority(plan: Plan, options: Options) -> None:

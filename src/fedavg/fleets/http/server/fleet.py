@@ -234,6 +234,7 @@ class HttpFleet(Fleet):
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
+        from fedavg.fleets.http.server.secure import implausible
         from fedavg.secagg import SecAggError
 
         self._session = None
@@ -241,10 +242,18 @@ class HttpFleet(Fleet):
             aggregate = self._aggregate(invitation)
         except (SecAggError, PlanError) as error:
             return Abandoned(f"secure aggregation: {error}")
+        finally:
+            self._hub.session_over()
         if aggregate is None:
             return Abandoned(self._hub.abandoned_because())
-        decoded = self._hub.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        encoding = self._hub.encoding
+        decoded = encoding.decode(aggregate.ring, len(aggregate.survivors))
+        examples, (group,) = self._hub.examples(aggregate.survivors), invitation.groups
+        problem = implausible(decoded, encoding, examples, group.metric_bounds(max(examples)))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        if problem:  # its clients open no second sum of this round, so that it is over, without a change
+            log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": self._hub.discard()})
+            total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
         up, down = self._hub.session_bytes()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
 
