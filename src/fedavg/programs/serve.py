@@ -36,6 +36,7 @@ from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, Watcher, finish
+from fedavg.samplers import make_sampler
 from fedavg.server import Event, Round, Start, event_row, rounds
 from fedavg.setup import Setup, cohort_size, population_of, resolve, resolve_data
 from fedavg.types import FederatedData, State
@@ -92,6 +93,7 @@ def serve(
     """
     _check_plan(plan)
     _check_plain(options)
+    _check_guards(plan, options.guards)
     _check_authority(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
@@ -133,12 +135,24 @@ def _check_plan(plan: Plan) -> None:
             f"{name}: got {part!r}, an object that has no text form, and devices know a plan only as text; install its "
             "code on the server and the devices, and name it: 'my_package.module:Name'"
         )
-    if plan.sampling == "poisson":
-        raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
+    sampler = make_sampler(plan.sampling)
+    if sampler.needs_everyone or sampler.needs_losses:
+        raise PlanError(
+            f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
+            "'turns', or one that needs neither everyone nor losses"
+        )
     if "clients" in plan.evaluate:
         raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
+
+
+def _check_guards(plan: Plan, guards: Guards) -> None:
+    if plan.secagg != "none" and guards.max_norm is not None:
+        raise PlanError(
+            "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
+            "updates there is the plan's secagg, CLIP for each number and CAP for n_k"
+        )
 
 
 def _check_authority(plan: Plan, options: Options) -> None:
@@ -243,7 +257,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
             if watch:
                 watch(event)
     assert state
-    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run))
+    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine, run))
 
 
 def _check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:

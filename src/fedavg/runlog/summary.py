@@ -6,6 +6,7 @@ from math import nan
 from statistics import median
 from typing import Any
 
+from fedavg.engine.trainer import Engine
 from fedavg.metrics import Metric
 from fedavg.metrics.goal import Goal, improved, stalled
 from fedavg.plan import Plan
@@ -35,6 +36,8 @@ class Summary:
     seconds: float
     parameters: int
     engine: str
+    #: Why it is that one: 'auto' falls back to the slow, plain path where the fast one can not be taken.
+    engine_reason: str
     plan: str
     model_sha256: str
     run_dir: str | None
@@ -99,7 +102,7 @@ def summarise(
     goal: Goal,
     ended: bool,
     parameters: int,
-    engine: str,
+    engine: Engine,
     sha256: str,
     run_dir: str | None,
 ) -> Summary:
@@ -124,7 +127,8 @@ def summarise(
         seconds_per_round=median(row["seconds"] for row in rows) if rows else None,
         seconds=sum(row["seconds"] + row["eval_seconds"] for row in rows),
         parameters=parameters,
-        engine=engine,
+        engine=engine.name,
+        engine_reason=engine.reason,
         plan=plan.digest,
         model_sha256=sha256,
         run_dir=run_dir,

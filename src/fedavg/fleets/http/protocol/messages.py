@@ -380,6 +380,7 @@ class ReportRequest:
     attempt: int = item(ATTEMPT, "the attempt of the offer")
     kind: Literal["failed", "declined"] = item(Choice(("failed", "declined")), "failed while training, or never began")
     reason: str = item(Choice(tuple(REPORTS)), "why, for programs")
+    blames: int | None = item(Nullable(CLIENT), "the client that spoiled a session of secure aggregation, or null")
     detail: str = item(Text(_LINES, 0, 500, "printable text"), "what went wrong, without personal data")
 
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
-from fedavg.cohort import eligible, sample_cohort
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
@@ -34,6 +33,7 @@ from fedavg.fleets.worker import add_up, judged, test_pieces
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
+from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
 
@@ -117,7 +117,7 @@ class HttpFleet(Fleet):
         """The listener, and the clients that wait there, outlive the last round."""
         self._threads.close()
 
-    def draw(self, round: int) -> Cohort:
+    def draw(self, round: int, weights: Tensor) -> Cohort:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
         parked = self.retried(self._store.open_round)
         if parked and parked.round == round:
@@ -213,16 +213,25 @@ class HttpFleet(Fleet):
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
+        from fedavg.fleets.http.server.secure import implausible
         from fedavg.secagg import SecAggError
 
         try:
             aggregate = self._aggregate(invitation)
         except SecAggError as error:
             return Abandoned(f"secure aggregation: {error}")
+        finally:
+            self._hub.session_over()
         if aggregate is None:
             return Abandoned(self._hub.abandoned_because())
-        decoded = self._hub.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        encoding = self._hub.encoding
+        decoded = encoding.decode(aggregate.ring, len(aggregate.survivors))
+        examples, (group,) = self._hub.examples(aggregate.survivors), invitation.groups
+        problem = implausible(decoded, encoding, examples, group.metric_bounds(max(examples)))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        if problem:  # its clients open no second sum of this round, so that it is over, without a change
+            log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": self._hub.discard()})
+            total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
         up, down = self._hub.session_bytes()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
 
