@@ -97,6 +97,11 @@ class ServerSession:
         """The clients whose message of this phase has not arrived."""
         return frozenset(self._awaited)
 
+    @property
+    def opened(self) -> frozenset[int]:
+        """The clients whose sum others were asked to open: whatever came of it, it may have been."""
+        return frozenset(self._survivor_set.survivors)
+
     def receive(self, message: Message) -> None:
         """Take a client's message of this phase, or refuse it; a refused one changes nothing."""
         if message.session != self.terms.session:
