@@ -298,6 +298,7 @@ class Hub:
             self._round.phase = Phase.COMMITTING  # nothing more is taken from here on
         aggregate = self._secure.finish()  # seconds of work, outside of the lock
         with self._changed:
+            self._conduct.strike(self._secure.session.liars, monotonic(), guilty=True)
             self._round.accepted = set(aggregate.survivors)
             self.accepted += len(aggregate.survivors)
         return aggregate
