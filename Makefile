@@ -28,13 +28,14 @@ test: $(READY)  ## Run the tests: side by side on all cores, then those that mus
 slow: $(READY)  ## Run the slow tests on the real data sets
 	$(BIN)/python -m pytest -m slow
 
-lint: $(READY)  ## Check style and types
+lint: $(READY)  ## Check style, types and which module may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 bench: $(READY)  ## Measure speed against the floor of this machine
 	$(BIN)/fedavg bench
 
 clean:  ## Remove what make made (runs/ stays)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

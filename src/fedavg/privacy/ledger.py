@@ -6,7 +6,7 @@ round and, together with the noised state, in the round's checkpoint.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedavg.errors import PlanError
 from fedavg.privacy.accounting import EveryRound, Sampling, spending
@@ -28,14 +28,21 @@ class Budget:
     cohort: int
     delta: float
     noise: str
+    #: What a round gives away of a client: a share in the model, in a sum that the server sees, or its update.
+    releases: Literal["model", "sum", "update"]
 
-    def entry(self, round: int) -> dict[str, Any]:
-        """The ledger's line for a round: what all rounds up to it cost together, and with one more."""
+    def entry(self, round: int, releases: int | None = None) -> dict[str, Any]:
+        """The ledger's line for a round: what everything up to it costs together, and with one release more.
+
+        `releases` are those of the client that has the most. Without it: one a round, as the sampling has it.
+        """
         cost = spending(self.sampling, self.noise_multiplier, self.delta)
+        count = round if releases is None else releases
         return {
             "round": round,
-            "epsilon": cost.epsilon(round),
-            "epsilon_next": cost.epsilon(round + 1),
+            "releases": count,
+            "epsilon": cost.epsilon(count),
+            "epsilon_next": cost.epsilon(count + 1),
             "delta": self.delta,
             "mechanism": self.mechanism,
             "noise_multiplier": self.noise_multiplier,
@@ -56,9 +63,14 @@ def budget_spent(limit: float | None, entry: Mapping[str, Any] | None) -> bool:
 def budget_of(setup: "Draft") -> Budget | None:
     """What the plan's stages cost; a plan whose first round is too dear is refused."""
     budget = _budget(setup)
-    limit = setup.plan.dp_epsilon
+    check_limit(setup.plan.dp_epsilon, budget)
+    return budget
+
+
+def check_limit(limit: float | None, budget: Budget | None) -> None:
+    """Refuse a limit that does not allow one round."""
     if limit is None:
-        return budget
+        return
     if budget is None:
         raise PlanError(f"dp_epsilon: got {limit:g}, but no stage adds noise; expected one, as in 'noise:1.1'")
     first = budget.entry(0)["epsilon_next"]
@@ -67,7 +79,6 @@ def budget_of(setup: "Draft") -> Budget | None:
             f"dp_epsilon: got {limit:g}, but round 1 alone costs {first:.4g} ({budget.sampling.relation}); "
             "expected more, or more noise, more clients or a smaller C"
         )
-    return budget
 
 
 def _budget(setup: "Draft") -> Budget | None:
@@ -75,6 +86,7 @@ def _budget(setup: "Draft") -> Budget | None:
         return None
     clients, cohort = setup.clients.with_data, setup.cohort_size
     delta = setup.plan.dp_delta or min(clients**-1.1, 0.5)
+    source = setup.plan.noise_source
     for stage in setup.stages:
         if isinstance(stage, Noise):
             sampling = setup.sampler.privacy(clients, cohort)
@@ -83,10 +95,11 @@ def _budget(setup: "Draft") -> Budget | None:
                     f"sampling: got '{setup.sampler}' with noise; expected one whose privacy is known: fixed, poisson "
                     "or turns, or one of your own that says what it is charged by (`Sampler.privacy`)"
                 )
-            kind = "discrete gaussian" if stage.bits else "gaussian"
-            name = f"{kind}, {stage.where}"
-            return Budget(name, stage.multiplier, sampling, clients, cohort, delta, setup.plan.noise_source)
+            name = f"{'discrete gaussian' if stage.bits else 'gaussian'}, {stage.where}"
+            seen: Literal["model", "sum"] = "sum" if stage.where == "clients" else "model"
+            return Budget(name, stage.multiplier, sampling, clients, cohort, delta, source, seen)
         if isinstance(stage, LocalDP):
             name = "gaussian, each client by itself"
-            return Budget(name, stage.multiplier, EveryRound(), clients, cohort, delta, setup.plan.noise_source)
+            alone: Literal["sum", "update"] = "sum" if setup.secagg else "update"
+            return Budget(name, stage.multiplier, EveryRound(), clients, cohort, delta, source, alone)
     return None

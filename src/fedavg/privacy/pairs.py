@@ -125,6 +125,11 @@ PAIRS: tuple[Pair, ...] = (
         lambda s: _private(s) and s.plan.eval_train,
     ),
     Pair(
+        "noise or localdp", "an asynchronous algorithm",
+        "who takes part is not drawn anew for each round, as the ledger takes it; use one whose cohort starts together",
+        lambda s: _private(s) and s.algorithm.asynchronous,
+    ),
+    Pair(
         "noise or localdp", "evaluation by clients",
         "what clients find on their own examples is a release without noise; use evaluate 'server'",
         lambda s: _private(s) and s.judged_by_clients,

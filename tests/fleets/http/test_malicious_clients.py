@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from time import sleep
 
 import numpy as np
@@ -13,10 +14,15 @@ from safetensors.torch import load_file
 
 from fedavg.cli import cli
 from fedavg.engine.trainer import Trainer
+from fedavg.errors import PlanError
 from fedavg.fleets.http.server.hub import Guards
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store
 from fedavg.fleets.http.server.store import rows as store_rows
+from fedavg.secagg import ClientAborted, ClientSession, answer
+from fedavg.secagg import parse as parse_message
+from fedavg.secagg.messages import SealedShares
+from fedavg.secagg.options import make_masking
 from fleet_peers import EVERYONE, HOST, NUMBERS, Peer, fleet_plan, serving, until
 from toys import TOY, small_net
 
@@ -250,6 +256,117 @@ def test_a_crowd_of_the_mute_does_not_stop_a_run(tmp_path):
         finally:
             stop.set()
             working.join()
+
+
+# Secure aggregation with one who does not keep to it
+
+SECURE = fleet_plan(secagg="complete:1.0:100", clients=5, rounds=3)
+
+
+class Masked:
+    """A client in a session, led by hand; `ring` is what it masks, `spoil` what it does to its answers."""
+
+    def __init__(self, peer, offer, ring, spoil=lambda reply: reply):
+        masking = make_masking(SECURE.secagg)
+        session = bytes.fromhex(offer["session"])
+        terms = masking.terms(session, offer["round"], offer["model"], offer["invited"], NUMBERS, {"train_loss"})
+        self.peer, self.offer, self._ring, self._spoil = peer, offer, ring(terms.encoding), spoil
+        self.session = ClientSession(terms, peer.k)
+        self._path = f"/v1/rounds/{offer['round']}/{offer['attempt']}/session"
+        self._put(self.session.advertise())
+
+    def _put(self, message):
+        return self.peer.signed("PUT", self._path, self._spoil(message).to_bytes())
+
+    def step(self):
+        """Answers the message that waits, if one does; whoever leaves says so, and whom it blames."""
+        if self.peer.poll().json["type"] != "mask":
+            return
+        message = parse_message(self.peer.signed("GET", self._path).body)
+        try:
+            self._put(answer(self.session, message, lambda: self._ring))
+        except ClientAborted as error:
+            report = {"round": self.offer["round"], "attempt": self.offer["attempt"], "kind": "failed",
+                      "reason": "session-left", "blames": error.culprit, "detail": ""}  # fmt: skip
+            self.peer.signed("POST", "/v1/report", json.dumps(report).encode())
+
+
+def honest(encoding, value=0.5, weight=10.0):
+    return encoding.encode(np.full(NUMBERS, value, np.float32), weight, {"train_loss": 0.5}).ring
+
+
+def play(server, clients, over):
+    """Lets clients of a session go on until a condition holds."""
+
+    def done():
+        for client in clients:
+            client.step()
+        return over(server.status())
+
+    until(done, "for the session")
+
+
+def test_who_spoils_a_session_is_named_by_its_peers_and_shut_out(tmp_path):
+    """Client 4 deals shares that nobody can open: all four others leave and name it; the next attempt is theirs."""
+
+    def garbage(reply):
+        if not isinstance(reply, SealedShares):
+            return reply
+        return replace(reply, sealed=tuple((k, bytes(len(sealed))) for k, sealed in reply.sealed))
+
+    with serving(tmp_path / "run", SECURE) as server:
+        peers, offers = server.cohort(10, 10, 10, 10, 10)
+        clients = [Masked(peer, offer, honest) for peer, offer in zip(peers[:4], offers, strict=False)]
+        clients.append(Masked(peers[4], offers[4], honest, garbage))
+        play(server, clients, lambda status: status["round"]["attempt"] == 1)
+        assert server.status()["resting"] == 1
+        offers = [peer.offer() for peer in peers[:4]]
+        assert {offer["invited"] for offer in offers} == {4}
+        clients = [Masked(peer, offer, honest) for peer, offer in zip(peers, offers, strict=False)]
+        play(server, clients, lambda status: status["committed"] == 1)
+
+
+def test_one_client_alone_can_not_have_another_shut_out(tmp_path):
+    with serving(tmp_path / "run", SECURE) as server:
+        peers, offers = server.cohort(10, 10, 10, 10, 10)
+        report = {"round": 1, "attempt": 0, "kind": "failed", "reason": "session-left", "blames": peers[0].k,
+                  "detail": ""}  # fmt: skip
+        for liar in peers[3:]:  # two of the four that can know are not more than half
+            assert liar.signed("POST", "/v1/report", json.dumps(report).encode()).status == 200
+        clients = [Masked(peer, offer, honest) for peer, offer in zip(peers[:3], offers, strict=False)]
+        until(lambda: server.status()["round"]["attempt"] == 1)
+        assert clients[0].peer.offer()["attempt"] == 1
+
+
+@pytest.mark.parametrize("lie", ["values", "negative weight", "weight"])
+def test_a_sum_that_its_clients_can_not_have_is_discarded(tmp_path, lie):
+    def ring(encoding):
+        good = honest(encoding)
+        if lie == "values":
+            good[:NUMBERS] = encoding.limit * 2
+        else:  # digits of n_k: as if it were -10^6, or 10^6
+            scalar = encoding._scalar(-1e6 if lie == "negative weight" else 1e6)[0]
+            good[NUMBERS : NUMBERS + encoding._digits] = encoding._cut(scalar)
+        return good
+
+    with serving(tmp_path / "run", SECURE) as server:
+        peers, offers = server.cohort(10, 10, 10, 10, 10)
+        rings = [honest] * 4 + [ring]
+        clients = [Masked(peer, offer, each) for peer, offer, each in zip(peers, offers, rings, strict=True)]
+        play(server, clients, lambda status: status["committed"] == 1)
+        assert server.status()["resting"] == 3  # half of those who may have been it, by lot
+    (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert (row["clients"], row["examples"]) == (0, 0)
+    with Store.open(tmp_path / "run" / "fleet.db") as store:
+        assert not store.counted(1).clients
+
+
+def test_a_bound_on_norms_is_refused_where_it_can_not_apply(tmp_path):
+    with (
+        pytest.raises(PlanError, match="--norm-bound: nobody can see the norm"),
+        serving(tmp_path / "run", SECURE, guards=Guards(max_norm=1.0)),
+    ):
+        pass
 
 
 # Waiting
