@@ -173,8 +173,18 @@ def _recording(setup: Setup, data: str, directory: RunDir | None, resumed: bool)
             checkpoint(last)
 
 
-def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: Engine, directory: RunDir | None) -> Result:
-    """The result of a run from its rows and last state; also written to the directory."""
+def finish(
+    setup: Setup,
+    rows: list[dict[str, Any]],
+    state: State,
+    engine: Engine,
+    directory: RunDir | None,
+    spent: dict[str, Any] | None = None,
+) -> Result:
+    """The result of a run from its rows and last state; also written to the directory.
+
+    `spent` is the ledger's last word, if the budget ended the run in the middle of a round.
+    """
     model = Model(setup.task, setup.plan.seed)
     model.load(state.weights)
     summary = summarise(
@@ -187,6 +197,7 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: Engin
         engine=engine,
         sha256=model_sha256(state.weights),
         run_dir=str(directory.path) if directory else None,
+        spent=spent,
     )
     if directory:
         directory.write_json("summary.json", summary.to_dict())

@@ -105,6 +105,7 @@ def summarise(
     engine: Engine,
     sha256: str,
     run_dir: str | None,
+    spent: dict[str, Any] | None = None,
 ) -> Summary:
     found = {name: _final_and_best(values, metrics.get(name)) for name, values in curves(rows)[1].items()}
     crossed = None
@@ -112,7 +113,7 @@ def summarise(
         crossed = rounds_to_target(*curve(rows, goal.metric), goal.target, bool(goal.higher_is_better))
     asked = [row["on_clients"] for row in rows if row.get("on_clients")]
     return Summary(
-        status=status_of(plan, rows, goal, ended),
+        status="budget spent" if spent else status_of(plan, rows, goal, ended),
         rounds=len(rows),
         metric=goal.metric,
         target=goal.target,
@@ -132,7 +133,7 @@ def summarise(
         plan=plan.digest,
         model_sha256=sha256,
         run_dir=run_dir,
-        privacy=rows[-1].get("ledger") if rows else None,
+        privacy=spent or (rows[-1].get("ledger") if rows else None),
         metrics=found,
         on_clients=asked[-1] if asked else None,
     )

@@ -6,23 +6,24 @@ from tiny import SIZES, tiny_plan
 
 import fedavg
 
-PRIVATE = ("clip:0.5", "weigh:equal", "noise:0.5:where=clients")
 PLANS = {
     "fedprox": {"algorithm": "fedprox:0.1"},
     "fedavgm": {"algorithm": "fedavgm:0.9"},
     "fedadam": {"algorithm": "fedadam:lr=0.05"},
     "fednova": {"algorithm": "fednova"},
     "scaffold": {"algorithm": "scaffold"},
+    "feddyn": {"algorithm": "feddyn:1"},
+    "momentum that clients keep": {"optimizer": "sgd:momentum=0.9:keep=true", "rounds": 5},
+    "adam, rates by round, no short batch": {"optimizer": "adam", "lr": "cosine:0.01:warmup=1", "drop_last": True},
     "fedbuff": {"algorithm": "fedbuff:3", "rounds": 6},
     "adaptive": {"algorithm": "adaptive:200", "C": 1.0, "E": 1},
     "sparse ternary": {"codec": "stc:0.1"},
     "both directions": {"codec": "stc:0.1", "downlink": "stc:0.1", "rounds": 8},
     "a downlink that is drawn": {"downlink": "quantise:4", "rounds": 4},
     "entropy of quantised": {"codec": "entropy:quantise:4"},
-    "adaptive clipping, noise": {"stages": ("clip:0.5:quantile=0.5", "weigh:equal", "noise:0.5")},
+    "adaptive clipping": {"stages": ("clip:0.5:quantile=0.5", "weigh:equal")},
     "secure aggregation": {"secagg": "complete:4:20"},
     "secure aggregation, scaffold": {"algorithm": "scaffold", "secagg": "complete:4:20"},
-    "secure aggregation, noise of the clients": {"secagg": "complete:4:1", "stages": PRIVATE},
 }
 
 

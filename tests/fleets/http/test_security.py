@@ -31,7 +31,7 @@ from fedavg.fleets.http.protocol import wire
 from fedavg.fleets.http.protocol.certs import client_context, make_certificates, server_context
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import Eligibility, Problem, UpdateAnswer, WorkOffer, dump
-from fedavg.fleets.http.server import app, listener
+from fedavg.fleets.http.server import app, bodies, downloads, listener, turns
 from fedavg.fleets.http.server.hub import Group, Guards, Hub
 from fedavg.fleets.http.server.rounds import Round, Rules
 from fedavg.fleets.http.server.store import ClientRow, Store
@@ -65,7 +65,7 @@ def collecting(tmp_path):
 
 def test_a_request_counts_once(served):
     peer = served.peer()
-    body = b'{"round":1,"attempt":0,"kind":"failed","reason":"bad-offer","detail":""}'
+    body = b'{"round":1,"attempt":0,"kind":"failed","reason":"bad-offer","blames":null,"detail":""}'
     once = request_bytes("POST", "/v1/report", body, peer.signer.headers("POST", "/v1/report", body))
     answers = []
     for _ in range(2):
@@ -78,7 +78,9 @@ def test_a_request_counts_once(served):
 @pytest.mark.parametrize("change", ["path", "method", "body", "client", "epoch", "counter", "key", "query"])
 def test_a_signature_is_good_for_one_request_of_one_client_only(served, change):
     peer, other = served.peer(), served.peer()
-    body = json.dumps({"round": 1, "attempt": 0, "kind": "failed", "reason": "bad-offer", "detail": ""}).encode()
+    body = json.dumps(
+        {"round": 1, "attempt": 0, "kind": "failed", "reason": "bad-offer", "blames": None, "detail": ""}
+    ).encode()
     method, path = "POST", "/v1/report"
     headers = peer.signer.headers(method, path, body)
     error = "bad-signature"
@@ -900,9 +902,9 @@ def test_the_document_names_tests_that_are_there_and_the_bounds_of_the_code():
         "listener.PIPELINED": listener.PIPELINED,
         "listener.IDLE_S": listener.IDLE_S,
         "listener.CONNECTIONS": listener.CONNECTIONS,
-        "app.PIECE_BYTES": app.PIECE_BYTES / 1024,
-        "app.MESSAGE_BYTES`, `app.BODY_S": app.MESSAGE_BYTES / 1024,
-        "app.UPLOAD_BYTES`, `app.TURN_S": app.UPLOAD_BYTES / 2**20,
+        "downloads.PIECE_BYTES": downloads.PIECE_BYTES / 1024,
+        "bodies.MESSAGE_BYTES`, `bodies.BODY_S": bodies.MESSAGE_BYTES / 1024,
+        "turns.UPLOAD_BYTES`, `turns.TURN_S": turns.UPLOAD_BYTES / 2**20,
     }
     for name, number in numbers.items():
         assert re.search(rf"\b{number:,.0f}\b", bounds[name]), name
