@@ -10,6 +10,12 @@ from fedavg import seeds
 from fedavg.types import Examples, FederatedData
 
 
+def held_out(sizes: np.ndarray, share: float) -> np.ndarray:
+    """How many of each client's examples are held out: the share, rounded, but never all."""
+    held: np.ndarray = np.minimum(np.floor(share * sizes + 0.5).astype(np.int64), np.maximum(sizes - 1, 0))
+    return held
+
+
 @final
 class HeldOut(FederatedData):
     """The same clients with what is left to train on; `held(k)` is what was taken out. Who loses what follows from the
@@ -27,9 +33,7 @@ class HeldOut(FederatedData):
     @cached_property
     def held_sizes(self) -> np.ndarray:
         """How many examples of each client are held out, shape (K,), int64."""
-        n = self._data.sizes
-        held: np.ndarray = np.minimum(np.floor(self._share * n + 0.5).astype(np.int64), np.maximum(n - 1, 0))
-        return held
+        return held_out(self._data.sizes, self._share)
 
     def client(self, k: int) -> Examples:
         return self._rows(k, slice(int(self.held_sizes[k]), None))

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedavg.client import Message, run_client
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.judge import check_judging, judged_sums, sums_frame
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.masked import MaskedRounds
 from fedavg.fleets.http.device.models import Models
@@ -35,6 +36,7 @@ from fedavg.fleets.http.protocol.messages import (
     Enrolled,
     EnrolRequest,
     Holding,
+    JudgeOffer,
     MaskAnswer,
     PollAnswer,
     PollRequest,
@@ -156,7 +158,7 @@ class Device:
             self._setup = self._resolve(identity)
             self._trainer = self._setup.new_trainer()
             self._models = Models(self._link, self._files, self._setup.downlink)
-            self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message)
+            self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message, self._found)
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
             while True:
                 answer = self._poll()
@@ -165,6 +167,8 @@ class Device:
                     return answer.round
                 if isinstance(answer, WorkOffer):
                     self._work(answer)
+                elif isinstance(answer, JudgeOffer):
+                    self._judge(answer)
                 elif isinstance(answer, MaskAnswer):
                     self._masking.step(answer)
                 elif isinstance(answer, WaitAnswer):
@@ -216,8 +220,10 @@ class Device:
             )
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
         mine = {"data": DeviceData(self._k, self._examples, sent.clients), "partition": None, "clients": None}
+        # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
+        self._sent, others = sent, {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
         with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return resolve(make_plan({**values, **own, **mine, "device": "cpu"}))
+            return resolve(make_plan({**values, **own, **mine, **others, "device": "cpu"}))
 
     # Rounds
 
@@ -260,6 +266,27 @@ class Device:
         except ServerRefused as refusal:
             self._refused(offer, refusal)
 
+    def _judge(self, offer: JudgeOffer) -> None:
+        """Judge the model as asked, or say why not. The update that is kept, if any, is not touched."""
+        try:
+            check_judging(self._sent, self._setup, self._k, offer)
+            if offer.session is not None:
+                self._masking.begin(offer)
+                return
+            frame = sums_frame(self._plan_digest, offer, self._found(offer))
+            self._send(offer, offer.upload_token, frame)
+        except ServerRefused as refusal:
+            log.warning("sums refused", extra={"round": offer.round, "reason": refusal.error})
+        except FedAvgError as error:
+            log.warning("not judged", extra={"round": offer.round, "detail": str(error)})
+            self._say_failed(offer, str(error))
+
+    def _found(self, offer: JudgeOffer) -> dict[str, float]:
+        """What the model of an offer comes to on what this device holds out."""
+        if offer.numbers != len(self._trainer.weights):
+            raise FleetError(f"the server offers {offer.numbers} numbers; the task has {len(self._trainer.weights)}")
+        return judged_sums(self._setup, self._trainer, self._k, self._checked(self._models.whole(offer)))
+
     def _train(self, offer: WorkOffer) -> None:
         assert self._pending
         self._files.write("update.frame", self._frame(offer, self._message(offer)))
@@ -296,26 +323,31 @@ class Device:
         expected = len(self._trainer.weights) * self._setup.algorithm.vectors_down
         if offer.numbers != expected:
             raise FleetError(f"the server offers a model of {offer.numbers} numbers; the task here has {expected}")
-        data = self._models.fetch(offer)
-        shared = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
-        if not bool(torch.isfinite(shared).all()):
+        return self._checked(self._models.fetch(offer))
+
+    def _checked(self, data: bytes) -> Tensor:
+        """The numbers of a model that came."""
+        numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
+        if not bool(torch.isfinite(numbers).all()):
             raise FleetError("the model that came holds NaN or infinity")
-        return shared
+        return numbers
 
     def _upload(self) -> None:
         pending = self._pending
         assert pending
-        frame = self._files.read("update.frame")
-        path = f"/v1/rounds/{pending.round}/{pending.attempt}"
-        if pending.token is None:
-            body = self._link.upload(f"{path}/update", frame)
-        else:
-            body = self._link.upload_anonymously(f"{path}/anonymous", frame, pending.token)
-        answer = parse(UpdateAnswer, body, MAX_MESSAGE)
+        answer = self._send(pending, pending.token, self._files.read("update.frame"))
         if answer.accepted:
             self._note(replace(pending, accepted=True))
             sent = {"round": pending.round, "attempt": pending.attempt}
             log.info("accepted", extra={**sent, "duplicate": answer.duplicate})
+
+    def _send(self, to: "Pending | JudgeOffer", token: str | None, frame: bytes) -> UpdateAnswer:
+        path = f"/v1/rounds/{to.round}/{to.attempt}"
+        if token is None:
+            body = self._link.upload(f"{path}/update", frame)
+        else:
+            body = self._link.upload_anonymously(f"{path}/anonymous", frame, token)
+        return parse(UpdateAnswer, body, MAX_MESSAGE)
 
     def _refused(self, offer: WorkOffer, refusal: ServerRefused) -> None:
         """An update that is not wanted now may be asked for by a server that was just restarted; a bad one never is."""
@@ -324,8 +356,14 @@ class Device:
             self._drop_pending(keep_state=False)
             self._say_failed(offer, str(refusal))
 
-    def _say_failed(self, offer: WorkOffer, detail: str) -> None:
-        report = ReportRequest(round=offer.round, attempt=offer.attempt, kind="failed", detail=printable(detail, 500))
+    def _say_failed(self, offer: WorkOffer | JudgeOffer, detail: str) -> None:
+        report = ReportRequest(
+            round=offer.round,
+            attempt=offer.attempt,
+            kind="failed",
+            reason="training-failed",
+            detail=printable(detail, 500),
+        )
         try:
             self._link.ask(UpdateAnswer, "/v1/report", report)
         except ServerRefused as refusal:

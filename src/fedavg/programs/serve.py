@@ -119,7 +119,7 @@ def _resolve(plan: Plan, rules: Rules, hub: Hub) -> Setup:
         raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
     if local.secagg:
         local.secagg.check(rules.invited(local.cohort_size))
-    return replace(local, data=RemoteData(hub, local.data, local.plan.clients))
+    return replace(local, data=RemoteData(hub, local.data, local.plan.clients, local.plan.holdout))
 
 
 def _check_plan(plan: Plan) -> None:
@@ -130,8 +130,6 @@ def _check_plan(plan: Plan) -> None:
         )
     if plan.sampling == "poisson":
         raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
-    if "clients" in plan.evaluate:
-        raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 

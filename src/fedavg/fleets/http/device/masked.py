@@ -6,9 +6,9 @@ server's word.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,9 @@ from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.protocol.messages import (
+    JudgeOffer,
     MaskAnswer,
+    PollAnswer,
     ReportRequest,
     UpdateAnswer,
     WorkOffer,
@@ -26,6 +28,7 @@ from fedavg.fleets.http.protocol.messages import (
     parse,
     printable,
 )
+from fedavg.metrics.spread import names_of_sums
 from fedavg.setup import Setup
 
 if TYPE_CHECKING:
@@ -35,16 +38,26 @@ log = logging.getLogger("fedavg.device")
 
 _OFFER, _SESSION = "offer.json", "session.json"
 
+Offer = WorkOffer | JudgeOffer
+
 
 class MaskedRounds:
-    """The session that this device is in, if any. `train` gives the update of an offer, the same each time."""
+    """The session that this device is in, if any. `train` gives the update of an offer, the same each time, and
+    `judge` the sums of an evaluation."""
 
     def __init__(
-        self, setup: Setup, k: int, link: Link, files: DeviceFiles, train: Callable[[WorkOffer], Message]
+        self,
+        setup: Setup,
+        k: int,
+        link: Link,
+        files: DeviceFiles,
+        train: Callable[[WorkOffer], Message],
+        judge: Callable[[JudgeOffer], dict[str, float]],
     ) -> None:
         self._setup, self._k, self._link, self._files, self._train = setup, k, link, files, train
+        self._judge = judge
 
-    def begin(self, offer: WorkOffer) -> None:
+    def begin(self, offer: Offer) -> None:
         """Take part in the session of an offer: send the first message."""
         from fedavg.secagg import ClientSession
 
@@ -77,12 +90,16 @@ class MaskedRounds:
             yield
         except FedAvgError as error:
             log.warning("left the session", extra={"round": round, "detail": str(error)})
-            report = ReportRequest(round=round, attempt=attempt, kind="failed", detail=printable(str(error), 500))
+            report = ReportRequest(
+                round=round, attempt=attempt, kind="failed", reason="session-left", detail=printable(str(error), 500)
+            )
             with suppress(ServerRefused):
                 self._link.ask(UpdateAnswer, "/v1/report", report)
 
-    def _ring(self, offer: WorkOffer, session: "ClientSession") -> np.ndarray:
+    def _ring(self, offer: Offer, session: "ClientSession") -> np.ndarray:
         encoding = session.terms.encoding
+        if isinstance(offer, JudgeOffer):
+            return encoding.encode(np.empty(0), 1.0, self._judge(offer)).ring
         message = self._train(offer)
         vector = self._setup.codec.decode(message.frame, encoding.dimension)
         encoded = encoding.encode(vector.numpy(), message.weight, message.metrics)
@@ -90,15 +107,20 @@ class MaskedRounds:
             log.warning("clipped", extra={"round": offer.round, "numbers": encoded.saturated})
         return encoded.ring
 
-    def _terms(self, offer: WorkOffer) -> "Terms":
+    def _terms(self, offer: Offer) -> "Terms":
         assert self._setup.secagg
         self._setup.secagg.check(offer.invited)  # the server's word: with another number, noise could be lost
         numbers = self._setup.update_size(offer.numbers // self._setup.algorithm.vectors_down)
+        metrics: Iterable[str] = self._setup.metrics
+        if isinstance(offer, JudgeOffer):  # sums alone: there is no vector
+            numbers, metrics = 0, names_of_sums(self._setup.task.judged_by)
         session = bytes.fromhex(offer.session or "")
-        return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, self._setup.metrics)
+        return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, metrics)
 
-    def _offer(self) -> WorkOffer:
-        return parse(WorkOffer, self._files.read(_OFFER), 1 << 16)
+    def _offer(self) -> Offer:
+        offer = parse(PollAnswer, self._files.read(_OFFER), 1 << 16)
+        assert isinstance(offer, WorkOffer | JudgeOffer)
+        return offer
 
     def _session(self) -> "ClientSession":
         from fedavg.secagg import ClientSession
@@ -106,11 +128,12 @@ class MaskedRounds:
         return ClientSession.from_bytes(self._files.read(_SESSION))
 
 
-def _bare(offer: WorkOffer) -> WorkOffer:
+def _bare(offer: Offer) -> Offer:
     """The offer without what changes from poll to poll."""
-    values = {name: value for name, value in asdict(offer).items() if name != "type"}
-    return WorkOffer(**values | {"deadline_s": 0.0, "counted": None})
+    if isinstance(offer, JudgeOffer):
+        return replace(offer, deadline_s=0.0)
+    return replace(offer, deadline_s=0.0, counted=None)
 
 
-def _path(offer: WorkOffer) -> str:
+def _path(offer: Offer) -> str:
     return f"/v1/rounds/{offer.round}/{offer.attempt}/session"

@@ -19,11 +19,12 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.cohort import sample_cohort
 from fedavg.engine.trainer import Engine, Trainer
-from fedavg.errors import DiskError, FedAvgError, PlanError
+from fedavg.errors import DiskError, FedAvgError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
+from fedavg.fleets.http.server.judging import Judging
 from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import Evaluated, Worker, add_up, eval_jobs
@@ -237,8 +238,10 @@ class HttpFleet(Fleet):
         pieces = [result for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
-    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
-        raise PlanError("evaluate: got 'clients' in a fleet of devices; expected 'server'")
+    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
+        found = Judging(self._setup, self._hub, self._rules).judged(weights, round, self._attempt)
+        self._check_stop()
+        return found
 
     def retried(self, call: Callable[[], T]) -> T:
         """A call that writes; while the database is away or there is no space, say so, and try until it works."""

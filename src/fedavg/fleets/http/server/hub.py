@@ -9,7 +9,8 @@ updates until the round is committed, are asked again.
 
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from threading import Condition, Lock
@@ -20,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedavg.data.holdout import held_out
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.changes import Changes
-from fedavg.fleets.http.protocol.messages import DoneAnswer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
+from fedavg.fleets.http.protocol.messages import DoneAnswer, JudgeOffer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
 from fedavg.fleets.http.server.conduct import Conduct
 from fedavg.fleets.http.server.rounds import Phase, Round, Verdict
@@ -60,7 +62,7 @@ class Group:
     """Clients of a round that start from the same model: what they are offered, and what is expected of them."""
 
     clients: frozenset[int]
-    offer: WorkOffer
+    offer: WorkOffer | JudgeOffer
     expected: Expected
     #: From a checked vector and its weight to the update that counts.
     arrived: Callable[[Tensor, float], Update]
@@ -235,6 +237,17 @@ class Hub:
             self._given: set[int] = set()
             self._round = round
         self.wake(round.invited)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Collect something else meanwhile; afterwards the round before is as it was."""
+        with self._changed:
+            before = self._round, self._secure, self._collected, self._of_client, self._given
+        try:
+            yield
+        finally:
+            with self._adding, self._changed:
+                self._round, self._secure, self._collected, self._of_client, self._given = before
 
     def collect(self) -> Phase:
         """Wait until the round under way is full, over or abandoned, or the server is to stop."""
@@ -451,7 +464,7 @@ class Hub:
                 return Verdict.WRONG_ROUND
             _add(collected.sum, update)
             with self._changed:
-                collected.received.append(Received(update.weight, decoded.metrics, len(frame)))
+                collected.received.append(Received(update.weight, {**decoded.metrics, **update.metrics}, len(frame)))
                 self._accept(source)
             return verdict
 
@@ -534,9 +547,9 @@ def _add(total: ExactSum, update: Update) -> None:
 class RemoteData(FederatedData):
     """The clients that are there now. Their examples are theirs: only n_k is known, and the server's own test set."""
 
-    def __init__(self, hub: Hub, test: FederatedData, clients: int | None) -> None:
+    def __init__(self, hub: Hub, test: FederatedData, clients: int | None, holdout: float = 0.0) -> None:
         self.name, self._fingerprint, self._test = test.name, test.fingerprint, test.test
-        self._hub, self._clients = hub, clients
+        self._hub, self._clients, self._holdout = hub, clients, holdout
 
     @property
     def sizes(self) -> np.ndarray:
@@ -545,6 +558,10 @@ class RemoteData(FederatedData):
             return sizes
         # K is the plan's: a number beyond it, enrolled before there was a check, never makes cohorts larger.
         return np.pad(sizes[: self._clients], (0, max(0, self._clients - len(sizes))))
+
+    @property
+    def held_sizes(self) -> np.ndarray:
+        return held_out(self.sizes, self._holdout)
 
     def client(self, k: int) -> Examples:
         raise AssertionError("the data of a remote client never leaves it")

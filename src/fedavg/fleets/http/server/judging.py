@@ -1,0 +1,131 @@
+"""Evaluation over the network: devices judge a model on what they hold out, and send sums only.
+
+It is collected like the updates of a round, under an attempt number of its own, while the round that was trained waits
+to be committed. Whoever does not answer in time is left out; an evaluation that too few answer is left out as a whole.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from secrets import token_bytes
+from time import monotonic
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg.codecs import make_codec
+from fedavg.fleets.http.protocol import sums
+from fedavg.fleets.http.protocol.messages import JudgeOffer
+from fedavg.fleets.http.protocol.wire import Expected
+from fedavg.fleets.http.server.hub import Group, Hub
+from fedavg.fleets.http.server.rounds import Phase, Round, Rules
+from fedavg.fleets.worker import Evaluated, judged_by_clients, judged_together, judges, unclipped
+from fedavg.metrics.spread import OnClients, names_of_sums
+from fedavg.setup import Setup
+from fedavg.types import Part, Update
+
+log = logging.getLogger("fedavg.fleet")
+
+#: Attempts at an evaluation are numbered from here on, so that nobody takes an answer for an update.
+JUDGING: Final = 1 << 30
+#: A session of secure aggregation has so many phases, each with its part of the deadline.
+SECURE_PHASES: Final = 4
+
+
+class Judging:
+    """Asks the devices that are there, as many as the plan says."""
+
+    def __init__(self, setup: Setup, hub: Hub, rules: Rules) -> None:
+        self._setup, self._hub, self._rules = setup, hub, rules
+        self._metrics = setup.task.judged_by
+        self._names = names_of_sums(self._metrics)
+
+    def judged(self, weights: Tensor, round: int, attempt: int) -> OnClients | None:
+        """What devices find; None if too few answer."""
+        clients = judges(self._setup, round, np.flatnonzero(self._setup.data.held_sizes))
+        if not clients:
+            log.warning("not judged", extra={"round": round, "reason": "no client that holds examples out is there"})
+            return None
+        (model,) = self._hub.publish([Part(clients, weights)])
+        opened = self._round(clients, round, JUDGING + attempt, model)
+        group = Group(frozenset(clients), self._offer(opened, len(weights)), self._expected(opened), self._arrived)
+        down = 4 * len(weights) * len(clients)
+        with self._hub.aside():
+            found = self._masked(opened, group, down) if self._setup.secagg else self._collected(opened, group, down)
+        if isinstance(found, OnClients):
+            log.info("judged", extra={"round": round, "clients": found.clients})
+            return found
+        log.warning("not judged", extra={"round": round, "reason": found})
+        return None
+
+    def _collected(self, opened: Round, group: Group, down: int) -> OnClients | str:
+        self._hub.open(opened, [group])
+        if self._hub.collect() is not Phase.COMMITTING:
+            return self._hub.abandoned_because()
+        ((_, received),) = self._hub.totals()
+        pieces = [Evaluated(self._by_metric(each.metrics)) for each in received]
+        return judged_by_clients(self._metrics, pieces, sum(each.bytes_up for each in received), down)
+
+    def _masked(self, opened: Round, group: Group, down: int) -> OnClients | str:
+        """Nothing but the sum over all devices is ever seen here."""
+        from fedavg.fleets.http.server.secure import SecureRound
+        from fedavg.secagg import SecAggError, ServerSession
+
+        masking, invited = self._setup.secagg, opened.invited
+        assert masking
+        try:
+            terms = masking.terms(token_bytes(16), opened.round, opened.model, len(invited), 0, self._names)
+            secure = SecureRound(ServerSession(terms, invited), self._rules.deadline_s / SECURE_PHASES)
+            self._hub.open(opened, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
+            aggregate = self._hub.aggregate()
+        except SecAggError as error:
+            return f"secure aggregation: {error}"
+        if aggregate is None:
+            return self._hub.abandoned_because()
+        decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        up, more = self._hub.session_bytes()
+        return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down + more)
+
+    def _round(self, clients: Sequence[int], round: int, attempt: int, model: str) -> Round:
+        goal = len(clients)
+        deadline = monotonic() + self._rules.deadline_s
+        return Round(round, attempt, model, frozenset(clients), goal, self._rules.minimum(goal), deadline)
+
+    def _offer(self, opened: Round, numbers: int) -> JudgeOffer:
+        return JudgeOffer(
+            round=opened.round,
+            attempt=opened.attempt,
+            model=opened.model,
+            numbers=numbers,
+            deadline_s=self._rules.deadline_s,
+            upload_token=None,
+            session=None,
+            invited=len(opened.invited),
+        )
+
+    def _expected(self, opened: Round) -> Expected:
+        """Sums alone: they count once each, and no norm bounds them."""
+        return Expected(
+            plan=self._setup.plan.digest,
+            round=opened.round,
+            attempt=opened.attempt,
+            model=opened.model,
+            codec=make_codec("float32"),
+            numbers=sums.PARTS * len(self._names),
+            max_weight=1.0,
+            max_norm=None,
+            metrics=frozenset(),
+        )
+
+    def _arrived(self, vector: Tensor, weight: float) -> Update:
+        """The sums by name; there is no vector to add up."""
+        return Update(
+            torch.zeros_like(vector), weight, dict(zip(self._names, sums.joined(vector).tolist(), strict=True))
+        )
+
+    def _by_metric(self, named: Mapping[str, float]) -> dict[str, list[float]]:
+        return {
+            name: [named[f"{name}.{place}"] for place in range(metric.size)] for name, metric in self._metrics.items()
+        }
