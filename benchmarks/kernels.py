@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg import native
+from fedavg import native, trees
 from fedavg.engine.convolution import FastConvolutions
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.trainer import Trainer
@@ -25,9 +26,9 @@ from fedavg.tasks import TASKS
 from fedavg.types import Examples
 from race import Run, race
 
-#: Channels before and after, and the side of the planes, of each model's second convolution; the shape of its images.
+#: Channels before and after, and the side of the planes, of each model's second convolution.
 LAYERS = {"mnist-cnn": (32, 64, 14), "cifar-cnn": (64, 64, 12)}
-IMAGES = {"mnist-cnn": (1, 28, 28), "cifar-cnn": (3, 24, 24)}
+#: The shape of its raw images.
 RAW = {"mnist-cnn": (28, 28), "cifar-cnn": (3, 32, 32)}
 aten = torch.ops.aten
 
@@ -121,26 +122,28 @@ def first_layer(batch: int) -> Iterator[Contest]:
 
 
 def step(model: str, batch: int) -> Contest:
-    x = torch.rand(batch, *IMAGES[model]).to(memory_format=torch.channels_last)
-    y = torch.randint(0, 10, (batch,))
-    slow, fast = trainers(model, x, y)
-    return "training step", lambda: slow.sgd_epoch(x, y, batch, 0.0), lambda: fast.sgd_epoch(x, y, batch, 0.0)
+    examples = Examples(torch.randint(0, 256, (batch, *RAW[model]), dtype=torch.uint8), torch.randint(0, 10, (batch,)))
+    slow, fast = trainers(model, examples)
+    return "training step", lambda: one_step(slow, examples), lambda: one_step(fast, examples)
+
+
+def one_step(trainer: Trainer, examples: Examples) -> None:
+    trainer.epoch(examples, len(examples), trainer.steps(0.0), np.random.default_rng(0))
 
 
 def evaluation(model: str) -> Contest:
-    x = torch.rand(10, *IMAGES[model]).to(memory_format=torch.channels_last)
-    slow, fast = trainers(model, x, torch.randint(0, 10, (10,)))
     test = Examples(torch.randint(0, 256, (1000, *RAW[model]), dtype=torch.uint8), torch.randint(0, 10, (1000,)))
+    slow, fast = trainers(model, trees.take(test, slice(10)))
     return "evaluation", lambda: slow.evaluate(test), lambda: fast.evaluate(test)
 
 
-def trainers(model: str, x: Tensor, y: Tensor) -> tuple[Trainer, Trainer]:
+def trainers(model: str, examples: Examples) -> tuple[Trainer, Trainer]:
     """One that has PyTorch's convolutions, and one that has ours."""
     slow, fast = Trainer(TASKS[model], 0), Trainer(TASKS[model], 0)
     with no_compiler():
-        slow.choose_engine("graph", x, y)
+        slow.choose_engine("graph", examples)
         slow._kernels = nullcontext()
-    fast.choose_engine("graph", x, y)
+    fast.choose_engine("graph", examples)
     assert (slow.engine.name, "native convolution" in fast.engine.name) == ("graph", True), "needs a C compiler"
     return slow, fast
 

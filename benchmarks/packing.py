@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedavg import trees
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.trainer import Trainer
 from fedavg.plan import make_plan
-from fedavg.setup import resolve
+from fedavg.setup import resolve_data
 from fedavg.tasks.shakespeare import SHAKESPEARE_LSTM
 from fedavg.types import Examples
 from race import race
@@ -32,7 +33,7 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     clients = five_clients()
-    padded, packed = (trainer(pack, clients[0]) for pack in (None, SHAKESPEARE_LSTM.pack))
+    padded, packed = (trainer(pack, clients[0]) for pack in (None, SHAKESPEARE_LSTM.collate))
     rows: list[dict[str, object]] = []
     for batch in (10, 50):
         slow, fast = (partial(epoch, trainer, clients, batch) for trainer in (padded, packed))
@@ -51,20 +52,20 @@ def main() -> None:
 
 def five_clients() -> list[Examples]:
     """Of middling size, evenly spread: the 200th, 260th ... largest of the 1144."""
-    data = resolve(make_plan({"task": "shakespeare-lstm", "data": "shakespeare", "lr": 1.0, "rounds": 1})).data
+    data = resolve_data(make_plan({"task": "shakespeare-lstm", "data": "shakespeare", "lr": 1.0, "rounds": 1}))
     by_size = np.argsort(-np.asarray(data.sizes), kind="stable")
     return [data.client(int(k)) for k in by_size[200:500:60]]
 
 
 def trainer(pack: object, examples: Examples) -> Trainer:
-    made = Trainer(replace(SHAKESPEARE_LSTM, pack=pack), seed=0)  # type: ignore[arg-type]
-    made.choose_engine("graph", examples.x[:3], examples.y[:3])
+    made = Trainer(replace(SHAKESPEARE_LSTM, collate=pack), seed=0)  # type: ignore[arg-type]
+    made.choose_engine("graph", trees.take(examples, slice(3)))
     return made
 
 
 def epoch(trainer: Trainer, clients: list[Examples], batch: int) -> None:
     for examples in clients:
-        trainer.sgd_epoch(examples.x, examples.y, batch, 0.0)
+        trainer.epoch(examples, batch, trainer.steps(0.0), np.random.default_rng(0))
 
 
 def evaluate(trainer: Trainer, clients: list[Examples]) -> None:

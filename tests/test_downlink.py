@@ -11,7 +11,7 @@ from fedavg.algorithms.fedavg import FedAvg
 from fedavg.codecs import make_codec
 from fedavg.downlink import FRAMES, LENGTHS, RESIDUAL, SEEN, Downlink
 from fedavg.errors import PlanError
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 from toys import toy_plan
 
 P = 195  # of the toy's model
@@ -88,7 +88,7 @@ def test_every_part_keeps_its_own_whatever_the_others_hand_on():
 
 def test_float32_sends_the_whole_model_and_changes_nothing():
     plain = rounds()
-    assert resolve(toy_plan()).downlink is None
+    assert simulation(toy_plan())[0].downlink is None
     assert all(event.bytes_down == 4 * P * event.clients for event in plain)
     assert plain[-1].state.slots == plain[-1].state.others == {}
 
@@ -121,8 +121,8 @@ def test_an_algorithm_that_shares_more_than_weights_is_refused(monkeypatch):
 
     monkeypatch.setitem(ALGORITHMS, "two", TwoVectors)
     with pytest.raises(PlanError, match="'stc:0.1' with algorithm 'two', which shares 2 vectors"):
-        resolve(toy_plan(algorithm="two", downlink="stc:0.1"))
-    assert resolve(toy_plan(algorithm="two")).downlink is None
+        simulation(toy_plan(algorithm="two", downlink="stc:0.1"))
+    assert simulation(toy_plan(algorithm="two"))[0].downlink is None
 
 
 def test_a_bad_codec_is_refused():

@@ -65,9 +65,9 @@ def test_what_clients_find_does_not_depend_on_the_number_of_workers():
 
 def test_the_clients_that_judge_are_drawn_by_the_seed_anew_each_time():
     from fedavg.fleets.worker import judges
-    from fedavg.setup import resolve
+    from fedavg.setup import simulation
 
-    setup = resolve(toy_plan(evaluate="clients", holdout=0.3, eval_clients=2))
+    setup, _ = simulation(toy_plan(evaluate="clients", holdout=0.3, eval_clients=2))
     able = np.arange(40)
     drawn = [judges(setup, round, able) for round in range(1, 6)]
     assert drawn == [judges(setup, round, able) for round in range(1, 6)]
@@ -99,8 +99,8 @@ def test_masked_sums_are_those_of_the_same_weights(tmp_path):
 
     found = []
     for secagg in ("none", "complete:8:100"):
-        fleet = LocalFleet(resolve(toy_plan(evaluate="clients", holdout=0.3, secagg=secagg)), 1)
-        weights = fleet.start()
+        plan, fleet = toy_plan(evaluate="clients", holdout=0.3, secagg=secagg, workers=1), LocalFleet()
+        weights = fleet.start(resolve(plan, fleet.open(plan), fleet.test))
         found.append(fleet.evaluate_on_clients(weights, 1))
         fleet.close()
     assert found[1].metrics == pytest.approx(found[0].metrics, rel=1e-8)
@@ -154,7 +154,7 @@ def test_without_a_test_set_clients_judge_if_they_hold_something_out():
 
 
 def test_asking_the_server_without_a_test_set_is_refused():
-    with pytest.raises(PlanError, match="evaluate: got 'server', but 'no test' has no test set"):
+    with pytest.raises(PlanError, match="evaluate: got 'server', but the data has no test set"):
         rounds(toy_plan(data=without_test(toy_data()), evaluate="server"))
 
 
@@ -175,7 +175,7 @@ def test_nan_in_the_test_set_is_told_before_round_1():
     x = data.test.x.clone()
     x[7, 3] = float("nan")
     spoilt = toy_plan(data=replace_test(data, Examples(x, data.test.y)))
-    with pytest.raises(DataError, match="the test set of 'blobs': x holds NaN or infinity, first in row 7"):
+    with pytest.raises(DataError, match="the test set: x holds NaN or infinity, first in row 7"):
         next(iter(fedavg.train(spoilt)))
 
 

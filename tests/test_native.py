@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def machine(tmp_path, monkeypatch):
 def one(folder):
     """What the source says, as a new process would find it."""
     native.library.cache_clear()
+    native._say.cache_clear()
     built = native.library(folder / "one.c")
     assert built is not None
     return built.one()
@@ -67,7 +69,7 @@ def kept(folder):
 def test_a_build_is_kept_for_the_next_process(machine, tmp_path):
     assert one(tmp_path) == one(tmp_path) == 1
     assert machine.read_text() == "built\n"
-    assert [path.suffix for path in kept(tmp_path)] == [".so"]
+    assert [path.suffix for path in kept(tmp_path)] == [".kernel"]
 
 
 @needs_compiler
@@ -79,27 +81,71 @@ def test_what_a_source_includes_counts(machine, tmp_path):
 
 
 @needs_compiler
-def test_a_build_that_was_cut_off_is_made_again(machine, tmp_path):
-    (tmp_path / "cache" / "fedavg" / "kernels").mkdir(parents=True, mode=0o700)
-    native.library.cache_clear()
-    place = (
-        tmp_path / "cache" / "fedavg" / "kernels" / f"one-{native._digest(tmp_path / 'one.c', [os.environ['CC']])}.so"
-    )
-    place.write_bytes(b"")
+@pytest.mark.parametrize("damage", ["cut off", "flipped"])
+def test_a_build_that_was_damaged_is_made_again(machine, tmp_path, damage, caplog):
     assert one(tmp_path) == 1
-    assert place.stat().st_size > 0
-    assert machine.read_text() == "built\n"
+    (place,) = kept(tmp_path)
+    whole = place.read_bytes()
+    place.write_bytes(whole[:500] if damage == "cut off" else whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    assert one(tmp_path) == 1
+    assert place.read_bytes() == whole
+    assert machine.read_text() == "built\nbuilt\n"
+    assert f"{place} is damaged: it is built again" in caplog.text
 
 
 @needs_compiler
 @pytest.mark.skipif(os.name != "posix", reason="needs the modes of POSIX")
-def test_a_folder_that_others_can_write_to_is_not_trusted(machine, tmp_path):
+@pytest.mark.parametrize("part", ["cache/fedavg/kernels", "cache/fedavg", "cache"])
+def test_a_way_that_others_can_change_is_not_trusted(machine, tmp_path, part, caplog):
+    """Who can write to any folder on the way can put another in the place of the last."""
     folder = tmp_path / "cache" / "fedavg" / "kernels"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
+    folder.mkdir(parents=True, mode=0o700)
+    (tmp_path / part).chmod(0o777)
     assert one(tmp_path) == one(tmp_path) == 1
     assert machine.read_text() == "built\nbuilt\n"
     assert not kept(tmp_path)
+    assert f"built by each process: others can change {tmp_path / part}" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name != "posix", reason="needs links and the modes of POSIX")
+def test_a_link_does_not_hide_the_way(machine, tmp_path):
+    elsewhere = tmp_path / "open to all"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+    (elsewhere / "cache").mkdir(mode=0o700)
+    (tmp_path / "cache").symlink_to(elsewhere / "cache")
+    assert one(tmp_path) == 1
+    assert not kept(tmp_path)
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name != "posix", reason="needs the modes of POSIX")
+def test_where_no_folder_is_safe_there_are_no_kernels(machine, tmp_path, monkeypatch, caplog):
+    everybody = tmp_path / "everybody"
+    everybody.mkdir()
+    everybody.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(everybody))
+    monkeypatch.setattr(tempfile, "tempdir", str(everybody))
+    native.library.cache_clear()
+    assert native.library(tmp_path / "one.c") is None
+    assert f"one.c is not used: others can change {everybody}; PyTorch's own operators" in caplog.text
+
+
+@needs_compiler
+def test_what_is_loaded_is_what_was_checked(machine, tmp_path, monkeypatch):
+    """Somebody swaps the kept file between the look at it and its loading: the swap has no effect."""
+    assert one(tmp_path) == 1
+    (place,) = kept(tmp_path)
+    look = native._kept
+
+    def swapped(path):
+        found = look(path)
+        place.write_bytes(b"something else")
+        return found
+
+    monkeypatch.setattr(native, "_kept", swapped)
+    assert one(tmp_path) == 1
 
 
 @needs_compiler

@@ -5,7 +5,7 @@ import torch
 from fedavg import Round, Start, Task, train
 from fedavg.cohort import sample_cohort
 from fedavg.errors import DataError, Diverged, PlanError
-from fedavg.setup import resolve
+from fedavg.setup import population_of
 from toys import SIZES, TOY, toy_data, toy_plan
 
 
@@ -16,16 +16,18 @@ def rounds_of(plan):
 @pytest.mark.parametrize(("C", "size"), [(0, 1), (0.1, 1), (0.5, 3), (0.9, 5), (1, 5)])
 def test_the_cohort_has_max_of_CK_and_1_clients_that_have_data(C, size):
     """Six clients, one of them without data."""
-    setup = resolve(toy_plan(C=C))
+    plan = toy_plan(C=C)
+    clients = population_of(plan.data)
     for round in range(1, 30):
-        cohort = sample_cohort(setup, round)
+        cohort = sample_cohort(plan, clients, round)
         assert len(cohort) == len(set(cohort)) == size
         assert all(SIZES[k] > 0 for k in cohort)
 
 
 def test_every_client_with_data_has_its_turn():
-    setup = resolve(toy_plan(C=0))
-    counts = np.bincount([sample_cohort(setup, round)[0] for round in range(1, 1001)], minlength=6)
+    plan = toy_plan(C=0)
+    clients = population_of(plan.data)
+    counts = np.bincount([sample_cohort(plan, clients, round)[0] for round in range(1, 1001)], minlength=6)
     assert counts[2] == 0
     assert (counts[[0, 1, 3, 4, 5]] > 150).all()
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg import ArrayData, Examples, Plan, Task
+from fedavg.engine.trainer import Trainer
 
 SIZES = (7, 12, 0, 5, 20, 9)
 
@@ -27,6 +28,11 @@ def toy_data(sizes: tuple[int, ...] = SIZES) -> ArrayData:
     x, y = blobs(sum(sizes), seed=1)
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     return ArrayData("blobs", x, y, parts, Examples(*blobs(60, seed=2)))
+
+
+def epoch(trainer: Trainer, examples: Examples, batch: int, lr: float) -> Tensor:
+    """One local epoch of the trainer's optimiser, from a fresh start, over the examples in order."""
+    return trainer.epoch(examples, batch, trainer.steps(lr), np.random.default_rng(0))
 
 
 def small_net() -> nn.Module:

@@ -22,9 +22,9 @@ from study import Row, Study, study_options
 from torch import Tensor, nn
 
 from fedavg import LocalFleet, Plan, Round, Task, train
+from fedavg.cohort import eligible
 from fedavg.errors import Diverged
 from fedavg.runlog.curves import rounds_to_target
-from fedavg.setup import resolve
 from fedavg.tasks.mnist import cnn, image
 from fedavg.types import Cohort
 
@@ -65,7 +65,7 @@ class InTurns(LocalFleet):
     """All clients take their turns, in a new order each time, before one comes again."""
 
     def draw(self, round: int) -> Cohort:
-        clients = self._setup.eligible
+        clients = eligible(self._population)
         time, place = divmod(round - 1, len(clients))
         order = np.random.default_rng((self._setup.plan.seed, time)).permutation(clients)
         return Cohort([int(order[place])], len(clients))
@@ -97,8 +97,7 @@ def trained(variant: str, lr: float, seed: int, rounds: int) -> Row:
         task=task, data="mnist", partition="iid", C=0, E=5, B=10, lr=lr, rounds=rounds, target=TARGET, seed=seed,
         workers=1,
     )  # fmt: skip
-    setup = resolve(plan)
-    events = train(setup, fleet(setup, plan.workers))
+    events = train(plan, fleet())
     accuracy: list[float] = []
     with suppress(Diverged):
         accuracy.extend(event.test["accuracy"] for event in events if isinstance(event, Round) and event.test)

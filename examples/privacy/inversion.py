@@ -19,7 +19,7 @@ from torch import Tensor
 from fedavg import ArrayData, Examples, Plan, load
 from fedavg.client import run_client
 from fedavg.engine.model import Model
-from fedavg.setup import Setup, resolve
+from fedavg.setup import Setup, population_of, resolve
 from fedavg.sums import ExactSum, to_float
 
 #: What the server sees of client 0, by name: the stages of the plan.
@@ -42,18 +42,19 @@ def one_image_each(count: int) -> ArrayData:
     return ArrayData("one image each", x, y, [np.array([k]) for k in range(count)], Examples(x[:2], y[:2]))
 
 
-def plan_of(data: ArrayData, stages: tuple[str, ...]) -> Setup:
-    return resolve(Plan(task="mnist-2nn", data=data, algorithm="fedsgd", E=1, B="inf", C=1.0, stages=stages))
+def setup_of(data: ArrayData, stages: tuple[str, ...]) -> Setup:
+    plan = Plan(task="mnist-2nn", data=data, algorithm="fedsgd", E=1, B="inf", C=1.0, stages=stages)
+    return resolve(plan, population_of(data), None)
 
 
-def seen_by_the_server(setup: Setup, clients: list[int]) -> Tensor:
+def seen_by_the_server(setup: Setup, data: ArrayData, clients: list[int]) -> Tensor:
     """The sum over clients that the real client path sends and the real server side adds up and passes on."""
     torch.set_num_threads(1)  # for products this small, threads only wait for each other
-    trainer = setup.new_trainer()
+    trainer = setup.new_trainer(data.client(0))
     weights = trainer.weights.clone()
     ring = ExactSum(torch.zeros(len(weights), dtype=torch.int64))
     for k in clients:
-        message = run_client(setup, trainer, k, setup.plan.work(1), weights, None)
+        message = run_client(setup, trainer, k, data.client(k), setup.plan.work(1), weights, None)
         ring.add(setup.codec.decode(message.frame, len(weights)), message.weight)
     return to_float(torch.from_numpy(ring._ring))
 
@@ -81,13 +82,13 @@ def attack(cohort: int = 100) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Similarity and reconstruction of client 0's image for everything that a server might see."""
     data = one_image_each(cohort)
     original = data.client(0).x[0].double().flatten() / 255
-    plain = plan_of(data, ())
+    plain = setup_of(data, ())
     model = Model(plain.task, plain.plan.seed)
     everyone = list(range(cohort))
-    protected = plan_of(data, ("clip:0.5", "weigh:equal", "noise:1.0:where=clients"))
-    views = {name: seen_by_the_server(plan_of(data, stages), [0]) for name, stages in VIEWS.items()}
-    views[SUM] = seen_by_the_server(plain, everyone)
-    views[NOISED_SUM] = seen_by_the_server(protected, everyone)
+    protected = setup_of(data, ("clip:0.5", "weigh:equal", "noise:1.0:where=clients"))
+    views = {name: seen_by_the_server(setup_of(data, stages), data, [0]) for name, stages in VIEWS.items()}
+    views[SUM] = seen_by_the_server(plain, data, everyone)
+    views[NOISED_SUM] = seen_by_the_server(protected, data, everyone)
     images = {name: guesses(gradient, model) for name, gradient in views.items()}
     images[AVERAGE] = torch.cat([data.client(k).x for k in everyone[1:]]).double().flatten(1).mean(0, keepdim=True)
     found = {name: best_guess(candidates, original) for name, candidates in images.items()}

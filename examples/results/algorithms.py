@@ -29,7 +29,8 @@ from fedavg.paper.measure import needs, result_of
 from fedavg.paper.records import Record, Records
 from fedavg.plan import Plan
 from fedavg.runlog.curves import monotone, rounds_to_target
-from fedavg.setup import Setup, resolve
+from fedavg.setup import cohort_size, population_of, resolve_data
+from fedavg.types import Population
 
 RECORDS: Final = Path("docs/results/algorithms")
 PAGE: Final = Path("docs/algorithms.md")
@@ -140,22 +141,23 @@ def clock(plan: Plan, rounds: int) -> list[float]:
 
     A round of the others lasts as long as its slowest client. The time to send is left out.
     """
-    setup = resolve(plan)
-    times = _buffered_times(setup, rounds) if isinstance(setup.algorithm, FedBuff) else _waiting_times(setup, rounds)
-    return [0.0, *times]
+    clients = population_of(resolve_data(plan))
+    buffered = isinstance(make_algorithm(plan.algorithm), FedBuff)
+    return [0.0, *(_buffered_times if buffered else _waiting_times)(plan, clients, rounds)]
 
 
-def _waiting_times(setup: Setup, rounds: int) -> list[float]:
-    draws = (seeds.rng(setup.plan.seed, t, seeds.NONE, "duration") for t in range(1, rounds + 1))
-    return list(accumulate(abs(rng.standard_normal(setup.cohort_size)).max() for rng in draws))
+def _waiting_times(plan: Plan, clients: Population, rounds: int) -> list[float]:
+    draws = (seeds.rng(plan.seed, t, seeds.NONE, "duration") for t in range(1, rounds + 1))
+    return list(accumulate(abs(rng.standard_normal(cohort_size(plan.C, clients))).max() for rng in draws))
 
 
-def _buffered_times(setup: Setup, rounds: int) -> list[float]:
+def _buffered_times(plan: Plan, clients: Population, rounds: int) -> list[float]:
     """FedBuff's own clock: who is at work when does not depend on the weights."""
-    state, times = setup.algorithm.initial(torch.zeros(1)), []
+    algorithm = make_algorithm(plan.algorithm)
+    state, times = algorithm.initial(torch.zeros(1)), []
     for t in range(1, rounds + 1):
-        rng = seeds.rng(setup.plan.seed, t, seeds.NONE, "assign")
-        state, _ = setup.algorithm.assign(state, setup.plan.work(t), sample_cohort(setup, t), rng)
+        rng = seeds.rng(plan.seed, t, seeds.NONE, "assign")
+        state, _ = algorithm.assign(state, plan.work(t), sample_cohort(plan, clients, t), rng)
         times.append(float(state.slots["clock"]))
     return times
 

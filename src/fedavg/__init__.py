@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedavg.algorithms import Algorithm
+    from fedavg.client import Client
     from fedavg.codecs import Codec
     from fedavg.data import ArrayData, load
     from fedavg.errors import FedAvgError
     from fedavg.fleets import Fleet, LocalFleet
     from fedavg.metrics import Metric
+    from fedavg.optimizers import SGD, Adam, AdamW, Correction, Optimizer
     from fedavg.plan import Plan, Schedule
+    from fedavg.ragged import Ragged, padded
+    from fedavg.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.runner import Result, resume, run
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Stage
@@ -21,12 +25,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedavg.algorithms": ["Algorithm"],
+    "fedavg.client": ["Client"],
     "fedavg.codecs": ["Codec"],
     "fedavg.data": ["ArrayData", "load"],
     "fedavg.errors": ["FedAvgError"],
     "fedavg.fleets": ["Fleet", "LocalFleet"],
     "fedavg.metrics": ["Metric"],
+    "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
     "fedavg.plan": ["Plan", "Schedule"],
+    "fedavg.ragged": ["Ragged", "padded"],
+    "fedavg.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Stage"],
@@ -35,9 +43,10 @@ _HOMES = {
 }
 
 __all__ = [
-    "Algorithm", "ArrayData", "Codec", "Event", "Examples", "FedAvgError", "FederatedData", "Fleet", "LocalFleet",
-    "Metric", "Plan", "Result", "Round", "Schedule", "Stage", "Start", "State", "Sum", "Task", "Update", "Work", "load",
-    "resume", "run", "train",
+    "SGD", "Adam", "AdamW", "Algorithm", "ArrayData", "Client", "Codec", "Constant", "Correction", "Cosine", "Event",
+    "Examples", "Exponential", "FedAvgError", "FederatedData", "Fleet", "LocalFleet", "Metric", "Optimizer", "Plan",
+    "Ragged", "Rate", "Result", "Round", "Schedule", "Stage", "Start", "State", "Step", "Sum", "Task", "Update", "Work",
+    "load", "padded", "resume", "run", "train",
 ]  # fmt: skip
 
 

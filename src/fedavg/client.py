@@ -1,39 +1,52 @@
 """The client's path, the same in every fleet: train on own data, pass the stages, encode."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, isfinite
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.codecs import Codec
+from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
+from fedavg.errors import TaskError
+from fedavg.optimizers import Correction, Optimizer, Steps
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
-from fedavg.types import Examples, Work
+from fedavg.types import Examples, Tree, Update, Work
 
-#: From the weights before a step, shape (P,), to what is added to that step's gradient.
-Correction = Callable[[Tensor], Tensor]
+#: Where a client keeps what its optimiser carries, if it does.
+_KEPT = "optimizer."
 
 
 class Client:
     """What the client half of an algorithm may use: its examples, the model, its own random numbers.
 
-    `state` holds what the client keeps from one of its rounds to the next: for algorithms that say `keeps_state`.
+    `epochs` is the fast path. For any other PyTorch code there are `module`, whose parameters are the weights
+    themselves, `batches`, `loss` and `rng`. `state` holds what the client keeps from one of its rounds to the next: for
+    algorithms that say `keeps_state`.
     """
 
     def __init__(
-        self, k: int, examples: Examples, trainer: Trainer, seed: int, round: int, state: dict[str, Tensor]
+        self,
+        k: int,
+        examples: Examples,
+        trainer: Trainer,
+        seed: int,
+        round: int,
+        state: dict[str, Tensor],
+        drop_last: bool = False,
     ) -> None:
         self.state = state
         self._k, self._seed = k, seed
         self._examples = examples
         self._trainer = trainer
         self._round = round
+        self._drop_last = drop_last
 
     @cached_property
     def _shuffle(self) -> np.random.Generator:
@@ -43,51 +56,106 @@ class Client:
     def _augment(self) -> np.random.Generator:
         return seeds.rng(self._seed, self._round, self._k, "augment")
 
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """This client's own random numbers in this round."""
+        return seeds.rng(self._seed, self._round, self._k, "client")
+
     @property
     def n(self) -> int:
         """n_k, the number of local examples."""
         return len(self._examples)
 
     @property
+    def examples(self) -> Examples:
+        """The raw local examples."""
+        return self._examples
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The plan's, by which `epochs` steps."""
+        return self._trainer.optimizer
+
+    @property
+    def module(self) -> nn.Module:
+        """The task's module in training mode, with the loaded weights; what changes its parameters changes them."""
+        return self._trainer.model.module
+
+    @property
     def weights(self) -> Tensor:
+        """The module's parameters and floating buffers as one vector, shape (P,)."""
         return self._trainer.weights
 
     def load(self, weights: Tensor) -> None:
+        """Put these weights into the module."""
         self._trainer.load(weights)
+
+    def loss(self, x: Tree, y: Tree) -> Tensor:
+        """The task's loss of a batch, as `batches` gives it: a mean, to be differentiated."""
+        loss: Tensor = self._trainer.task.loss(trees.call(self.module, x), y)
+        return loss
 
     def steps(self, batch: float) -> int:
         """How many steps an epoch has: the last batch may be short."""
-        return ceil(self.n / min(batch, self.n))
+        size, used = self._batch(batch)
+        return ceil(used / size)
 
-    def sgd_epoch(self, batch: float, lr: float, correction: Correction | None = None) -> float:
-        """One epoch of SGD over the local data in a new order; batch may be infinite. Returns the mean loss.
+    def epochs(self, work: Work, correction: Correction | None = None) -> float:
+        """E epochs over the local data by the plan's optimiser, each in a new order. Returns the last one's mean loss.
 
-        With a correction, each step is w -= eta (∇l(w; b) + correction(w)).
+        With a correction, each step follows the gradient ∇l(w; b) + pull (w - towards) + drift.
         """
-        x, y = self._examples.x, self._examples.y
-        if batch < self.n:
-            order = torch.from_numpy(self._shuffle.permutation(self.n))
-            x, y = x.index_select(0, order), y.index_select(0, order)  # copies whole rows: x[order] is 10 x slower
-        inputs, size = self._trainer.inputs(x, self._augment), int(min(batch, self.n))
-        if correction is None:
-            return float(self._trainer.sgd_epoch(inputs, y, size, lr)) / self.n
-        return float(self._trainer.corrected_epoch(inputs, y, size, lr, correction)) / self.n
+        steps = self._begin(work.lr, correction)
+        size, used = self._batch(work.batch)
+        for _epoch in range(work.epochs):
+            total = self._trainer.epoch(self._ordered(size, used), size, steps, self._augment)
+        self._end(steps)
+        return float(total) / used
 
-    def sgd_step(self, step: int, batch: float, lr: float) -> tuple[int, float]:
-        """The step-th (from 1) minibatch of endless reshuffled epochs. Returns its size and its mean loss."""
-        size = int(min(batch, self.n))
-        epoch, place = divmod(step - 1, self.steps(batch))
-        order = seeds.rng(self._seed, epoch, self._k, "epoch order").permutation(self.n)
-        chosen = torch.from_numpy(order[place * size : (place + 1) * size])
-        x, y = (
-            self._trainer.inputs(self._examples.x.index_select(0, chosen), self._augment),
-            self._examples.y.index_select(0, chosen),
-        )
-        return len(y), float(self._trainer.sgd_epoch(x, y, len(y), lr)) / len(y)
+    def batches(self, batch: float) -> Iterator[tuple[Tree, Tree]]:
+        """One epoch's batches (x, y) in a new order, as the module and the loss take them."""
+        size, used = self._batch(batch)
+        for _, made in self._trainer.batches(self._ordered(size, used), size, self._augment):
+            yield made.x, made.y
+
+    def step(self, number: int, batch: float, lr: float) -> tuple[int, float]:
+        """The step with this number (from 1) of endless reshuffled epochs. Returns its batch's size and mean loss."""
+        size, used = self._batch(batch)
+        epoch, place = divmod(number - 1, self.steps(batch))
+        order = seeds.rng(self._seed, epoch, self._k, "epoch order").permutation(self.n)[:used]
+        chosen = trees.take(self._examples, torch.from_numpy(order[place * size : (place + 1) * size]))
+        steps = self._begin(lr, None)
+        loss = float(self._trainer.epoch(chosen, len(chosen), steps, self._augment))
+        self._end(steps)
+        return len(chosen), loss / len(chosen)
 
     def gradient(self) -> tuple[Tensor, float]:
         """∇F_k at the loaded weights, shape (P,), and the mean loss, over all local data."""
         return self._trainer.gradient(self._examples)
+
+    def _batch(self, batch: float) -> tuple[int, int]:
+        """The size of a batch, and how many examples an epoch uses: with `drop_last` no short batch beside others."""
+        size = int(min(batch, self.n))
+        return size, self.n - self.n % size if self._drop_last else self.n
+
+    def _ordered(self, size: int, used: int) -> Examples:
+        """The examples of one epoch; all of them in one batch stay as they are stored."""
+        if size == self.n:
+            return self._examples
+        return trees.take(self._examples, torch.from_numpy(self._shuffle.permutation(self.n)[:used]))
+
+    def _begin(self, lr: float, correction: Correction | None) -> Steps:
+        steps = self._trainer.steps(lr, correction)
+        if steps.optimizer.keep and _KEPT + "taken" in self.state:
+            steps.taken = int(self.state[_KEPT + "taken"])
+            for name, slot in steps.slots.items():
+                slot.copy_(self.state[_KEPT + name])
+        return steps
+
+    def _end(self, steps: Steps) -> None:
+        if steps.optimizer.keep:
+            self.state.update({_KEPT + name: slot.to("cpu") for name, slot in steps.slots.items()})
+            self.state[_KEPT + "taken"] = torch.tensor([steps.taken])
 
 
 @dataclass(frozen=True)
@@ -100,20 +168,35 @@ class Message:
 
 
 def run_client(
-    setup: Setup, trainer: Trainer, k: int, work: Work, shared: Tensor, states: ClientStates | None
+    setup: Setup,
+    trainer: Trainer,
+    k: int,
+    examples: Examples,
+    work: Work,
+    shared: Tensor,
+    states: ClientStates | None,
 ) -> Message:
     """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`."""
-    examples = setup.data.client(k)
     state = states.load(k, work.round) if states else {}
-    with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
-        client = Client(k, examples, trainer, setup.plan.seed, work.round, state)
-        update = setup.algorithm.client_update(client, shared, work)
+    try:
+        with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
+            client = Client(k, examples, trainer, setup.plan.seed, work.round, state, setup.plan.drop_last)
+            update = setup.algorithm.client_update(client, shared, work)
+    except TaskError as error:
+        raise TaskError(f"client {k}: {error}") from error
+    if not _is_finite(update):  # if the data is why, a smaller learning rate would not help
+        check_finite(examples, f"client {k}")
     for index, stage in enumerate(setup.stages):
         update = stage.on_client(update, work, setup.stage_rng(work.round, k, index))
     frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
     if states:
         states.save(k, work.round, state)
     return Message(frame, update.weight, dict(update.metrics))
+
+
+def _is_finite(update: Update) -> bool:
+    low, high = update.vector.aminmax()  # one pass: both are NaN if any number is
+    return all(map(isfinite, (float(low), float(high), *update.metrics.values())))
 
 
 def _encode(codec: Codec, vector: Tensor, state: dict[str, Tensor], rng: np.random.Generator) -> bytes:

@@ -19,7 +19,7 @@ from fedavg.fleets import LocalFleet
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan, load_plan, make_plan
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import Setup, resolve, resolve_data, resolve_task
+from fedavg.setup import resolve, resolve_data, resolve_task
 from fedavg.tasks import Task
 from fedavg.types import FederatedData
 
@@ -64,7 +64,7 @@ def evaluate(
     else:
         plan = make_plan({"task": task, **_on(data, label), **changes})
         weights = _read_weights(path, resolve_task(plan))
-    return _judge(resolve(plan), weights)
+    return _judge(plan, weights)
 
 
 def _of_run(
@@ -113,18 +113,22 @@ def _read_weights(path: Path, task: Task) -> Tensor:
     return model.vector
 
 
-def _judge(setup: Setup, weights: Tensor) -> Judgement:
-    test = setup.data.test
-    if not setup.judged_by_server and not setup.judged_by_clients:
-        raise DataError(f"'{setup.data.name}' has no test set, and no client holds examples out; expected either")
-    with closing(LocalFleet(setup, setup.plan.workers)) as fleet:
-        initial = fleet.start()
+def _judge(plan: Plan, weights: Tensor) -> Judgement:
+    with closing(LocalFleet()) as fleet:
+        setup = resolve(plan, fleet.open(plan), fleet.test)
+        if not setup.judged_by_server and not setup.judged_by_clients:
+            raise DataError(f"{_name(plan)} has no test set, and no client holds examples out; expected either")
+        initial = fleet.start(setup)
         if len(initial) != len(weights):
             raise TaskError(f"the model has {len(weights):,} numbers; task '{setup.task.name}' has {len(initial):,}")
         return Judgement(
             task=setup.task.name,
-            data=setup.data.name,
-            examples=len(test or ()),
+            data=_name(plan),
+            examples=len(fleet.test or ()),
             metrics=fleet.evaluate(weights, "test") if setup.judged_by_server else {},
             on_clients=fleet.evaluate_on_clients(weights, 0) if setup.judged_by_clients else None,
         )
+
+
+def _name(plan: Plan) -> str:
+    return plan.data if isinstance(plan.data, str) else plan.data.name

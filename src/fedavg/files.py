@@ -56,7 +56,7 @@ def locked(path: Path, busy: FedAvgError) -> Iterator[None]:
     except ImportError:  # not a POSIX system
         yield
         return
-    with path.open("w") as file:
+    with _opened_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -66,6 +66,13 @@ def locked(path: Path, busy: FedAvgError) -> Iterator[None]:
             yield
         finally:
             _locks.discard(file)
+
+
+def _opened_lock(path: Path) -> IO[str]:
+    try:
+        return path.open("w")
+    except OSError as error:
+        raise DiskError(f"can not write {path}: {error.strerror}; expected a folder of this user") from None
 
 
 #: Lock files that this process holds.
@@ -86,9 +93,20 @@ if hasattr(os, "register_at_fork"):
 def user_cache() -> Path:
     """This user's folder for what can be fetched or made again."""
     if sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
+        folder = _home() / "Library" / "Caches"
     elif sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        folder = Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local")
     else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = named if named.is_absolute() else _home() / ".cache"
     return folder / "fedavg"
+
+
+def _home() -> Path:
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user that the system does not know
+        home = Path()
+    if not home.is_absolute():
+        raise DiskError("this user has no home folder; expected HOME to name one (or XDG_CACHE_HOME, or FEDAVG_DATA)")
+    return home

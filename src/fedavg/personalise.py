@@ -7,22 +7,20 @@ seen them; otherwise the shared model was trained on them too, and both are judg
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from torch import Tensor
 
-from fedavg.algorithms import make_algorithm
-from fedavg.codecs import make_codec
 from fedavg.data import HeldOut
 from fedavg.errors import DataError, RunDirError, TaskError
 from fedavg.fleets import LocalFleet
 from fedavg.fleets.worker import Tuned, TuneJob
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import Setup, resolve_data, resolve_task
+from fedavg.setup import resolve, resolve_data, resolve_task
 from fedavg.types import FederatedData
 
 PERCENTILES: Final = (5, 25, 50, 75, 95)
@@ -130,9 +128,12 @@ def _tune_all(plan: Plan, data: FederatedData, weights: Tensor, settings: FineTu
     able = [int(k) for k in np.flatnonzero(data.held_sizes)]
     if not able:
         raise DataError(f"{data.name}: no client has examples to hold out; expected some: use a larger share")
-    setup = Setup(plan, resolve_task(plan), data, make_algorithm("fedavg"), make_codec("float32"), ())
-    with closing(LocalFleet(setup, plan.workers)) as fleet:
-        fleet.start()
+    bare = replace(
+        plan, data=data, partition=None, clients=None, holdout=0.0, algorithm="fedavg", codec="float32",
+        downlink="float32", stages=(), secagg="none", dp_epsilon=None, dp_delta=None,
+    )  # fmt: skip
+    with closing(LocalFleet()) as fleet:
+        fleet.start(resolve(bare, fleet.open(bare), fleet.test))
         return tuple(fleet.fine_tune(weights, [TuneJob(k, settings.epochs, settings.batch, settings.lr) for k in able]))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from fedavg import specs
 from fedavg.errors import PlanError
+from fedavg.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fedavg.codecs import Codec
     from fedavg.data.partition import Partition
     from fedavg.metrics import Metric
+    from fedavg.optimizers import Optimizer
     from fedavg.stages import Stage
     from fedavg.tasks.task import Task
 
@@ -239,8 +241,18 @@ class Plan:
     B: float | str | Schedule = option(
         10, _schedule(_batch), "B, the local batch size; inf is all local data; may change by round as E", flag="-B"
     )
-    lr: float = option(0.1, _number(0, inf, above=True), "eta, the learning rate of round 1")
+    drop_last: bool = option(
+        False, _flag, "leave out the short last batch of an epoch, unless it is the only one; another each epoch"
+    )
+    lr: float | str | Rate | Callable[[int], float] = option(
+        0.1, parse_rate, "eta, the learning rate; may change by round: '0.1,100:0.01', cosine:0.1, ... (rates.py)"
+    )
     lr_decay: float = option(1.0, _number(0, 1, above=True), "eta is multiplied by this after each round")
+    optimizer: Union[str, "Optimizer"] = option(
+        "sgd",
+        _part("fedavg.optimizers", "Optimizer"),
+        "how clients step: sgd:momentum=0.9:weight_decay=1e-4, adam, adamw; settings after colons",
+    )
     rounds: int = option(100, _integer(1), "rounds of communication at the most")
     target: float | str | None = option(
         None, _optional(_of_metric(_any_number, _number(0, 1, above=True))), "stop at this accuracy; f1=0.8: at this f1"
@@ -310,6 +322,8 @@ class Plan:
                 object.__setattr__(self, spec.name, spec.metadata["parse"](value))
             except ValueError as error:
                 raise PlanError(f"{spec.name}: got {_shown(value)}; expected {error}") from None
+        if not isinstance(self.lr, float | str):  # a user's own function: its answers count, in the digest too
+            object.__setattr__(self, "lr", listed(self.lr, self.rounds))
         self._check_data()
 
     def _check_data(self) -> None:
@@ -331,7 +345,20 @@ class Plan:
     def work(self, round: int) -> Work:
         """What clients do in round t = 1, 2, ..."""
         E, B = self.schedule("E"), self.schedule("B")
-        return Work(round, int(E.at(round)), B.at(round), self.lr * self.lr_decay ** (round - 1))
+        return Work(
+            round, int(E.at(round)), B.at(round), rate_at(self.rate, round, self.rounds) * self.lr_decay ** (round - 1)
+        )
+
+    @property
+    def eta(self) -> float:
+        """The learning rate of round 1."""
+        return rate_at(self.rate, 1, self.rounds)
+
+    @property
+    def rate(self) -> float | str:
+        """eta as a plan keeps it: a number, or its text (`rates.py`)."""
+        assert isinstance(self.lr, float | str), "made so by __post_init__"
+        return self.lr
 
     def schedule(self, name: str) -> Schedule:
         """An option that may change by round, as a schedule."""

@@ -14,13 +14,13 @@ from torch import nn
 
 from fedavg.engine.model import Model
 from fedavg.errors import DiskError, FedAvgError, RunDirError, TaskError
-from fedavg.fleets import LocalFleet
+from fedavg.fleets import Fleet, LocalFleet
 from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise
-from fedavg.server import Event, Round, Start, event_row, train
+from fedavg.server import Event, Round, Start, event_row, rounds
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
 
@@ -65,7 +65,8 @@ def run(plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = N
     directory = RunDir(Path(run_dir)) if run_dir is not None else None
     if directory:
         directory.check_new()
-    return _follow(resolve(plan), directory, None, [], watch)
+    fleet = LocalFleet(directory.states if directory else None)
+    return _follow(resolve(plan, fleet.open(plan), fleet.test), fleet, directory, None, [], watch)
 
 
 def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) -> Result:
@@ -76,12 +77,13 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
     Runtime options (workers, worker_timeout, data_dir, checkpoint_s) may be changed.
     """
     directory = RunDir(Path(run_dir))
-    setup = resolve(directory.plan(**changes))
+    plan, fleet = directory.plan(**changes), LocalFleet(directory.states)
+    setup = resolve(plan, fleet.open(plan), fleet.test)
     identity = directory.identity()
-    if setup.data.fingerprint != identity["data"]:
+    if fleet.fingerprint != identity["data"]:
         raise RunDirError(
             f"{directory.path} was started on other data (fingerprint {identity['data']}; "
-            f"got {setup.data.fingerprint}); point --data-dir to the original data"
+            f"got {fleet.fingerprint}); point --data-dir to the original data"
         )
     with directory.locked():
         unrepeatable = setup.budget is not None and setup.plan.noise_source == "os"
@@ -89,16 +91,20 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
         rows = directory.rows()
         if start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped":
             return finish(setup, rows, start.state, identity["engine"], directory)
-        return _follow(setup, directory, start or Start(0, State(torch.empty(0))), rows, watch)
+        return _follow(setup, fleet, directory, start or Start(0, State(torch.empty(0))), rows, watch)
 
 
 def _follow(
-    setup: Setup, directory: RunDir | None, start: Start | None, rows: list[dict[str, Any]], watch: Watcher | None
+    setup: Setup,
+    fleet: Fleet,
+    directory: RunDir | None,
+    start: Start | None,
+    rows: list[dict[str, Any]],
+    watch: Watcher | None,
 ) -> Result:
     engine, state = "", State(torch.empty(0))
-    with _recording(setup, directory, resumed=start is not None) as record:
-        fleet = LocalFleet(setup, setup.plan.workers, directory.states if directory else None)
-        for event in train(setup, fleet, start if start and start.round else None):
+    with _recording(setup, fleet.fingerprint, directory, resumed=start is not None) as record:
+        for event in rounds(setup, fleet, start if start and start.round else None):
             record(event)
             if watch:
                 watch(event)
@@ -111,7 +117,7 @@ def _follow(
 
 
 @contextmanager
-def _recording(setup: Setup, directory: RunDir | None, resumed: bool) -> Iterator[Watcher]:
+def _recording(setup: Setup, data: str, directory: RunDir | None, resumed: bool) -> Iterator[Watcher]:
     """A watcher that writes each event down. However the run ends, the last good state is kept.
 
     A new directory is made at the first event, when the plan has proved good, so that a bad one leaves nothing behind.
@@ -140,7 +146,7 @@ def _recording(setup: Setup, directory: RunDir | None, resumed: bool) -> Iterato
         else:
             directory.create(setup.plan)
             locks.enter_context(directory.locked())
-            directory.write_identity(setup.plan, event.engine, setup.data.fingerprint)
+            directory.write_identity(setup.plan, event.engine, data)
         last = event
         if isinstance(event, Start) or (not private and monotonic() - saved_at >= setup.plan.checkpoint_s):
             checkpoint(event)

@@ -77,15 +77,21 @@ def event_row(event: Round) -> dict[str, Any]:
     return {name: getattr(event, name) for name in Round.__dataclass_fields__ if name not in absent}
 
 
-def train(plan: Plan | Setup, fleet: Fleet | None = None, start: Start | None = None) -> Iterator[Event]:
-    """Run the plan. The first event is a `Start`, then one `Round` per round; stops at the target or at the end.
+def train(plan: Plan, fleet: Fleet | None = None, start: Start | None = None) -> Iterator[Event]:
+    """An iterator over the events of a run: a `Start`, then one `Round` per round, up to the target or the end.
 
-    The fleet is local unless another is given. With `start`, an earlier point of the same run, it goes on from there.
+    Nothing runs until the events are asked for. The fleet is local unless another is given. With `start`, an earlier
+    point of the same run, it goes on from there.
     """
-    setup = plan if isinstance(plan, Setup) else resolve(plan)
+    fleet = fleet or LocalFleet()
+    yield from rounds(resolve(plan, fleet.open(plan), fleet.test), fleet, start)
+
+
+def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:
+    """The events of a run on a fleet that is open for the setup's plan; closes the fleet at the end."""
     plan = setup.plan
-    with closing(fleet or LocalFleet(setup, plan.workers)) as fleet:
-        initial = fleet.start()
+    with closing(fleet):
+        initial = fleet.start(setup)
         begin = start or Start(0, _initial_state(setup, initial))
         yield replace(begin, engine=fleet.engine.name, engine_reason=fleet.engine.reason)
         state = begin.state

@@ -1,5 +1,6 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
 from fedavg.data import HeldOut, is_named, load, pooled
@@ -18,6 +19,7 @@ from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.metrics import Metric, by_name
 from fedavg.metrics.goal import Goal, make_goal
+from fedavg.optimizers import make_optimizer
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
@@ -26,38 +28,90 @@ from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
 from fedavg.stages.noise import Noise
 from fedavg.tasks import Task
-from fedavg.types import Examples, FederatedData, Update, Work
+from fedavg.types import Examples, FederatedData, Population, Update, Work
 
 if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
     from fedavg.secagg.options import Masking
 
 
 @dataclass(frozen=True)
-class Setup:
-    """A plan with everything it names. Read-only: workers share it."""
+class Draft:
+    """The parts of a plan before they know of each other: what a part is bound to."""
 
     plan: Plan
     task: Task
-    data: FederatedData
     algorithm: Algorithm
     codec: Codec
     stages: tuple[Stage, ...]
-    #: How the server's change is sent; None: clients fetch all that is shared, each time.
-    downlink: Downlink | None = None
-    #: How updates are masked, so that the server sees only their sum; None: they are not.
-    secagg: "Masking | None" = None
-    #: What the rounds cost in privacy; None for a run that is not differentially private.
-    budget: Budget | None = None
+    secagg: "Masking | None"
+    #: Who the clients are; None where whoever comes takes part, so that nobody knows how many there will be.
+    population: Population | None
+    #: What the server judges models on; None where it has nothing.
+    test: Examples | None
 
     @property
-    def eligible(self) -> np.ndarray:
-        """The clients that have data: a client without any is never picked."""
-        return np.flatnonzero(self.data.sizes)
+    def judged_by_server(self) -> bool:
+        """True if the model is judged on the server's own test set."""
+        return bool(self.test) if self.plan.evaluate == "auto" else "server" in self.plan.evaluate
+
+    @property
+    def judged_by_clients(self) -> bool:
+        """True if the model is judged by clients, on what they hold out."""
+        if self.plan.evaluate != "auto":
+            return "clients" in self.plan.evaluate
+        return not self.test and self.holds_out
+
+    @property
+    def holds_out(self) -> bool:
+        """True if some client holds examples out of training, as far as is known."""
+        if self.population is None or self.population.held_sizes is None:
+            return self.plan.holdout > 0
+        return bool(self.population.held_sizes.any())
+
+    @property
+    def clients(self) -> Population:
+        """Who the clients are, for a part that can not do without."""
+        if self.population is None:
+            raise PlanError("clients: the plan's stages need K, the number of clients; got none")
+        return self.population
 
     @property
     def cohort_size(self) -> int:
-        """m = max(C K, 1), at most as many as have data."""
-        return min(max(round(self.plan.C * len(self.data)), 1), len(self.eligible))
+        return cohort_size(self.plan.C, self.clients)
+
+    def update_size(self, parameters: int) -> int:
+        return update_size(self.algorithm, self.stages, parameters)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
+        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noise)), 0.0)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A plan with everything it names, each part bound to the others. Read-only: workers share it.
+
+    It holds no examples: those are with the clients, wherever a fleet has them.
+    """
+
+    plan: Plan
+    task: Task
+    algorithm: Algorithm
+    codec: Codec
+    stages: tuple[Stage, ...]
+    population: Population | None
+    #: What the server judges models on; None where it has nothing.
+    test: Examples | None
+    #: How the server's change is sent; None: clients fetch all that is shared, each time.
+    downlink: Downlink | None
+    #: How updates are masked, so that the server sees only their sum; None: they are not.
+    secagg: "Masking | None"
+    #: What the rounds cost in privacy; None for a run that is not differentially private.
+    budget: Budget | None
+    #: Who judges the model: the server on its test set, clients on what they hold out, both or nobody.
+    judged_by_server: bool
+    judged_by_clients: bool
 
     @property
     def metrics(self) -> frozenset[str]:
@@ -71,18 +125,6 @@ class Setup:
         return self.metrics - {"train_loss"}
 
     @property
-    def judged_by_server(self) -> bool:
-        """True if the model is judged on the server's own test set."""
-        return bool(self.data.test) if self.plan.evaluate == "auto" else "server" in self.plan.evaluate
-
-    @property
-    def judged_by_clients(self) -> bool:
-        """True if the model is judged by clients, on what they hold out."""
-        if self.plan.evaluate != "auto":
-            return "clients" in self.plan.evaluate
-        return not self.data.test and bool(self.data.held_sizes.any())
-
-    @property
     def goal(self) -> Goal:
         """What the run is watched by, and when it may stop."""
         return make_goal(self.plan.target, self.plan.patience, self.task.judged_by)
@@ -90,19 +132,13 @@ class Setup:
     @property
     def keeps_state(self) -> bool:
         """True if clients keep anything between rounds."""
-        return self.algorithm.keeps_state or self.codec.keeps_residual
-
-    @property
-    def noise_multiplier(self) -> float:
-        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
-        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noise)), 0.0)
+        return self.algorithm.keeps_state or self.codec.keeps_residual or make_optimizer(self.plan.optimizer).keep
 
     def update_size(self, parameters: int) -> int:
-        """How many numbers an update has: the algorithm's vectors, and what stages append."""
-        return parameters * self.algorithm.vectors_up + sum(stage.appends for stage in self.stages)
+        return update_size(self.algorithm, self.stages, parameters)
 
     def stage_rng(self, round: int, client: int, index: int) -> np.random.Generator:
-        """What the index-th stage draws from: the seed's numbers, or such as nobody can know."""
+        """What the index-th stage draws from: the seed's numbers, or the system's entropy."""
         if self.plan.noise_source == "os":
             return seeds.fresh_rng()
         return seeds.rng(self.plan.seed, round, client, f"stage {index}")
@@ -114,66 +150,115 @@ class Setup:
             update = stage.on_arrival(update, work)
         return update
 
-    def new_trainer(self) -> Trainer:
-        """A trainer with initial weights, its engine chosen and proved on the first client that has data."""
-        trainer = Trainer(self.task, self.plan.seed, self.plan.device)
-        first = self.data.client(int(self.eligible[0]))
-        batch = int(min(self.plan.work(1).batch, len(first)))
-        rng = seeds.rng(self.plan.seed, seeds.NONE, seeds.NONE, "probe")
-        trainer.choose_engine(self.plan.engine, trainer.inputs(first.x[:batch], rng), first.y[:batch])
-        self._probe_metrics(trainer)
+    def new_trainer(self, examples: Examples) -> Trainer:
+        """A trainer with initial weights, its engine chosen and proved on a client's examples and the test set."""
+        trainer = Trainer(self.task, self.plan.seed, self.plan.device, make_optimizer(self.plan.optimizer))
+        batch = int(min(self.plan.work(1).batch, len(examples)))
+        trainer.choose_engine(self.plan.engine, trees.take(examples, slice(0, batch)))
+        self._probe_metrics(trainer, examples)
         return trainer
 
-    def _probe_metrics(self, trainer: Trainer) -> None:
+    def _probe_metrics(self, trainer: Trainer, examples: Examples) -> None:
         """A metric that fails should fail now."""
-        test = self.data.test
-        if self.judged_by_server and test:
-            check_finite(test, f"the test set of '{self.data.name}'")
-            trainer.evaluate(Examples(test.x[:2], test.y[:2]))
+        if self.judged_by_server and self.test:
+            check_finite(self.test, "the test set")
+            trainer.evaluate(trees.take(self.test, slice(0, 2)))
         elif self.judged_by_clients:
-            first = self.data.held(int(np.flatnonzero(self.data.held_sizes)[0]))
-            trainer.evaluate(Examples(first.x[:2], first.y[:2]))
+            trainer.evaluate(trees.take(examples, slice(0, 2)))
 
 
-def resolve(plan: Plan) -> Setup:
+def probed(data: FederatedData) -> Examples:
+    """The examples of the first client that has any: two of them, if there is a client with as many."""
+    return data.client(int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0]))
+
+
+def update_size(algorithm: Algorithm, stages: Sequence[Stage], parameters: int) -> int:
+    """How many numbers an update has: the algorithm's vectors, and what stages append."""
+    return parameters * algorithm.vectors_up + sum(stage.appends for stage in stages)
+
+
+def cohort_size(C: float, clients: Population) -> int:
+    """m = max(C K, 1), at most as many as have data."""
+    return min(max(round(C * clients.count), 1), clients.with_data)
+
+
+def resolve(plan: Plan, population: Population | None, test: Examples | None) -> Setup:
+    """The plan's parts for whoever runs it, with the population and the test set that there are.
+
+    Whatever does not fit is refused here.
+    """
+    draft = _draft(plan, population, test)
+    _check_evaluation(draft)
+    return _bound_together(draft)
+
+
+def resolve_on_device(plan: Plan) -> Setup:
+    """The plan's parts for one of its clients, which knows neither the others nor the server's test set."""
+    return _bound_together(_draft(plan, Population(plan.clients) if plan.clients is not None else None, None))
+
+
+def _draft(plan: Plan, population: Population | None, test: Examples | None) -> Draft:
     algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
     _check_device(plan.device)
     stages = tuple(make_stage(text) for text in plan.stages)
     task = resolve_task(plan)
-    data = resolve_data(plan)
-    if not data.sizes.any():
-        raise DataError(f"data '{data.name}': no client has any example; expected at least one")
-    data = pooled(data) if algorithm.pools_data else data
     codec = _bound(plan.codec, task, algorithm.vectors_up)
-    downlink = _resolve_downlink(plan, task, algorithm)
-    setup = Setup(plan, task, data, algorithm, codec, stages, downlink, _resolve_secagg(plan))
-    check_pairs(setup)
-    _check_evaluation(setup)
-    setup = replace(setup, stages=tuple(stage.bind(setup) for stage in stages))
-    return replace(bind_shares(setup), budget=budget_of(setup))
+    draft = Draft(plan, task, algorithm, codec, stages, _resolve_secagg(plan), population, test)
+    check_pairs(draft)
+    return draft
 
 
-def _check_evaluation(setup: Setup) -> None:
+def _bound_together(draft: Draft) -> Setup:
+    bound = bind_shares(replace(draft, stages=tuple(stage.bind(draft) for stage in draft.stages)))
+    return Setup(
+        plan=draft.plan,
+        task=draft.task,
+        algorithm=draft.algorithm,
+        codec=draft.codec,
+        stages=bound.stages,
+        population=draft.population,
+        test=draft.test,
+        downlink=_resolve_downlink(draft.plan, draft.task, draft.algorithm),
+        secagg=bound.secagg,
+        budget=budget_of(bound),
+        judged_by_server=draft.judged_by_server,
+        judged_by_clients=draft.judged_by_clients,
+    )
+
+
+def simulation(plan: Plan) -> tuple[Setup, FederatedData]:
+    """A plan and its data for a simulation on this machine."""
+    data = resolve_data(plan)
+    return resolve(plan, population_of(data), data.test), data
+
+
+def population_of(data: FederatedData) -> Population:
+    return Population(len(data), data.sizes, data.held_sizes)
+
+
+def _check_evaluation(draft: Draft) -> None:
     """Refuse an evaluation that nobody can do, and options that would have no effect."""
-    plan, goal = setup.plan, setup.goal
-    if "server" in plan.evaluate and not setup.data.test:
-        raise PlanError(f"evaluate: got '{plan.evaluate}', but '{setup.data.name}' has no test set; expected one, "
+    plan = draft.plan
+    goal = make_goal(plan.target, plan.patience, draft.task.judged_by)
+    if "server" in plan.evaluate and not draft.test:
+        raise PlanError(f"evaluate: got '{plan.evaluate}', but the data has no test set; expected one, "
                         "or evaluate 'clients' with a holdout, or 'none'")  # fmt: skip
-    if "clients" in plan.evaluate and not setup.data.held_sizes.any():
+    if "clients" in plan.evaluate and not draft.holds_out:
         raise PlanError(f"evaluate: got '{plan.evaluate}', but no client holds examples out; set holdout, as in 0.2, "
                         "large enough that clients of 2 or more examples have some")  # fmt: skip
-    judged = setup.judged_by_server or setup.judged_by_clients
+    judged = draft.judged_by_server or draft.judged_by_clients
     for name in ("target", "patience"):
         if getattr(goal, name) is not None and not judged:
             raise PlanError(f"{name}: got {getattr(plan, name)}, but nothing is evaluated; expected a test set, or a "
                             "holdout that clients judge on")  # fmt: skip
-    if plan.eval_clients is not None and not setup.judged_by_clients:
+    if plan.eval_clients is not None and not draft.judged_by_clients:
         raise PlanError(f"eval_clients: got {plan.eval_clients}, but no client judges the model; expected evaluate "
                         "'clients' or 'server,clients' too")  # fmt: skip
-    if setup.judged_by_clients and setup.secagg:
-        able = int(np.count_nonzero(setup.data.held_sizes))
-        setup.secagg.check(min(plan.eval_clients or able, able))
+    held = draft.population.held_sizes if draft.population else None
+    if draft.judged_by_clients and draft.secagg and held is not None:
+        able = int(np.count_nonzero(held))
+        draft.secagg.check(min(plan.eval_clients or able, able))
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":
@@ -222,17 +307,20 @@ def _check_device(device: str) -> None:
 
 
 def resolve_data(plan: Plan) -> FederatedData:
-    """What clients train on: the plan's data, without what it holds out."""
+    """What clients train on: the plan's data, without what it holds out; all of it as one client for a baseline."""
     data = _whole_data(plan)
-    return HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
+    if not data.sizes.any():
+        raise DataError(f"data '{data.name}': no client has any example; expected at least one")
+    data = HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
+    return pooled(data) if make_algorithm(plan.algorithm).pools_data else data
 
 
-def check_population(setup: Setup) -> None:
+def check_population(plan: Plan, data: FederatedData) -> None:
     """Where all clients are simulated, there are as many as the data has."""
-    wanted, have = setup.plan.clients, len(setup.data)
-    if wanted not in (None, have) and not setup.algorithm.pools_data:
+    wanted, have = plan.clients, len(data)
+    if wanted not in (None, have) and not make_algorithm(plan.algorithm).pools_data:
         raise PlanError(
-            f"clients: got {wanted} with data '{setup.data.name}', which has {have} clients of its own; "
+            f"clients: got {wanted} with data '{data.name}', which has {have} clients of its own; "
             f"leave it out, or ask for {have}"
         )
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from fedavg import trees
 from fedavg.specs import Pluggable
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     import numpy as np
     from torch import Tensor
 
+#: What a module takes, and what its output is compared with: a tensor, a tuple of tensors or a dict of tensors. It has
+#: no narrower type since the task and its data agree on which.
+Tree: TypeAlias = Any
 #: The set that weights are judged on.
 Split = Literal["test", "train", "held"]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Raw examples: `x` and `y` share their first dimension. The task turns `x` into what its module takes."""
+    """Raw examples: all tensors of `x` and `y` share their first dimension. The task turns `x` into what its module
+    takes: it is called as `module(x)`, `module(*x)` or `module(**x)`."""
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
 
     def __len__(self) -> int:
-        return len(self.y)
+        return trees.length(self.y)
 
 
 class FederatedData(Pluggable, ABC):
@@ -69,6 +74,21 @@ class FederatedData(Pluggable, ABC):
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class Population:
+    """The clients that a plan is for: how many (K); and, where it is known before round 1, n_k of each, shape (K,), and
+    how many examples each holds out of training."""
+
+    count: int
+    sizes: np.ndarray | None = None
+    held_sizes: np.ndarray | None = None
+
+    @property
+    def with_data(self) -> int:
+        """How many clients have examples; all of them, where nobody knows."""
+        return self.count if self.sizes is None else int((self.sizes > 0).sum())
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ SETTINGS = {
     "fedyogi": {"algorithm": "fedyogi:0.05", "rounds": 30},
     "fednova": {"rounds": 20},
     "scaffold": {"rounds": 25},
+    "feddyn": {"algorithm": "feddyn:1", "rounds": 15},
     "fedbuff": {"algorithm": "fedbuff:2", "rounds": 30, "C": 0.8},
     "adaptive": {"algorithm": "adaptive:600", "E": 1, "C": 1, "rounds": 60},
 }

@@ -7,7 +7,7 @@ from torch import nn
 from fedavg import ArrayData, Examples, Plan, Task, train
 from fedavg.engine.model import Model
 from fedavg.server import Round
-from fedavg.setup import resolve
+from fedavg.setup import population_of
 from toys import LINE, line_data, toy_data, toy_plan
 
 
@@ -39,15 +39,14 @@ def test_algorithm_1_as_the_paper_writes_it():
     from fedavg.cohort import sample_cohort
 
     plan = toy_plan(E="3,2:1", B=4, lr=0.2, lr_decay=0.9, rounds=3)
-    setup = resolve(plan)
-    data, w = setup.data, Model(setup.task, plan.seed).vector.clone()
+    data, w = plan.data, Model(plan.task, plan.seed).vector.clone()
     for t in (1, 2, 3):
         eta, E = 0.2 * 0.9 ** (t - 1), {1: 3, 2: 1, 3: 1}[t]
-        cohort = sample_cohort(setup, t)
+        cohort = sample_cohort(plan, population_of(data), t)
         m_t = sum(len(data.client(k)) for k in cohort)
         w_next = torch.zeros_like(w)
         for k in cohort:
-            model = Model(setup.task, plan.seed)
+            model = Model(plan.task, plan.seed)
             model.load(w)
             examples, rng = data.client(k), seeds.rng(plan.seed, t, k, "shuffle")
             for _ in range(E):

@@ -8,13 +8,14 @@ from fedavg.cli import cli
 from fedavg.engine import plain
 from fedavg.engine.trainer import Trainer
 from fedavg.tasks import TASKS, lstm_native
+from fedavg.types import Examples
 from toys import TOY, blobs
 
 
 def products(task, x, y):
     trainer = Trainer(TASKS.get(task, TOY), seed=0)
     with RecordProducts() as record:
-        plain.gradients(trainer.model, x, y)
+        plain.gradients(trainer.model, Examples(x, y))
     return [func._schema.name.removeprefix("aten::") for func, _, _ in record.calls]
 
 
@@ -38,7 +39,7 @@ def test_products_inside_our_own_operators_count(monkeypatch):
 def test_the_floor_runs_nothing_but_products():
     trainer = Trainer(TOY, seed=0)
     before = trainer.weights.clone()
-    run = products_of_step(trainer, *blobs(4, seed=0))
+    run = products_of_step(trainer, Examples(*blobs(4, seed=0)))
     run(3)
     assert torch.equal(trainer.weights, before)
 

@@ -4,7 +4,7 @@ import torch
 
 from fedavg.codecs import make_codec
 from fedavg.codecs.lowrank import LowRank
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 from toys import toy_plan
 
 SHAPES = ((20, 6), (5, 30), (7,), (4, 3, 3))
@@ -41,6 +41,6 @@ def test_a_full_rank_is_lossless():
 
 @pytest.mark.parametrize("spec", ["lowrank:1", "entropy:lowrank:1"])
 def test_a_plan_binds_it_to_the_layers_of_its_model(spec):
-    bound = resolve(toy_plan(codec=spec)).codec
+    bound = simulation(toy_plan(codec=spec))[0].codec
     inner = bound if isinstance(bound, LowRank) else bound.inner
     assert inner.shapes == ((16, 8), (16,), (3, 16), (3,))

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedavg import Task, native
+from fedavg import Examples, Task, native
 from fedavg.engine.dense import SOURCE, fuse_steps, is_fused
 from fedavg.engine.model import Model
 from fedavg.engine.tape import record
 from fedavg.engine.trainer import Trainer
+from toys import epoch
 
 needs_compiler = pytest.mark.skipif(not native.library(SOURCE), reason="needs a C compiler and wide vectors")
 ops = torch.ops.fedavg
@@ -88,12 +89,12 @@ def fused(build: Callable[[], nn.Module]) -> int:
         weights = {}
         for engine in ("graph", "plain"):
             trainer = Trainer(task, seed=0)
-            trainer.choose_engine(engine, x[:4], y[:4])
+            trainer.choose_engine(engine, Examples(x[:4], y[:4]))
             start = trainer.weights.clone()
-            trainer.sgd_epoch(x, y, batch, 0.1)
+            epoch(trainer, Examples(x, y), batch, 0.1)
             weights[engine] = trainer.weights - start
         assert (weights["graph"] - weights["plain"]).norm() <= 1e-4 * weights["plain"].norm()
-    return sum(map(is_fused, fuse_steps(record(Model(task, 0), x, y)).ops))
+    return sum(map(is_fused, fuse_steps(record(Model(task, 0), Examples(x, y))).ops))
 
 
 @needs_compiler
@@ -135,7 +136,7 @@ def test_other_sizes_are_left_to_pytorch(inputs: int, outputs: int) -> None:
 @needs_compiler
 def test_the_engine_is_named_after_it() -> None:
     trainer = Trainer(Task("net", lambda: Net(lambda large, x: large(x))), seed=0)
-    trainer.choose_engine("auto", *points(4))
+    trainer.choose_engine("auto", Examples(*points(4)))
     assert trainer.engine.name == "graph with native dense layers"
 
 

@@ -1,17 +1,22 @@
 """The fast path equals the plain path, on modules of many kinds, or says why it can not be taken."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedavg import Task
+from fedavg import Examples, Task
 from fedavg.engine import plain
-from fedavg.engine.graph import Emitter, GraphEpoch
+from fedavg.engine.emit import Emitter
+from fedavg.engine.graph import GraphEpoch
 from fedavg.engine.model import Model
 from fedavg.engine.tape import record
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import TaskError
+from fedavg.optimizers import SGD, Steps
+from fedavg.optimizers.optimizer import fresh
 from toys import TOY
 
 
@@ -140,9 +145,10 @@ MODULES = {
 }
 
 
-def train(epoch, model, x, y, batch, epochs=3):
+def train(epoch, model, examples, batch, epochs=3, optimizer=SGD(), correction=None):  # noqa: B008
     torch.manual_seed(7)
-    losses = [float(epoch(x, y, batch, 0.05)) for _ in range(epochs)]
+    steps = fresh(optimizer, len(model.trainable), 0.05, correction)
+    losses = [float(epoch(examples, batch, steps)) for _ in range(epochs)]
     return model.vector.clone(), losses
 
 
@@ -151,10 +157,10 @@ def train(epoch, model, x, y, batch, epochs=3):
 def test_fast_equals_plain(name, batch):
     """Three epochs over 13 examples, with a short last batch or all at once: weights, statistics and losses."""
     task, make = MODULES[name]
-    x, y = make(13)
+    examples = Examples(*make(13))
     expected_model, got_model = Model(task, seed=0), Model(task, seed=0)
-    expected, losses = train(lambda *a: plain.sgd_epoch(expected_model, *a), expected_model, x, y, batch)
-    got, fast_losses = train(GraphEpoch(got_model), got_model, x, y, batch)
+    expected, losses = train(partial(plain.epoch, expected_model), expected_model, examples, batch)
+    got, fast_losses = train(GraphEpoch(got_model), got_model, examples, batch)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
     assert fast_losses == pytest.approx(losses, rel=1e-4)
     assert losses[-1] != losses[0]
@@ -164,7 +170,7 @@ def test_fast_equals_plain(name, batch):
 
 def test_the_update_is_folded_into_the_product():
     x, y = points(4)
-    source = Emitter(record(Model(TOY, seed=0), x, y)).source()
+    source = Emitter(record(Model(TOY, seed=0), Examples(x, y))).source()
     assert source.count(".addmm_(") == 2, "both weights"
     assert source.count(".addmv_(") == 2, "both biases"
     assert ".sub_(" not in source
@@ -178,7 +184,7 @@ def test_a_bias_is_rounded_once_however_many_rows_there_are():
     x, y = torch.randn(600, 8), torch.rand(600, 3)
     with torch.no_grad():
         bias = model.parameters["bias"].fill_(1)
-    GraphEpoch(model)(x, y, 600, 0.01)
+    GraphEpoch(model)(Examples(x, y), 600, Steps(SGD(), 0.01))
     exact = 1 - 0.01 * y.double().mean(0)
     assert (bias - exact).abs().max() <= torch.finfo(torch.float32).eps
 
@@ -195,7 +201,7 @@ def test_a_product_whose_factor_is_overwritten_is_not_folded():
             return self.a(self.buffer.copy_(x))
 
     x, y = points(4)
-    assert ".addmm_(" not in Emitter(record(Model(Task("t", Net), seed=0), x, y)).source()
+    assert ".addmm_(" not in Emitter(record(Model(Task("t", Net), seed=0), Examples(x, y))).source()
 
 
 def test_recording_leaves_no_trace():
@@ -205,7 +211,7 @@ def test_recording_leaves_no_trace():
     model = Model(task, seed=0)
     epoch = GraphEpoch(model)
     before, state = model.vector.clone(), torch.get_rng_state()
-    epoch.prepare(x, y)
+    epoch.prepare(Examples(x, y))
     assert torch.equal(model.vector, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.module[1].num_batches_tracked == 0
@@ -234,24 +240,24 @@ def test_what_can_not_be_traced_takes_the_plain_path(module, reason):
     x, y = points(6)
     trainer = Trainer(Task("t", module), seed=0)
     start = trainer.weights.clone()
-    trainer.choose_engine("auto", x, y)
+    trainer.choose_engine("auto", Examples(x, y))
     assert trainer.engine.name == "plain"
     assert reason in trainer.engine.reason
     assert torch.equal(trainer.weights, start)
     with pytest.raises(TaskError, match="engine 'graph' can not train 't': .*use engine 'plain'"):
-        trainer.choose_engine("graph", x, y)
+        trainer.choose_engine("graph", Examples(x, y))
 
 
 def test_auto_takes_the_graph_when_it_can():
     trainer = Trainer(TOY, seed=0)
-    trainer.choose_engine("auto", *points(6))
+    trainer.choose_engine("auto", Examples(*points(6)))
     assert trainer.engine.name == "graph"
     trainer = Trainer(TOY, seed=0)
-    trainer.choose_engine("plain", *points(6))
+    trainer.choose_engine("plain", Examples(*points(6)))
     assert trainer.engine.name == "plain"
 
 
 def test_a_module_that_does_not_fit_its_data_is_named():
     trainer = Trainer(TOY, seed=0)
     with pytest.raises(TaskError, match=r"'toy' can not be trained on x \(4, 5\) torch.float32, y \(4,\) torch.int64"):
-        trainer.choose_engine("auto", torch.rand(4, 5), torch.zeros(4, dtype=torch.int64))
+        trainer.choose_engine("auto", Examples(torch.rand(4, 5), torch.zeros(4, dtype=torch.int64)))

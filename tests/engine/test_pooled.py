@@ -10,12 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedavg import Task, native
+from fedavg import Examples, Task, native
 from fedavg.engine.convolution import FastConvolutions
 from fedavg.engine.model import Model
 from fedavg.engine.pooled import SOURCE, fuse_pooling, is_pooled
 from fedavg.engine.tape import record
 from fedavg.engine.trainer import Trainer
+from toys import epoch
 
 needs_compiler = pytest.mark.skipif(not native.library(SOURCE), reason="needs a C compiler and wide vectors")
 LANES = 16  # a multiple of what any machine has
@@ -215,13 +216,13 @@ def fused(build: Callable[[], nn.Module], side: int) -> int:
     weights = {}
     for engine in ("graph", "plain"):
         trainer = Trainer(task, seed=0)
-        trainer.choose_engine(engine, x[:4], y[:4])
+        trainer.choose_engine(engine, Examples(x[:4], y[:4]))
         start = trainer.weights.clone()
         for _ in range(3):
-            trainer.sgd_epoch(x, y, 4, 0.05)
+            epoch(trainer, Examples(x, y), 4, 0.05)
         weights[engine] = trainer.weights - start
     assert (weights["graph"] - weights["plain"]).norm() <= 1e-4 * weights["plain"].norm()
-    tape = fuse_pooling(record(Model(task, 0), x, y, FastConvolutions()))
+    tape = fuse_pooling(record(Model(task, 0), Examples(x, y), FastConvolutions()))
     return sum(map(is_pooled, tape.ops))
 
 
@@ -288,7 +289,7 @@ def test_relu_stays_where_the_pooled_planes_are_read_as_well() -> None:
 def test_other_convolutions_are_left_to_pytorch(layer: nn.Module, shape: tuple[int, ...]) -> None:
     model = Model(Task("net", lambda: Net([(layer, half)], shape)), 0)
     x, y = drawn(4, *shape), torch.arange(4) % 3
-    assert not any(map(is_pooled, fuse_pooling(record(model, x, y)).ops))
+    assert not any(map(is_pooled, fuse_pooling(record(model, Examples(x, y))).ops))
 
 
 @needs_compiler
@@ -319,14 +320,14 @@ def test_other_layouts_are_left_to_pytorch() -> None:
     layer = nn.Conv2d(1, LANES, 3)
     x, y = images(13)
     model = Model(Task("net", lambda: Net([(layer, half)], (1, 13, 13))), 0)
-    counts = [sum(map(is_pooled, fuse_pooling(record(model, z, y)).ops)) for z in (x, drawn(6, 1, 13, 13))]
+    counts = [sum(map(is_pooled, fuse_pooling(record(model, Examples(z, y))).ops)) for z in (x, drawn(6, 1, 13, 13))]
     assert counts == [1, 0]
 
 
 @needs_compiler
 def test_the_engine_is_named_after_it() -> None:
     trainer = Trainer(Task("net", lambda: one_layer(half)), seed=0)
-    trainer.choose_engine("auto", *images(13))
+    trainer.choose_engine("auto", Examples(*images(13)))
     assert trainer.engine.name == "graph with native convolution"
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from fedavg import Examples, Task
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import TaskError
-from toys import TOY, blobs
+from toys import TOY, blobs, epoch
 
 
 def one_weight():
@@ -29,8 +29,8 @@ def test_an_epoch_by_hand(engine):
     """w = 2; batches {(1, 1)} then {(2, 0)}, eta = 0.1: w -= 0.1 * 2x(wx - y), so 2 -> 1.8 -> 0.36."""
     trainer = Trainer(SQUARED, seed=0)
     x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 0.0])
-    trainer.choose_engine(engine, x[:1], y[:1])
-    total = trainer.sgd_epoch(x, y, 1, 0.1)
+    trainer.choose_engine(engine, Examples(x[:1], y[:1]))
+    total = epoch(trainer, Examples(x, y), 1, 0.1)
     assert float(trainer.weights) == pytest.approx(0.36)
     assert float(total) == pytest.approx(1.0 + 3.6**2)
 

@@ -60,7 +60,7 @@ def test_a_killed_worker_is_replaced_and_the_result_is_unchanged():
         return toy_plan(task=Task("slow", Slow), C=1, rounds=4, engine="plain")
 
     expected = weights_after(plan())
-    fleet = LocalFleet(resolve(plan()), workers=2)
+    fleet = LocalFleet()
     killed: list[int] = []
     done = threading.Event()
 
@@ -87,12 +87,12 @@ def test_a_killed_worker_is_replaced_and_the_result_is_unchanged():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_round_may_have_several_cohorts(workers):
     """Each has a sum of its own; sums are fixed-point numbers, so that what they add up to is exact."""
-    setup = resolve(toy_plan())
-    work = setup.plan.work(1)
-    with closing(LocalFleet(setup, workers)) as fleet:
-        weights = fleet.start()
+    plan = toy_plan(workers=workers)
+    work = plan.work(1)
+    with closing(LocalFleet()) as fleet:
+        weights = fleet.start(resolve(plan, fleet.open(plan), fleet.test))
         one, other, whole = (
-            fleet.train(Cohort(chosen, len(setup.data)), work, [Part(chosen, weights)])
+            fleet.train(Cohort(chosen, len(plan.data)), work, [Part(chosen, weights)])
             for chosen in ([0, 1], [3, 4, 5], [0, 1, 3, 4, 5])
         )
     both = join([one, other], [1.0, 1.0])
@@ -157,7 +157,7 @@ def test_an_error_in_a_worker_is_told_with_its_traceback():
 
         def forward(self, x):
             if os.getpid() != self.home:
-                raise KeyError("not today")
+                raise OSError("not today")
             return self.out(x)
 
     with pytest.raises(TaskError, match="(?s)'moody' failed in a worker.*not today"):
@@ -165,8 +165,8 @@ def test_an_error_in_a_worker_is_told_with_its_traceback():
 
 
 def test_workers_go_away_with_the_fleet():
-    fleet = LocalFleet(resolve(toy_plan()), workers=2)
-    fleet.start()
+    plan, fleet = toy_plan(), LocalFleet()
+    fleet.start(resolve(plan, fleet.open(plan), fleet.test))
     pids = fleet.worker_pids
     assert len(set(pids)) == 2
     fleet.close()
@@ -176,7 +176,7 @@ def test_workers_go_away_with_the_fleet():
 
 
 def test_a_loop_that_is_left_early_leaves_no_workers():
-    fleet = LocalFleet(resolve(toy_plan()), workers=2)
+    fleet = LocalFleet()
     events = train(toy_plan(), fleet)
     next(events)
     pids = fleet.worker_pids

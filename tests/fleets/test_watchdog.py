@@ -12,7 +12,6 @@ from torch import nn
 from fedavg import LocalFleet, Plan, Task, train
 from fedavg.errors import FleetError, PlanError
 from fedavg.fleets.watchdog import Busy, Watchdog
-from fedavg.setup import resolve
 from toys import toy_plan
 
 
@@ -82,7 +81,7 @@ def test_a_stopped_worker_is_replaced_and_the_result_is_unchanged(caplog, secagg
         )  # fmt: skip
 
     *_, expected = train(plan())
-    fleet = LocalFleet(resolve(plan()), workers=2)
+    fleet = LocalFleet()
     events = train(plan(), fleet)
     next(events)
     next(events)

@@ -19,7 +19,7 @@ from fedavg.cohort import sample_cohort
 from fedavg.errors import PlanError, RunDirError
 from fedavg.privacy.accounting import FixedSize, Poisson, epsilon
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import resolve
+from fedavg.setup import population_of, resolve_data, simulation
 from toys import TOY, toy_data, toy_plan
 
 STAGES = ("clip:0.5", "weigh:equal", "noise:2.0")
@@ -73,17 +73,18 @@ def test_the_run_stops_before_the_round_that_would_be_too_dear(tmp_path):
 
 def test_a_budget_that_can_not_pay_for_one_round_is_refused():
     with pytest.raises(PlanError, match=r"dp_epsilon: got 0.01, but round 1 alone costs .*\(replace one client\)"):
-        resolve(private(dp_epsilon=0.01))
+        simulation(private(dp_epsilon=0.01))
 
 
 def test_a_budget_without_noise_is_refused():
     with pytest.raises(PlanError, match="dp_epsilon: got 3, but no stage adds noise"):
-        resolve(toy_plan(dp_epsilon=3))
+        simulation(toy_plan(dp_epsilon=3))
 
 
 def test_poisson_cohorts_have_the_size_on_average_and_each_client_its_own_coin():
-    setup = resolve(toy_plan(sampling="poisson"))
-    cohorts = [sample_cohort(setup, round) for round in range(1, 2001)]
+    plan = toy_plan(sampling="poisson")
+    clients = population_of(resolve_data(plan))
+    cohorts = [sample_cohort(plan, clients, round) for round in range(1, 2001)]
     sizes = np.array([len(cohort) for cohort in cohorts])
     assert sizes.mean() == pytest.approx(3, abs=5 * (5 * 0.6 * 0.4 / 2000) ** 0.5)
     assert sizes.var() == pytest.approx(5 * 0.6 * 0.4, rel=0.2)
@@ -92,14 +93,15 @@ def test_poisson_cohorts_have_the_size_on_average_and_each_client_its_own_coin()
     assert np.abs(counts[[0, 1, 3, 4, 5]] - 1200).max() < 5 * (2000 * 0.6 * 0.4) ** 0.5
 
 
-def first_empty_round(setup):
-    return next(round for round in range(1, 500) if not sample_cohort(setup, round))
+def first_empty_round(plan):
+    clients = population_of(resolve_data(plan))
+    return next(round for round in range(1, 500) if not sample_cohort(plan, clients, round))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_round_without_clients_leaves_the_weights(workers):
     plan = toy_plan(sampling="poisson", C=0, workers=workers)
-    empty = first_empty_round(resolve(plan))
+    empty = first_empty_round(plan)
     events = list(fedavg.train(toy_plan(sampling="poisson", C=0, rounds=empty, workers=workers)))
     assert events[-1].clients == 0
     assert events[-1].bytes_up == events[-1].bytes_down == 0
@@ -108,7 +110,7 @@ def test_a_round_without_clients_leaves_the_weights(workers):
 
 
 def test_a_private_round_without_clients_is_noised_all_the_same():
-    empty = first_empty_round(resolve(private(sampling="poisson", C=0)))
+    empty = first_empty_round(private(sampling="poisson", C=0))
     events = list(fedavg.train(private(sampling="poisson", C=0, rounds=empty)))
     assert events[-1].clients == 0
     moved = (events[-1].state.weights - events[-2].state.weights).double()

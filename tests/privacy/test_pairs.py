@@ -7,7 +7,7 @@ import pytest
 from fedavg import train
 from fedavg.errors import PlanError
 from fedavg.privacy.pairs import PAIRS, table
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 from toys import toy_plan
 
 PRIVATE = ("clip:0.5", "weigh:equal", "noise:1.0")
@@ -43,7 +43,7 @@ def test_every_refusal_has_a_plan_here():
 def test_it_is_refused_at_load_time_with_the_reason(pair):
     plan = REFUSED[pair.first, pair.second]
     with pytest.raises(PlanError) as caught:
-        resolve(toy_plan(**plan))
+        simulation(toy_plan(**plan))
     assert f"{pair.first} with {pair.second}: {pair.why}" in str(caught.value)
 
 

@@ -11,7 +11,7 @@ from fedavg import Sum, Work, train
 from fedavg.errors import PlanError
 from fedavg.secagg import Encoding
 from fedavg.secagg.options import make_masking
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 from fedavg.stages.clip import NORM
 from toys import toy_data, toy_plan
 
@@ -31,7 +31,7 @@ def spread(plan):
     """The standard deviation of what the rounds moved the model by, as a sum over the cohort."""
     states = [event.state.weights.double() for event in train(plan)]
     moved = torch.stack([after - before for before, after in pairwise(states)])
-    return float(moved.std()) * resolve(plan).stages[1].denominator
+    return float(moved.std()) * simulation(plan)[0].stages[1].denominator
 
 
 def test_a_range_near_to_the_noise_is_refused_with_one_that_would_do():
@@ -80,11 +80,11 @@ def test_noise_that_the_ring_would_round_away_is_refused():
 
 
 def test_so_few_clients_that_noise_is_missing_are_refused():
-    masking = resolve(noisy_plan(9, "complete:4:1")).secagg
+    masking = simulation(noisy_plan(9, "complete:4:1"))[0].secagg
     with pytest.raises(PlanError, match="secagg with 5 clients: only 9 of them together carry the noise"):
         masking.check(5)
     stages = (*ONLY_NOISE[:2], "noise:1e6:where=clients:dropout=0.5")
-    assert resolve(noisy_plan(9, "complete:4:1", stages=stages)).secagg.check(5) is None
+    assert simulation(noisy_plan(9, "complete:4:1", stages=stages))[0].secagg.check(5) is None
     terms = masking.terms(bytes(16), 1, "00" * 32, 12, 3, ())
     assert (terms.topology.threshold, terms.topology.minimum) == (9, 9)
     assert make_masking("complete:4:1").terms(bytes(16), 1, "00" * 32, 12, 3, ()).least == 0
@@ -92,7 +92,7 @@ def test_so_few_clients_that_noise_is_missing_are_refused():
 
 def test_a_norm_that_adapts_stays_within_what_the_ring_holds():
     stages = ("clip:0.5:quantile=0.5", "weigh:equal", "noise:1:where=clients")
-    clip = resolve(noisy_plan(9, "complete:12:1", stages=stages)).stages[0]
+    clip = simulation(noisy_plan(9, "complete:12:1", stages=stages))[0].stages[0]
     least, largest = clip.norms
     assert 0 < least < 0.5 < largest < 12
     kept = clip.initial()

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg import Sum, Update, Work, train
+from fedavg.cohort import eligible
 from fedavg.errors import PlanError
-from fedavg.setup import resolve
+from fedavg.setup import Draft, population_of, simulation
 from fedavg.stages import make_stage
 from fedavg.stages.clip import NORM, Clip, shortened
 from toys import toy_plan
@@ -57,7 +58,7 @@ def test_bad_settings_are_refused(text):
 
 
 def bound_clip(*stages, **changes):
-    return resolve(toy_plan(stages=stages, **changes)).stages[0]
+    return simulation(toy_plan(stages=stages, **changes))[0].stages[0]
 
 
 def test_clipping_by_layer_by_hand():
@@ -72,12 +73,13 @@ def test_clipping_by_layer_by_hand():
 
 
 def test_layers_are_counted_once_for_each_vector_that_an_update_has():
-    setup = resolve(toy_plan(stages=("clip:1.0:per=layer",)))
+    setup, data = simulation(toy_plan(stages=("clip:1.0:per=layer",)))
 
     class Two(type(setup.algorithm)):
         vectors_up = 2
 
-    both = setup.stages[0].bind(replace(setup, algorithm=Two()))
+    draft = Draft(setup.plan, setup.task, Two(), setup.codec, setup.stages, None, population_of(data), data.test)
+    both = setup.stages[0].bind(draft)
     assert both.layers == ((0, 144), (144, 195), (195, 339), (339, 390))
 
 
@@ -135,11 +137,11 @@ def update_lengths(weights, lr):
     from fedavg.client import Client
 
     plan = toy_plan(lr=lr)
-    setup = resolve(plan)
-    trainer = setup.new_trainer()
+    setup, data = simulation(plan)
+    trainer = setup.new_trainer(data.client(0))
     lengths = []
-    for k in setup.eligible:
-        client = Client(int(k), setup.data.client(int(k)), trainer, 0, 40, {})
+    for k in eligible(population_of(data)):
+        client = Client(int(k), data.client(int(k)), trainer, 0, 40, {})
         lengths.append(float(setup.algorithm.client_update(client, weights, plan.work(40)).vector.norm()))
     return lengths
 

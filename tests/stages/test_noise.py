@@ -4,7 +4,7 @@ import torch
 
 from fedavg import Sum, Update, Work, train
 from fedavg.errors import Diverged, PlanError
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 from fedavg.stages import make_stage
 from toys import toy_plan
 
@@ -16,7 +16,7 @@ TOLERANCE = 5 * (2 / SIZE) ** 0.5
 
 def noise(text, clip="clip:0.5", **changes):
     """A noise stage as it is in a plan; three of five clients take part in a round."""
-    return resolve(toy_plan(stages=(clip, "weigh:equal", text), **changes)).stages[-1]
+    return simulation(toy_plan(stages=(clip, "weigh:equal", text), **changes))[0].stages[-1]
 
 
 def variance(vector):

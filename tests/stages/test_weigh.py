@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedavg import Sum, Update, Work, train
 from fedavg.errors import PlanError
-from fedavg.setup import resolve
+from fedavg.setup import simulation
 from fedavg.stages import make_stage
 from toys import toy_plan
 
@@ -22,14 +22,14 @@ def test_weights_by_hand(text, n, weight):
 
 def test_the_denominator_by_hand():
     """Clients have 7, 12, 0, 5, 20 and 9 examples. With a cap of 10: 0.7 + 1 + 0.5 + 1 + 0.9, of which 3 in 5 come."""
-    capped, equal = (resolve(toy_plan(stages=(text,))).stages[0] for text in ("weigh:cap=10", "weigh:equal"))
+    capped, equal = (simulation(toy_plan(stages=(text,)))[0].stages[0] for text in ("weigh:cap=10", "weigh:equal"))
     total = Sum(torch.tensor([6.0]), weight=2.2, count=2)
     assert capped.on_sum(total, WORK, RNG).weight == pytest.approx(4.1 * 3 / 5)
     assert equal.on_sum(total, WORK, RNG).mean.tolist() == [2.0]
 
 
 def test_the_total_may_be_told():
-    stage = resolve(toy_plan(stages=("weigh:cap=10:total=100",))).stages[0]
+    stage = simulation(toy_plan(stages=("weigh:cap=10:total=100",)))[0].stages[0]
     assert stage.denominator == pytest.approx(100 * 3 / 5)
 
 
@@ -47,9 +47,9 @@ def test_equal_weights_are_the_plain_mean():
     for k in (0, 1, 3, 4, 5):
         from fedavg.client import Client
 
-        setup = resolve(toy_plan())
-        trainer = setup.new_trainer()
-        client = Client(k, setup.data.client(k), trainer, 0, 1, {})
+        setup, data = simulation(toy_plan())
+        trainer = setup.new_trainer(data.client(0))
+        client = Client(k, data.client(k), trainer, 0, 1, {})
         alone.append(setup.algorithm.client_update(client, start.state.weights, setup.plan.work(1)).vector)
     moved = equal.state.weights - start.state.weights
     torch.testing.assert_close(moved, torch.stack(alone).mean(0), rtol=1e-4, atol=1e-6)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedavg import trees
 from fedavg.data import shakespeare as data
 from fedavg.engine.trainer import Trainer
 from fedavg.metrics import IGNORE
@@ -21,6 +22,7 @@ from fedavg.tasks.shakespeare import (
     token_loss,
 )
 from fedavg.types import Examples
+from toys import epoch
 
 
 def test_it_has_the_papers_number_of_parameters() -> None:
@@ -97,11 +99,11 @@ def test_packing_changes_neither_training_nor_metrics(engine: str, batch: int) -
     texts = lines(5, 20, 30, 17, 9, 44, 2)
     texts.x[3, 0] = 65  # a piece that goes on with a text
     trained = []
-    for task in (SHAKESPEARE_LSTM, replace(SHAKESPEARE_LSTM, pack=None)):
+    for task in (SHAKESPEARE_LSTM, replace(SHAKESPEARE_LSTM, collate=None)):
         trainer = Trainer(task, seed=0)
-        trainer.choose_engine(engine, texts.x[:3], texts.y[:3])
+        trainer.choose_engine(engine, trees.take(texts, slice(3)))
         start = trainer.weights.clone()
-        loss = trainer.sgd_epoch(texts.x, texts.y, batch, 0.5)
+        loss = epoch(trainer, texts, batch, 0.5)
         trained.append((trainer.weights - start, float(loss), trainer.evaluate(texts)))
     (packed, packed_loss, packed_metrics), (whole, whole_loss, whole_metrics) = trained
     # A step rounds each weight to its last digit, in both trainings: together at most 1.1e-4 of what one step changes.

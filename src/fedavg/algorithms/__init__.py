@@ -5,20 +5,21 @@ from fedavg.algorithms.algorithm import Algorithm
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.fedavgm import FedAvgM
 from fedavg.algorithms.fedbuff import FedBuff
+from fedavg.algorithms.feddyn import FedDyn
 from fedavg.algorithms.fednova import FedNova
 from fedavg.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedavg.algorithms.fedprox import FedProx
 from fedavg.algorithms.fedsgd import FedSGD
 from fedavg.algorithms.oneshot import OneShot
 from fedavg.algorithms.scaffold import Scaffold
-from fedavg.algorithms.sgd import SGD
+from fedavg.algorithms.sgd import PooledSGD
 from fedavg.specs import make
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedavg": FedAvg,
     "fedsgd": FedSGD,
     "oneshot": OneShot,
-    "sgd": SGD,
+    "sgd": PooledSGD,
     "fedprox": FedProx,
     "fedavgm": FedAvgM,
     "fedadagrad": FedAdagrad,
@@ -26,6 +27,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedyogi": FedYogi,
     "fednova": FedNova,
     "scaffold": Scaffold,
+    "feddyn": FedDyn,
     "fedbuff": FedBuff,
     "adaptive": Adaptive,
 }

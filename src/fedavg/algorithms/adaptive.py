@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedavg.algorithms.algorithm import Algorithm
-from fedavg.algorithms.settings import require
+from fedavg.algorithms.settings import require, require_plain_sgd
 from fedavg.errors import PlanError
 from fedavg.types import State, Sum, Update, Work
 
@@ -84,7 +84,7 @@ class Adaptive(Algorithm):
             beta = float((own_gradient - gradient).norm()) / distance
             client.load(weights)
         for step in range(done + 1, done + tau + 1):
-            client.sgd_step(step, B, eta)
+            client.step(step, B, eta)
         client.state["w"] = client.weights.clone()
         square = float(gradient.double().square().sum())
         metrics = {"train_loss": loss, "rho": rho, "beta": beta, "square": square}
@@ -126,6 +126,7 @@ class Adaptive(Algorithm):
                 f"algorithm adaptive: got C={plan.C:g}, E={plan.E}; expected C=1 and E=1 (all clients take part, and "
                 "the algorithm itself decides their local steps)"
             )
+        require_plain_sgd(plan, self.name, "its bound is on steps of plain SGD")
         if self.budget < self.step + self.round:
             raise PlanError(
                 f"algorithm adaptive: the budget is {self.budget:g}; expected at least {self.step + self.round:g}, "

@@ -27,10 +27,8 @@ class FedAvg(Algorithm):
     name = "fedavg"
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
-        E, B, eta = work.epochs, work.batch, work.lr
         client.load(weights)
-        for _epoch in range(E):
-            loss = client.sgd_epoch(B, eta)  # for each batch b: w -= eta ∇l(w; b)
+        loss = client.epochs(work)  # E times, for each batch b of size B: w -= eta ∇l(w; b)
         return Update(client.weights - weights, weight=client.n, metrics={"train_loss": loss})
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:

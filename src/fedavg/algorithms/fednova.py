@@ -1,7 +1,9 @@
 """FedNova: Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", §4
 
-    client i:  tau_i steps of SGD;   sends d_i = Δ_i / tau_i        (Δ_i = w^i - w_t; |a_i|_1 = tau_i for plain SGD)
-    server:    tau_eff = Σ p_i tau_i;   w_{t+1} = w_t + tau_eff Σ p_i d_i        (p_i = n_i / m_t)
+    client i:  tau_i steps of SGD;   sends d_i = Δ_i / |a_i|_1        (Δ_i = w^i - w_t)
+    server:    tau_eff = Σ p_i |a_i|_1;   w_{t+1} = w_t + tau_eff Σ p_i d_i        (p_i = n_i / m_t)
+
+    |a_i|_1 = tau_i for plain SGD; with momentum m, (tau_i - m (1 - m^tau_i) / (1 - m)) / (1 - m)
 
 A client that takes more steps, since it has more data, no longer pulls harder than its n_k says: what is minimised
 stays Σ p_i F_i. Where all take as many steps it is FedAvg, to rounding.
@@ -13,10 +15,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedavg.algorithms.fedavg import FedAvg
+from fedavg.algorithms.settings import require_linear
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
+    from fedavg.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,13 @@ class FedNova(FedAvg):
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
         update = super().client_update(client, weights, work)
-        tau = work.epochs * client.steps(work.batch)
+        tau = client.optimizer.effective_steps(work.epochs * client.steps(work.batch))
+        assert tau, "see `check`"
         return replace(update, vector=update.vector / tau, metrics={**update.metrics, "tau": tau})
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         tau_eff = total.metrics["tau"]  # the n_k-weighted mean over the cohort
         return replace(state, weights=(state.weights.double() + tau_eff * total.mean).float())
+
+    def check(self, plan: "Plan") -> None:
+        require_linear(plan, self.name, "it counts how much each gradient adds to the change")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require
+from fedavg.optimizers import Correction
 from fedavg.types import Update, Work
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ class FedProx(FedAvg):
         require(self, "mu", low=0)
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
-        E, B, eta, mu = work.epochs, work.batch, work.lr, self.mu
         client.load(weights)
-        for _epoch in range(E):
-            loss = client.sgd_epoch(B, eta, lambda w: mu * (w - weights))
+        loss = client.epochs(work, Correction(pull=self.mu, towards=weights))  # ∇l(w; b) + mu (w - w_t)
         return Update(client.weights - weights, weight=client.n, metrics={"train_loss": loss})

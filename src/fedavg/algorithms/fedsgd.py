@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedavg.algorithms.algorithm import Algorithm
+from fedavg.algorithms.settings import require_plain_sgd
 from fedavg.errors import PlanError
 from fedavg.types import State, Sum, Update, Work
 
@@ -37,3 +38,4 @@ class FedSGD(Algorithm):
             raise PlanError(
                 f"algorithm fedsgd: got E={plan.E}, B={plan.B}; expected E=1 and B=inf (a gradient a round)"
             )
+        require_plain_sgd(plan, self.name, "clients send a gradient and take no step")

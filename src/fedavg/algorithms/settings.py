@@ -1,8 +1,13 @@
-"""The check that algorithms make of their own settings."""
+"""The checks that algorithms make of their own settings, and of the optimiser that they can work with."""
 
 from math import inf, isfinite
+from typing import TYPE_CHECKING
 
 from fedavg.errors import PlanError
+from fedavg.optimizers import Folded, Optimizer, make_optimizer
+
+if TYPE_CHECKING:
+    from fedavg.plan import Plan
 
 
 def require(algorithm: object, name: str, *, low: float, high: float = inf, above: bool = False) -> None:
@@ -15,3 +20,21 @@ def require(algorithm: object, name: str, *, low: float, high: float = inf, abov
         f"algorithm {algorithm.name}: {name} is {value}; "  # type: ignore[attr-defined]
         f"expected a finite number {'above' if above else 'from'} {low:g}{upper}"
     )
+
+
+def optimizer_of(plan: "Plan") -> Optimizer:
+    return make_optimizer(plan.optimizer)
+
+
+def require_plain_sgd(plan: "Plan", algorithm: str, reason: str) -> None:
+    if optimizer_of(plan).folded != Folded():
+        raise PlanError(f"algorithm {algorithm}: got optimizer '{plan.optimizer}'; expected 'sgd', since {reason}")
+
+
+def require_linear(plan: "Plan", algorithm: str, reason: str) -> None:
+    """SGD with momentum will do; steps that are not sums of gradients times the rate, such as Adam's, will not."""
+    if optimizer_of(plan).effective_steps(1) is None:
+        raise PlanError(
+            f"algorithm {algorithm}: got optimizer '{plan.optimizer}'; expected 'sgd', with momentum that is not kept "
+            f"if any, since {reason}"
+        )

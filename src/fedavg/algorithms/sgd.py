@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedavg.algorithms.algorithm import Algorithm
 from fedavg.algorithms.fedavg import FedAvg
+from fedavg.algorithms.settings import optimizer_of
 from fedavg.errors import PlanError
 from fedavg.types import State, Sum, Update, Work
 
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SGD(Algorithm):
+class PooledSGD(Algorithm):
     name = "sgd"
     pools_data = True
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
         client.load(weights)
-        size, loss = client.sgd_step(work.round, work.batch, work.lr)
+        size, loss = client.step(work.round, work.batch, work.lr)
         return Update(client.weights - weights, weight=size, metrics={"train_loss": loss})
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
@@ -31,3 +32,9 @@ class SGD(Algorithm):
     def check(self, plan: "Plan") -> None:
         if plan.schedule("E").values != {1}:
             raise PlanError(f"algorithm sgd: got E={plan.E}; expected E=1 (one minibatch of size B is one round)")
+        optimizer = optimizer_of(plan)
+        if optimizer.slots and not optimizer.keep:
+            raise PlanError(
+                f"algorithm sgd: got optimizer '{plan.optimizer}', which would start afresh at every step; "
+                f"expected '{plan.optimizer}:keep=true'"
+            )

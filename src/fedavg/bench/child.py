@@ -6,7 +6,6 @@ import sys
 import time
 
 from fedavg.bench.workloads import WORKLOADS
-from fedavg.setup import resolve
 
 
 def main(what: str, workload: str, rounds: int, workers: int) -> dict[str, object]:
@@ -14,7 +13,7 @@ def main(what: str, workload: str, rounds: int, workers: int) -> dict[str, objec
         os.environ["FEDAVG_NATIVE"] = "0"  # the products of an LSTM can be seen only in the loop that runs everywhere
         from fedavg.bench.floor import floor_seconds_per_round
 
-        return {"seconds": floor_seconds_per_round(resolve(WORKLOADS[workload](rounds, workers)))}
+        return {"seconds": floor_seconds_per_round(WORKLOADS[workload](rounds, workers))}
     from fedavg.server import Round, train
 
     ends, seconds = [], []

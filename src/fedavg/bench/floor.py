@@ -11,17 +11,21 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.engine import plain
-from fedavg.engine.graph import call_source
+from fedavg.engine.emit import call_source
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.tape import Op, Ref
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
-from fedavg.setup import Setup
+from fedavg.plan import Plan
+from fedavg.setup import cohort_size, population_of, simulation
+from fedavg.types import Examples
 
 aten = torch.ops.aten
 PRODUCTS = {
@@ -51,23 +55,29 @@ class RecordProducts(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def floor_seconds_per_round(setup: Setup) -> float:
+def floor_seconds_per_round(plan: Plan) -> float:
     """Seconds that a round would take if its products were all there is to do, on the plan's number of workers."""
-    torch.set_num_threads(1)
-    trainer = setup.new_trainer()
-    first = setup.data.client(int(setup.eligible[0]))
-    work = setup.plan.work(1)
+    with one_thread():
+        return _floor(plan)
+
+
+def _floor(plan: Plan) -> float:
+    setup, data = simulation(plan)
+    first = data.client(int(np.flatnonzero(data.sizes)[0]))
+    trainer = setup.new_trainer(first)
+    work = plan.work(1)
     batch = int(min(work.batch, len(first)))
-    step = products_of_step(trainer, first.x[:batch], first.y[:batch])
-    steps = work.epochs * ceil(len(first) / batch) * setup.cohort_size
-    return median(_on_all_cores(step, setup.plan.workers)) * steps / setup.plan.workers
+    step = products_of_step(trainer, trees.take(first, slice(0, batch)))
+    steps = work.epochs * ceil(len(first) / batch) * cohort_size(plan.C, population_of(data))
+    return median(_on_all_cores(step, plan.workers)) * steps / plan.workers
 
 
-def products_of_step(trainer: Trainer, x: Tensor, y: Tensor) -> Callable[[int], None]:
+def products_of_step(trainer: Trainer, examples: Examples) -> Callable[[int], None]:
     """A function that runs the products of so many steps, one after another, and nothing else."""
-    inputs = trainer.inputs(x, seeds.rng(0, seeds.NONE, seeds.NONE, "floor"))
+    rng = seeds.rng(0, seeds.NONE, seeds.NONE, "floor")
+    batch = Examples(trainer.inputs(examples.x, rng), trainer.targets(examples.y))
     with RecordProducts() as record:
-        plain.gradients(trainer.model, inputs, y)
+        plain.gradients(trainer.model, batch)
     tensors: list[Tensor] = []
     lines = []
     for index, (func, args, kwargs) in enumerate(record.calls):

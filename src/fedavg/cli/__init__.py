@@ -1,6 +1,9 @@
 """The command line. Each command is a file; a user's mistake ends in one clear message and exit code 2."""
 
 import sys
+from errno import EACCES, EDQUOT, EMFILE, ENFILE, ENOSPC, EPERM, EROFS
+from io import TextIOWrapper
+from typing import Final
 
 import click
 
@@ -29,11 +32,28 @@ for command in (
     cli.add_command(command)
 
 
+#: What the surroundings refuse, whoever asks: rights, space, a read-only disk, open files.
+_REFUSED: Final = {EACCES, EPERM, EROFS, ENOSPC, EDQUOT, EMFILE, ENFILE}
+
+
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows only ASCII
     try:
         cli(standalone_mode=False)
     except FedAvgError as error:
         click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        place = f" with {error.filename}" if error.filename else ""
+        click.echo(
+            f"error: the system refuses this{place}: {error.strerror}; expected files and folders that this user may "
+            "use (HOME, --data-dir, --run-dir), space on the disk, and enough open files (ulimit -n)",
+            err=True,
+        )
         sys.exit(2)
     except click.ClickException as error:
         error.show()

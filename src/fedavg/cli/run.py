@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +77,27 @@ def run(
         return
     from fedavg import runner
 
-    directory = run_dir or Path("runs") / f"{Path(source).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    with _progress(plan, directory, quiet) as watch:
-        result = runner.run(plan, directory, watch)
+    directory = run_dir or _new_directory(Path(source).stem)
+    try:
+        with _progress(plan, directory, quiet) as watch:
+            result = runner.run(plan, directory, watch)
+    finally:
+        with suppress(OSError):  # a plan that proved bad leaves nothing behind
+            directory.rmdir()
     _report(result, plot, as_json)
+
+
+def _new_directory(name: str) -> Path:
+    """runs/NAME-DATE-TIME, made at once: of two runs that start in the same second, each gets its own."""
+    first = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    for number in count(1):
+        directory = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return directory
+    raise AssertionError("there is always a next number")
 
 
 @click.command()

@@ -9,27 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedavg import trees
 from fedavg.errors import DataError
-from fedavg.types import Examples, FederatedData
+from fedavg.ragged import Ragged
+from fedavg.types import Examples, FederatedData, Tree
 
 
 @final
 class ArrayData(FederatedData):
     """All training examples in one pair of tensors, held once, ordered by client.
 
-    `x` has shape (N, ...), `y` (N, ...), and `parts` names the rows of each client. The rows are put in the order of
-    the clients once, so that a client is a slice: no copy when it is asked for, and forked processes share the pages.
+    `x` and `y` have shape (N, ...), or are tuples or dicts of such tensors; `parts` names the rows of each client. The
+    rows are put in the order of the clients once, so that a client is a slice: no copy when it is asked for, and forked
+    processes share the pages.
     """
 
-    def __init__(self, name: str, x: Tensor, y: Tensor, parts: Sequence[np.ndarray], test: Examples | None) -> None:
+    def __init__(self, name: str, x: Tree, y: Tree, parts: Sequence[np.ndarray], test: Examples | None) -> None:
         _check(name, x, y, parts, test)
         self.name = name
         self._test = test
         self._sizes = np.array([len(part) for part in parts], np.int64)
         self._ends = np.cumsum(self._sizes)
         order = np.concatenate(parts) if len(parts) else np.empty(0, np.int64)
-        in_order = np.array_equal(order, np.arange(len(y)))
-        self._x, self._y = (x, y) if in_order else (_rows(x, order), _rows(y, order))
+        in_order = np.array_equal(order, np.arange(trees.length(y)))
+        self._all = Examples(x, y) if in_order else Examples(_rows(x, order), _rows(y, order))
 
     @property
     def sizes(self) -> np.ndarray:
@@ -39,7 +42,7 @@ class ArrayData(FederatedData):
         if not 0 <= k < len(self._sizes):
             raise DataError(f"{self.name} has no client {k}: expected 0 to {len(self._sizes) - 1}.")
         rows = slice(int(self._ends[k] - self._sizes[k]), int(self._ends[k]))
-        return Examples(self._x[rows], self._y[rows])
+        return trees.take(self._all, rows)
 
     @property
     def test(self) -> Examples | None:
@@ -48,10 +51,13 @@ class ArrayData(FederatedData):
     @cached_property
     def fingerprint(self) -> str:
         digest = blake2b(digest_size=16)
-        test = (self._test.x, self._test.y) if self._test else ()
-        for tensor in (self._x, self._y, *test):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(_bytes(tensor).data)
+        sets = (self._all, *([self._test] if self._test else []))
+        for tree in (side for examples in sets for side in (examples.x, examples.y)):
+            digest.update("".join(tree if isinstance(tree, dict) else ()).encode())
+            for leaf in trees.leaves(tree):
+                for tensor in leaf.parts if isinstance(leaf, Ragged) else (leaf,):
+                    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+                    digest.update(_bytes(tensor).data)
         digest.update(self._sizes.tobytes())
         return digest.hexdigest()
 
@@ -59,11 +65,17 @@ class ArrayData(FederatedData):
 def pooled(data: FederatedData) -> FederatedData:
     """The same examples as one client, in the order of the clients: what plain SGD trains on (§3, CIFAR)."""
     parts = [data.client(k) for k in range(len(data))]
-    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    return ArrayData(f"{data.name}, pooled", x, y, [np.arange(len(y))], data.test)
+    x, y = trees.joined([part.x for part in parts]), trees.joined([part.y for part in parts])
+    return ArrayData(f"{data.name}, pooled", x, y, [np.arange(trees.length(y))], data.test)
 
 
-def _rows(tensor: Tensor, order: np.ndarray) -> Tensor:
+def _rows(tree: Tree, order: np.ndarray) -> Tree:
+    return trees.changed(tree, lambda leaf: _leaf_rows(leaf, order))
+
+
+def _leaf_rows(tensor: Tensor | Ragged, order: np.ndarray) -> Tensor | Ragged:
+    if isinstance(tensor, Ragged):
+        return tensor.index_select(0, torch.from_numpy(order))
     # By NumPy: PyTorch would start its thread pool, which does not survive the fork of the workers.
     moved = torch.from_numpy(_bytes(tensor)[order])
     return moved.view(-1).view(tensor.dtype).view(len(order), *tensor.shape[1:])
@@ -75,17 +87,31 @@ def _bytes(tensor: Tensor) -> np.ndarray:
     return flat.reshape(len(tensor), flat.size // max(len(tensor), 1))
 
 
-def _check(name: str, x: Tensor, y: Tensor, parts: Sequence[np.ndarray], test: Examples | None) -> None:
-    pairs = [("training", x, y), *([("test", test.x, test.y)] if test else [])]
-    for what, left, right in pairs:
-        if left.dim() < 1 or right.dim() < 1 or len(left) != len(right):
-            raise DataError(
-                f"{name}: {what} x has shape {tuple(left.shape)} and y {tuple(right.shape)}: "
-                "expected the same first dimension, one row per example."
-            )
+def _check(name: str, x: Tree, y: Tree, parts: Sequence[np.ndarray], test: Examples | None) -> None:
+    _check_rows(f"{name}: training", Examples(x, y))
+    if test is not None:
+        _check_rows(f"{name}: test", test)
+    rows = trees.length(y)
     for k, part in enumerate(parts):
-        if part.ndim != 1 or (len(part) and not (part.min() >= 0 and part.max() < len(y))):
+        if part.ndim != 1 or (len(part) and not (part.min() >= 0 and part.max() < rows)):
             raise DataError(
-                f"{name}: client {k} has rows outside 0 to {len(y) - 1}, or not a flat list of them. "
+                f"{name}: client {k} has rows outside 0 to {rows - 1}, or not a flat list of them. "
                 "Make each part a 1-D array of row numbers."
             )
+
+
+def _check_rows(what: str, examples: Examples) -> None:
+    """Tensors, or tuples or dicts of them, that all have as many rows."""
+    for name, tree in (("x", examples.x), ("y", examples.y)):
+        for leaf in trees.leaves(tree):
+            if not isinstance(leaf, Tensor | Ragged):
+                raise DataError(
+                    f"{what} {name} has a {type(leaf).__name__}; expected a tensor, or a tuple or a dict of tensors. "
+                    "Make it one with torch.as_tensor."
+                )
+    every = [*trees.leaves(examples.x), *trees.leaves(examples.y)]
+    if any(len(leaf.shape) < 1 for leaf in every) or len({len(leaf) for leaf in every}) != 1:
+        raise DataError(
+            f"{what} x has shape {trees.shapes(examples.x)} and y {trees.shapes(examples.y)}: "
+            "expected the same first dimension, one row per example."
+        )

@@ -1,18 +1,18 @@
 """Finds NaN and infinity in examples: a model can not be judged on them, and the fault is not the model's."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from fedavg import trees
 from fedavg.errors import DataError
+from fedavg.ragged import Ragged
 from fedavg.types import Examples
 
 
 def check_finite(examples: Examples, whose: str) -> None:
     """Refuse examples that hold a number that is none, naming the first row that does."""
     for part, value in (("x", examples.x), ("y", examples.y)):
-        for tensor in tensors(value):
+        for tensor in map(_numbers, trees.leaves(value)):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 row = int((~torch.isfinite(tensor)).flatten(1 if tensor.dim() > 1 else 0).nonzero()[0][0])
                 raise DataError(
@@ -21,9 +21,5 @@ def check_finite(examples: Examples, whose: str) -> None:
                 )
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """All tensors of examples that may be a tensor, or a tuple, list or dict of them."""
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value
-    return [tensor for part in parts for tensor in tensors(part)]
+def _numbers(leaf: Tensor | Ragged) -> Tensor:
+    return leaf.values if isinstance(leaf, Ragged) else leaf

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 import torch
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.types import Examples, FederatedData
 
 
@@ -36,16 +36,10 @@ class HeldOut(FederatedData):
         return held_out(self._data.sizes, self._share)
 
     def client(self, k: int) -> Examples:
-        return self._rows(k, slice(int(self.held_sizes[k]), None))
+        return hold_out(self._data.client(k), self._share, self._seed, k)[0]
 
     def held(self, k: int) -> Examples:
-        return self._rows(k, slice(0, int(self.held_sizes[k])))
-
-    def _rows(self, k: int, part: slice) -> Examples:
-        examples = self._data.client(k)
-        order = seeds.rng(self._seed, seeds.NONE, k, "held out").permutation(len(examples))
-        rows = torch.from_numpy(np.sort(order[part]))
-        return Examples(examples.x.index_select(0, rows), examples.y.index_select(0, rows))
+        return hold_out(self._data.client(k), self._share, self._seed, k)[1]
 
     @property
     def test(self) -> Examples | None:
@@ -54,3 +48,16 @@ class HeldOut(FederatedData):
     @property
     def fingerprint(self) -> str:
         return f"{self._data.fingerprint}-{self._share:g}-{self._seed}"
+
+
+def hold_out(examples: Examples, share: float, seed: int, k: int) -> tuple[Examples, Examples]:
+    """What client k trains on, and what is held out of it."""
+    if not share:
+        return examples, _rows(examples, np.empty(0, np.int64))
+    order = seeds.rng(seed, seeds.NONE, k, "held out").permutation(len(examples))
+    held = int(held_out(np.array(len(examples)), share))
+    return _rows(examples, order[held:]), _rows(examples, order[:held])
+
+
+def _rows(examples: Examples, rows: np.ndarray) -> Examples:
+    return trees.take(examples, torch.from_numpy(np.sort(rows)))

@@ -1,37 +1,51 @@
 """The fast path: a local epoch of any module as one native call.
 
-One step is recorded per batch shape as a flat list of ATen operators, the SGD update is folded into it, and the
-whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter runs without Python or autograd in
-between. What is gained, in order of size: no Python between operators; no gradient buffer for a weight whose gradient
-is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass. Convolutions that fit are done by
-Fourier transforms (`convolution.py`), and together with the pooling after them (`pooled.py`); a large layer's step is
-taken while its gradient is passed on (`dense.py`).
+The gradients of one batch are recorded per batch shape as a flat list of ATen operators, the optimiser's step is
+folded into it (`emit.py`), and the whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter
+runs without Python or autograd in between. What is gained, in order of size: no Python between operators; no gradient
+buffer for a weight whose gradient is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass.
+Convolutions that fit are done by Fourier transforms (`convolution.py`), and together with the pooling after them
+(`pooled.py`); a large layer's step is taken while its gradient is passed on (`dense.py`).
+
+An optimiser that needs whole gradients (Adam, clipping, a user's own) has them made by the same native code, batch by
+batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedavg import trees
 from fedavg.engine.convolution import FastConvolutions
 from fedavg.engine.dense import fuse_steps, is_fused
+from fedavg.engine.emit import Emitter, Kind
 from fedavg.engine.model import Model
 from fedavg.engine.pooled import fuse_pooling, is_pooled
-from fedavg.engine.tape import Op, Ref, Tape, Untraceable, record
+from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, record
+from fedavg.optimizers.optimizer import Correction, Folded, Steps, step_with
+from fedavg.types import Examples
 
-aten = torch.ops.aten
-#: Views of a parameter stay valid while it is updated in place, so they are made once, before the loop over batches.
-VIEWS = {aten.t.default, aten.transpose.int, aten.view.default, aten.permute.default, aten.unsqueeze.default}
-#: Up to so many rows are added to a bias one by one, which rounds each to the bias's last digit. Of more, as a language
-#: model has, the sum is taken first: the time of one more operator is little there, and the error would grow.
-FEW_ROWS = 64
+Epoch = Callable[[list[Tensor], int, list[float], list[Tensor], list[Tensor], Sequence[Tensor], list[Tensor]], Tensor]
+WHOLE = Kind(whole=True)
 
-Epoch = Callable[[Tensor, Tensor, int, float, list[Tensor], list[Tensor]], Tensor]
+
+@dataclass(frozen=True)
+class Call:
+    """What one call of a native epoch is told beside its data."""
+
+    kind: Kind
+    numbers: list[float]
+    #: w, towards, drift, v: the flat vectors.
+    flat: Sequence[Tensor]
+    #: Where the gradient of each parameter goes, if that is not the parameter itself.
+    targets: list[Tensor]
 
 
 class GraphEpoch:
-    """`sgd_epoch` for one model: compiles one native function per batch shape and keeps it."""
+    """Local epochs of one model: compiles one native function per batch shape and kind of step, and keeps it."""
 
     def __init__(self, model: Model) -> None:
         #: What stands in for PyTorch's own kernels, in evaluation too.
@@ -40,192 +54,110 @@ class GraphEpoch:
         self.native: set[str] = set()
         self._model = model
         self._parameters = [p.detach() for p in model.parameters.values()]
-        self._compiled: dict[tuple[torch.Size, torch.Size], tuple[Epoch, list[Tensor]]] = {}
+        self._empty = torch.empty(0, device=model.vector.device)
+        self._gradient: Tensor | None = None
+        self._compiled: dict[Any, tuple[Epoch, list[Tensor]]] = {}
 
-    def __call__(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
-        """One pass over (x, y) in order, in batches (the last may be short); returns the sum of the losses."""
-        full = len(y) - len(y) % batch
-        total = torch.zeros((), device=x.device)
+    def __call__(self, examples: Examples, size: int, steps: Steps) -> Tensor:
+        """One pass over the examples in order, in batches (the last may be short); returns the sum of the losses."""
+        folded = steps.optimizer.folded
+        if folded is None:
+            return self._by_whole_gradients(examples, size, steps)
+        call = self._call(folded, steps)
+        full = len(examples) - len(examples) % size
+        total = torch.zeros((), device=self._empty.device)
         if full:
-            total += self._run(x[:full], y[:full], batch, lr)
-        if full < len(y):
-            total += self._run(x[full:], y[full:], len(y) - full, lr)
+            total += self._run(trees.take(examples, slice(0, full)), size, call)
+        if full < len(examples):
+            total += self._run(trees.take(examples, slice(full, None)), len(examples) - full, call)
         return total
 
-    def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Compile for batches shaped like (x, y), if that has not been done."""
-        if (x.shape, y.shape) not in self._compiled:
+    def prepare(self, batch: Examples, kind: Kind = Kind()) -> tuple[Epoch, list[Tensor]]:  # noqa: B008
+        """The native function for batches shaped like this one, and what it is given; compiled when first asked for."""
+        key = (kind, *((leaf.shape, leaf.dtype) for leaf in (*trees.leaves(batch.x), *trees.leaves(batch.y))))
+        if key not in self._compiled:
             with (
                 self._model.unchanged(),
                 torch.random.fork_rng(devices=[]),
             ):  # recording takes a step that does not count
-                tape = self._recorded(x, y)
-                self._compiled[x.shape, y.shape] = compile_epoch(tape), tape.state_tensors
+                tape = self._recorded(batch, kind)
+                self._compiled[key] = compile_epoch(tape, kind), tape.state_tensors
+        return self._compiled[key]
 
-    def _recorded(self, x: Tensor, y: Tensor) -> Tape:
+    def _recorded(self, batch: Examples, kind: Kind) -> Tape:
         """A step, with kernels of our own where there are any."""
-        tape = record(self._model, x, y, self.kernels)
-        if x.device.type == "cpu":
-            tape = fuse_steps(fuse_pooling(tape))
+        try:
+            tape = record(self._model, batch, self.kernels)
+        except LooksAtData:
+            with as_a_compiler():
+                tape = record(self._model, batch, self.kernels)
+        if self._empty.device.type == "cpu":
+            tape = fuse_pooling(tape)
+            tape = fuse_steps(tape) if kind.steps_weights else tape
         if self.kernels.used or any(map(is_pooled, tape.ops)):
             self.native.add("convolution")
         if any(map(is_fused, tape.ops)):
             self.native.add("dense layers")
         return tape
 
-    def _run(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
-        self.prepare(x[:batch], y[:batch])
-        native, state = self._compiled[x[:batch].shape, y[:batch].shape]
+    def _call(self, folded: Folded, steps: Steps) -> Call:
+        """The steps as numbers and vectors: the gradient has pull (w - towards) + drift added to it."""
+        pull, towards, drift = _joined(folded.weight_decay, steps.correction, self._model.trainable)
+        kind = Kind(momentum=folded.momentum > 0, nesterov=folded.nesterov, pulled=pull != 0, drifted=drift is not None)
+        if pull and not kind.momentum:  # both parts in one pass: pull (w - (towards - drift / pull))
+            towards = _minus(towards, drift, 1 / pull, self._model.trainable)
+            kind, drift = Kind(pulled=True), None
+        elif pull and towards is not None:
+            drift = _minus(drift, towards, pull, self._model.trainable)
+            kind = Kind(momentum=True, nesterov=folded.nesterov, pulled=True, drifted=True)
+        velocity = steps.slots["momentum"] if kind.momentum else self._empty
+        flat = [self._model.trainable, *(self._empty if v is None else v for v in (towards, drift)), velocity]
+        targets = self._model.split(velocity) if kind.momentum else []
+        return Call(kind, [steps.lr, pull, folded.momentum], flat, targets)
+
+    def _by_whole_gradients(self, examples: Examples, size: int, steps: Steps) -> Tensor:
+        w = self._model.trainable
+        if self._gradient is None:
+            self._gradient = torch.empty_like(w)
+        flat, targets = [self._empty] * 4, self._model.split(self._gradient)
+        total = torch.zeros((), device=self._empty.device)
+        for batch in trees.batches(examples, size):
+            total += self._run(batch, len(batch), Call(WHOLE, [0.0, 0.0, 0.0], flat, targets))
+            step_with(steps, w, self._gradient)
+        return total
+
+    def _run(self, examples: Examples, size: int, call: Call) -> Tensor:
+        native, state = self.prepare(trees.take(examples, slice(0, size)), call.kind)
+        data = [*trees.leaves(examples.x), *trees.leaves(examples.y)]
         # Nothing here requires a gradient. Gradients are enabled since some operators (oneDNN's LSTM) keep what their
         # backward needs only then; operators are called below autograd since there is nothing for it to do.
         below_autograd = torch._C._AutoDispatchBelowAutograd()
         with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            return native(x, y, batch, lr, self._parameters, state)
+            return native(data, size, call.numbers, self._parameters, state, call.flat, call.targets)
 
 
-def compile_epoch(tape: Tape) -> Epoch:
+def compile_epoch(tape: Tape, kind: Kind) -> Epoch:
     """The native epoch for batches shaped like what was recorded."""
     try:
-        unit = torch.jit.CompilationUnit(Emitter(tape).source())
+        unit = torch.jit.CompilationUnit(Emitter(tape, kind).source())
     except RuntimeError as error:
         raise Untraceable(f"an operator of the module has no TorchScript form: {error}") from error
     epoch: Epoch = unit.epoch
     return epoch
 
 
-class Emitter:
-    """Writes a tape as the TorchScript source of a function `epoch`."""
-
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
-        self._maker = {name: op for op in tape.ops for name in op.outputs if name}
-        self._uses = [name for op in tape.ops for name in op.refs] + [tape.loss, *filter(None, tape.gradients)]
-        self._mutated = {tape.roots[name] for op in tape.ops for name in op.written}
-        self._folded: set[str] = set()
-        self._ones: set[int] = set()
-
-    def source(self) -> str:
-        updates = [self._update(p, g) for p, g in zip(self._tape.parameters, self._tape.gradients, strict=True) if g]
-        before: list[str] = []
-        inside: list[str] = []
-        fixed = set(self._tape.parameters)
-        for op in self._tape.ops:
-            if self._folded & set(filter(None, op.outputs)):
-                continue
-            if self._starts_backward(op):
-                before.append(f"{op.outputs[0]} = torch.ones([], device=x_all.device)")
-            elif op.func in VIEWS and op.args[0].name in fixed:
-                fixed |= set(filter(None, op.outputs))
-                before.extend(_lines(op))
-            else:
-                inside.extend(_lines(op))
-        return "\n".join(
-            [
-                "def epoch(x_all, y_all, batch: int, lr: float, params: List[Tensor], state: List[Tensor]):",
-                *(f"    {name} = params[{i}]" for i, name in enumerate(self._tape.parameters)),
-                *(f"    {name} = state[{i}]" for i, name in enumerate(self._tape.state)),
-                *(f"    ones_{rows} = torch.ones([{rows}], device=x_all.device)" for rows in sorted(self._ones)),
-                *(f"    {line}" for line in before),
-                "    total = torch.zeros([], device=x_all.device)",
-                "    for x, y in zip(x_all.split(batch), y_all.split(batch)):",
-                *(f"        {line}" for line in inside),
-                *(f"        {line}" for line in updates),
-                f"        total.add_({self._tape.loss}, alpha=batch)",
-                "    return total\n",
-            ]
-        )
-
-    def _starts_backward(self, op: Op) -> bool:
-        """The gradient of the loss by itself: the same 1 in every step."""
-        is_one = op.func is aten.ones_like.default and op.args[0].name == self._tape.loss
-        return is_one and not self._tape.forms[self._tape.loss].shape and op.outputs[0] not in self._mutated
-
-    def _update(self, parameter: str, gradient: str) -> str:
-        """The line that takes the SGD step of one parameter. Updates stand last, when nothing reads the old values."""
-        return (
-            self._product(parameter, gradient)
-            or self._row_sum(parameter, gradient)
-            or (f"{parameter}.sub_({gradient}, alpha=lr)")
-        )
-
-    def _product(self, parameter: str, gradient: str) -> str:
-        """Where the gradient is a matrix product, it is added to the weight as it is computed: W -= lr A B."""
-        chain = self._chain(gradient, aten.t.default)
-        if not self._foldable(chain, aten.mm.default):
-            return ""
-        self._folded.update(chain)
-        a, b = (factor.name for factor in self._maker[chain[-1]].args)
-        if len(chain) % 2 == 0:  # an odd number of transposes stands between the product and the gradient
-            a, b = f"{b}.t()", f"{a}.t()"
-        return f"{parameter}.addmm_({a}, {b}, alpha=-lr)"
-
-    def _row_sum(self, parameter: str, gradient: str) -> str:
-        """Where it is the sum over the few rows of a matrix, as for a bias, that is a product with ones."""
-        chain = self._chain(gradient, aten.view.default)
-        if not self._foldable(chain, aten.sum.dim_IntList) or self._maker[chain[-1]].args[1] != [0]:
-            return ""
-        matrix = self._maker[chain[-1]].args[0].name
-        rows, *columns = self._tape.forms[matrix].shape
-        if torch.Size(columns) != self._tape.forms[parameter].shape or len(columns) != 1 or rows > FEW_ROWS:
-            return ""
-        self._folded.update(chain)
-        self._ones.add(rows)
-        return f"{parameter}.addmv_({matrix}.t(), ones_{rows}, alpha=-lr)"
-
-    def _chain(self, name: str, passed: Any) -> list[str]:
-        """The gradient, and what it is a view of by one kind of operator, back to where it was computed."""
-        chain = [name]
-        while name in self._maker and self._maker[name].func is passed:
-            name = self._maker[name].args[0].name
-            chain.append(name)
-        return chain
-
-    def _foldable(self, chain: list[str], computed_by: Any) -> bool:
-        """Computed so, for this update alone, from what nobody overwrites before the end of the step."""
-        maker = self._maker.get(chain[-1])
-        return (
-            maker is not None
-            and maker.func is computed_by
-            and all(self._uses.count(name) == 1 for name in chain)
-            and not any(self._tape.roots[factor] in self._mutated for factor in maker.refs)
-        )
+def _joined(decay: float, correction: Correction | None, w: Tensor) -> tuple[float, Tensor | None, Tensor | None]:
+    """Weight decay and a correction as one: pull, towards, drift, cut to the weights that are trained."""
+    if correction is None:
+        return decay, None, None
+    towards, drift = (v if v is None else v[: len(w)] for v in (correction.towards, correction.drift))
+    pull = decay + correction.pull
+    if decay and correction.pull and towards is not None:
+        towards = towards * (correction.pull / pull)
+    return pull, towards if correction.pull else None, drift
 
 
-def _lines(op: Op) -> list[str]:
-    """The call, and a line for each of several outputs."""
-    if len(op.outputs) == 1:
-        return [f"{op.outputs[0]} = {call_source(op)}"]
-    made = [(place, name) for place, name in enumerate(op.outputs) if name]
-    several = f"several_{made[0][1]}"
-    return [f"{several} = {call_source(op)}", *(f"{name} = {several}[{place}]" for place, name in made)]
-
-
-def call_source(op: Op) -> str:
-    """An operator call as TorchScript source."""
-    schema = op.func._schema
-    types = {argument.name: argument.type for argument in schema.arguments}
-    words = [_word(value, kind) for value, kind in zip(op.args, types.values(), strict=False)]
-    words += [f"{key}={_word(value, types[key])}" for key, value in op.kwargs.items()]
-    return f"torch.ops.{schema.name.replace('::', '.')}({', '.join(words)})"
-
-
-def _word(value: Any, kind: Any) -> str:
-    """An argument as TorchScript source; `kind` is its type in the operator's schema."""
-    if isinstance(value, Ref):
-        return value.name
-    if isinstance(value, list | tuple):
-        items = ", ".join(_word(item, kind) for item in value)
-        return f"[{items}]" if value and None not in value else f"torch.jit.annotate({_list_type(kind)}, [{items}])"
-    if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
-    if isinstance(value, float):
-        return f"float('{value}')"
-    return repr(value)
-
-
-def _list_type(kind: Any) -> str:
-    """The TorchScript name of a list type, without the Optional around it."""
-    text = str(kind)
-    while text.startswith("Optional["):
-        text = text[len("Optional[") : -1]
-    return text
+def _minus(a: Tensor | None, b: Tensor | None, scale: float, like: Tensor) -> Tensor:
+    """a - scale b, where None is zero."""
+    a = torch.zeros_like(like) if a is None else a
+    return a if b is None else a.sub(b, alpha=scale)

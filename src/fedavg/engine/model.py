@@ -40,6 +40,8 @@ class Model:
         size = sum(slot.shape.numel() for slot in self.slots)
         self.vector = torch.empty(size, device=device)
         self._adopt_views()
+        #: The part of the vector that local steps change, without the buffers: a view.
+        self.trainable = self.vector[: sum(slot.shape.numel() for slot in self.slots if slot.trainable)]
         own = {slot.name for slot in self.slots}
         state = [*self.module.named_parameters(), *self.module.named_buffers()]
         self._kept = [(tensor, tensor.detach().clone()) for name, tensor in state if name not in own]
@@ -49,10 +51,9 @@ class Model:
         """The trainable parameters, in the order of the vector."""
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
 
-    @property
-    def trainable(self) -> Tensor:
-        """The part of the vector that SGD steps, without the buffers: a view."""
-        return self.vector[: sum(slot.shape.numel() for slot in self.slots if slot.trainable)]
+    def split(self, trainable: Tensor) -> list[Tensor]:
+        """A vector like `trainable` as views, one shaped like each parameter."""
+        return [slot.view(trainable) for slot in self.slots if slot.trainable]
 
     def load(self, weights: Tensor) -> None:
         """Start again from `weights`: also puts back what is not in the vector."""

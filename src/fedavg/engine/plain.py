@@ -1,26 +1,46 @@
-"""The plain path: one step of SGD by autograd, as anyone would write it. The fast path is tested against it."""
+"""The plain path: local steps by autograd, as anyone would write them. The fast path is tested against it."""
 
 import torch
 from torch import Tensor
 
+from fedavg import trees
 from fedavg.engine.model import Model
+from fedavg.optimizers.optimizer import Folded, Steps, change_of, step_with
+from fedavg.types import Examples
+
+#: w -= lr g, and nothing else.
+PLAIN_SGD = Folded()
 
 
-def gradients(model: Model, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+def gradients(model: Model, batch: Examples) -> tuple[Tensor, list[Tensor]]:
     """The batch's mean loss and its gradient for each trainable parameter (zero for one that is not used)."""
     parameters = list(model.parameters.values())
     with torch.enable_grad():
-        loss = model.task.loss(model.module(x), y)
+        loss = model.task.loss(trees.call(model.module, batch.x), batch.y)
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     return loss.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
 
 
-def sgd_epoch(model: Model, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
-    """One pass over (x, y) in order, in batches (the last may be short). Returns the sum of the examples' losses."""
+def epoch(model: Model, examples: Examples, size: int, steps: Steps) -> Tensor:
+    """One pass over the examples in order, in batches (the last may be short). Returns the sum of their losses."""
     total = torch.zeros((), device=model.vector.device)
-    for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
-        loss, grads = gradients(model, xs, ys)
-        for parameter, gradient in zip(model.parameters.values(), grads, strict=True):
-            parameter.detach().sub_(gradient, alpha=lr)
-        total += loss * len(ys)
+    step = _sgd_step if steps.optimizer.folded == PLAIN_SGD else _step
+    for batch in trees.batches(examples, size):
+        loss, grads = gradients(model, batch)
+        step(model, grads, steps)
+        total += loss * len(batch)
     return total
+
+
+def _sgd_step(model: Model, grads: list[Tensor], steps: Steps) -> None:
+    """Plain SGD, parameter by parameter, as in every textbook; a correction is taken off beside it."""
+    w = model.trainable
+    change = change_of(steps.correction, w)
+    for parameter, gradient in zip(model.parameters.values(), grads, strict=True):
+        parameter.detach().sub_(gradient, alpha=steps.lr)
+    if change is not None:
+        w.sub_(change, alpha=steps.lr)
+
+
+def _step(model: Model, grads: list[Tensor], steps: Steps) -> None:
+    step_with(steps, model.trainable, torch.cat([g.flatten() for g in grads]))

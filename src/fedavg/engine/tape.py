@@ -6,7 +6,7 @@ values, shapes that depend on them) raises `Untraceable`.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedavg import trees
 from fedavg.engine import plain
 from fedavg.engine.model import Model
+from fedavg.types import Examples
 
 
 class Untraceable(Exception):
     """The module can not be turned into a fixed graph; the reason is in the message."""
+
+
+class LooksAtData(Untraceable):
+    """What it does depends on the values of its data."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,11 @@ class Op:
 
 @dataclass(frozen=True)
 class Tape:
-    """A step from `inputs` (parameters first, then the rest of the module's state, then constants) to the loss and
-    the gradients of the parameters."""
+    """From `inputs` (the tensors of a batch), parameters and `state` (the rest of the module's, then constants) to the
+    loss and the gradients of the parameters."""
 
     ops: list[Op]
+    inputs: list[str]
     parameters: list[str]
     state: list[str]
     state_tensors: list[Tensor]
@@ -73,18 +80,25 @@ class Tape:
     forms: dict[str, Tensor]
 
 
-def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[Any] | None = None) -> Tape:
-    """Take a plain step on (x, y), which are named 'x' and 'y' on the tape. The model's buffers are changed by it.
+def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] | None = None) -> Tape:
+    """Take the gradients of a batch, whose tensors are named x0, x1, ... and y0, y1, ... on the tape. The model's
+    buffers are changed by it.
 
     `kernels` may put other operators in the place of PyTorch's while the step is taken.
     """
     parameters = {f"p{i}": p.detach() for i, p in enumerate(model.parameters.values())}
     others = [t for n, t in model.module.named_parameters() if n not in model.parameters]
     state = {f"s{i}": t.detach() for i, t in enumerate([*others, *model.module.buffers()])}
-    recorder = _Recorder(parameters | state | {"x": x, "y": y})
+    batch = _apart(batch)
+    inputs = {
+        f"{letter}{i}": leaf
+        for letter, tree in (("x", batch.x), ("y", batch.y))
+        for i, leaf in enumerate(trees.leaves(tree))
+    }
+    recorder = _Recorder(parameters | state | inputs)
     try:
         with recorder, kernels or nullcontext():
-            loss, grads = plain.gradients(model, x, y)
+            loss, grads = plain.gradients(model, batch)
     except Untraceable:
         raise
     except Exception as error:  # whatever a user's module does while watched, the plain path can still run it
@@ -93,6 +107,7 @@ def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[A
     names = [recorder.name_of(tensor) for tensor in (loss, *grads)]
     return Tape(
         ops=_needed(recorder.ops, {name for name in names if name}),
+        inputs=list(inputs),
         parameters=list(parameters),
         state=[*state, *constants],
         state_tensors=[*state.values(), *constants.values()],
@@ -101,6 +116,30 @@ def record(model: Model, x: Tensor, y: Tensor, kernels: AbstractContextManager[A
         roots=recorder.roots,
         forms=recorder.forms,
     )
+
+
+@contextmanager
+def as_a_compiler() -> Iterator[None]:
+    """Inside, `torch.compiler.is_compiling()`: libraries then leave out shortcuts that look at the values of their
+    data, such as a look whether a mask masks anything, and take the way that is right for all."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def _apart(batch: Examples) -> Examples:
+    """Tensors are known by their place in memory: what is both input and target, as for an autoencoder, is copied."""
+    seen: set[Any] = set()
+
+    def own(leaf: Tensor) -> Tensor:
+        again = _key(leaf) in seen
+        seen.add(_key(leaf))
+        return leaf.clone() if again else leaf
+
+    return Examples(trees.changed(batch.x, own), trees.changed(batch.y, own))
 
 
 class _Recorder(TorchDispatchMode):
@@ -123,8 +162,8 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
-            raise Untraceable(f"it looks at the values of its data ({func})")
+        if _depends_on_values(func, args):
+            raise LooksAtData(f"it looks at the values of its data ({func})")
         named_args, named_kwargs = self._named(args), self._named(kwargs)
         result = func(*args, **kwargs)
         outputs = result if isinstance(result, tuple | list) else (result,)
@@ -170,6 +209,13 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, dict):
             return {key: self._named(item) for key, item in value.items()}
         return value
+
+
+def _depends_on_values(func: Any, args: Any) -> bool:
+    """Whether what comes out, or its shape, depends on values; picking rows by their numbers does not."""
+    if func is torch.ops.aten.index.Tensor:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -10,21 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedavg import seeds, trees
 from fedavg.engine import plain
+from fedavg.engine.fit import AS_IT_IS, CANDIDATES, Fit, input_form, target_form
 from fedavg.engine.graph import GraphEpoch
 from fedavg.engine.model import Model
 from fedavg.engine.tape import Untraceable
 from fedavg.errors import TaskError
 from fedavg.metrics import checked_sums
-from fedavg.tasks.lstm import PeepholeLSTM
+from fedavg.optimizers import SGD, Correction, Optimizer, Steps
+from fedavg.optimizers.optimizer import fresh
 from fedavg.tasks.task import Task
-from fedavg.types import Examples
+from fedavg.types import Examples, Tree
 
-SgdEpoch = Callable[[Tensor, Tensor, int, float], Tensor]
+#: One pass over prepared examples in order, in batches: the sum of their losses.
+Epoch = Callable[[Examples, int, Steps], Tensor]
 #: How far a traced step may be from the plain one, relative to its length: far above rounding, far below a wrong graph.
 AGREEMENT = 1e-3
 #: What PyTorch raises when a module, a loss or a metric does not fit the data it is given.
-USER_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+USER_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,16 @@ class Engine:
 
 
 class Trainer:
-    """Start from given weights, take epochs of SGD, read the weights back."""
+    """Start from given weights, take local epochs, read the weights back."""
 
-    def __init__(self, task: Task, seed: int, device: str = "cpu") -> None:
+    def __init__(self, task: Task, seed: int, device: str = "cpu", optimizer: Optimizer | None = None) -> None:
         self.model = Model(task, seed, device)
         self.task = task
+        self.optimizer = optimizer or SGD()
+        self._seed = seed
         self._device = device
-        self._sgd_epoch: SgdEpoch = self._plain_epoch
+        self._fit = Fit()
+        self._epoch: Epoch = self._plain_epoch
         self._kernels: AbstractContextManager[Any] = nullcontext()
         self.engine = Engine("plain", "not chosen yet")
 
@@ -68,50 +75,70 @@ class Trainer:
     def load(self, weights: Tensor) -> None:
         self.model.load(weights)
 
-    def inputs(self, x: Tensor, rng: np.random.Generator) -> Tensor:
+    def inputs(self, x: Tree, rng: np.random.Generator) -> Tree:
         """Raw examples as the module's input in training."""
         if self.task.augment is None:
             return self.prepare(x)
-        return _channels_last(self.task.augment(x.to(self._device), rng))
+        return input_form(self.task.augment(self._moved(x), rng), self._fit)
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Tree) -> Tree:
         """Raw examples as the module's input in evaluation."""
-        return _channels_last(self.task.prepare(x.to(self._device)))
+        return input_form(self.task.prepare(self._moved(x)), self._fit)
 
-    def sgd_epoch(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
-        """One pass over prepared examples, in order. Returns the sum of the losses met on the way."""
-        y = y.to(self._device)
+    def targets(self, y: Tree) -> Tree:
+        """Raw targets as the loss takes them."""
+        return target_form(self._moved(y), self._fit)
+
+    def _moved(self, tree: Tree) -> Tree:
+        return trees.changed(tree, lambda leaf: leaf.to(self._device))
+
+    def collated(self, batch: Examples) -> Examples:
+        """A batch of raw examples in the form that the task gives it."""
+        return batch if self.task.collate is None else Examples(*self.task.collate(batch.x, batch.y))
+
+    def batches(self, examples: Examples, size: int, rng: np.random.Generator) -> Iterator[tuple[int, Examples]]:
+        """What the module is trained on, in order: each batch with the number of raw examples that it is made of."""
+        if self.task.collate is None:
+            whole = Examples(self.inputs(examples.x, rng), self.targets(examples.y))
+            yield from ((len(batch), batch) for batch in trees.batches(whole, size))
+            return
+        for batch in trees.batches(examples, size):
+            made = self.collated(batch)
+            yield len(batch), Examples(self.inputs(made.x, rng), self.targets(made.y))
+
+    def steps(self, lr: float, correction: Correction | None = None) -> Steps:
+        """Local steps at this rate, with nothing carried yet."""
+        if correction is not None:
+            towards, drift = (v if v is None else v.to(self._device) for v in (correction.towards, correction.drift))
+            correction = replace(correction, towards=towards, drift=drift)
+        return fresh(self.optimizer, len(self.model.trainable), lr, correction, self._device)
+
+    def epoch(self, examples: Examples, size: int, steps: Steps, rng: np.random.Generator) -> Tensor:
+        """One pass over raw examples, in order, in batches. Returns the sum of the losses met on the way.
+
+        With a correction each step follows ∇l(w; b) + pull (w - towards) + drift, w being the weights before it.
+        Buffers are not stepped.
+        """
         try:
-            if self.task.pack is None:
-                return self._sgd_epoch(x, y, batch, lr)
+            if self.task.collate is None:
+                return self._epoch(Examples(self.inputs(examples.x, rng), self.targets(examples.y)), size, steps)
             total = torch.zeros((), device=self._device)
-            for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
-                packed_x, packed_y = self.task.pack(xs, ys)
-                rows = len(packed_y)
-                total += self._sgd_epoch(packed_x, packed_y, rows, lr) * (len(ys) / rows)
+            for count, batch in self.batches(examples, size, rng):
+                rows = len(batch)
+                total += self._epoch(batch, rows, steps) * (count / rows)
             return total
         except Untraceable as error:  # a shape that the probe did not meet
-            raise TaskError(f"'{self.task.name}' on {_form(x, y)}: {error}; use engine 'plain'") from error
-
-    def corrected_epoch(
-        self, x: Tensor, y: Tensor, batch: int, lr: float, correction: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """As `sgd_epoch`, with lr * correction(w) taken off as well in each step, w being the weights before it.
-
-        Buffers, at the end of the vector, are not stepped. With a correction of zero the weights are those of
-        `sgd_epoch`, bit for bit.
-        """
-        stepped = self.model.trainable
-        total = torch.zeros((), device=self._device)
-        for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
-            change = correction(self.weights).to(self._device)
-            total += self.sgd_epoch(xs, ys, len(ys), lr)
-            stepped.sub_(change[: len(stepped)], alpha=lr)
-        return total
+            raise TaskError(f"'{self.task.name}' on {_form(examples)}: {error}; use engine 'plain'") from error
+        except USER_ERRORS as error:
+            raise self._refusal("trained", examples, error) from error
 
     def gradient(self, examples: Examples) -> tuple[Tensor, float]:
         """∇F_k at the loaded weights, shape (P,) (zero for buffers), and the mean loss."""
-        loss, grads = plain.gradients(self.model, self.prepare(examples.x), examples.y.to(self._device))
+        try:
+            made = self.collated(examples)
+            loss, grads = plain.gradients(self.model, Examples(self.prepare(made.x), self.targets(made.y)))
+        except USER_ERRORS as error:
+            raise self._refusal("trained", examples, error) from error
         trainable = torch.cat([g.flatten() for g in grads])
         return torch.nn.functional.pad(trainable, (0, len(self.model.vector) - len(trainable))).to("cpu"), float(loss)
 
@@ -121,35 +148,32 @@ class Trainer:
         metrics = self.task.judged_by
         totals = {name: torch.zeros(metric.size, dtype=torch.float64) for name, metric in metrics.items()}
         self.model.module.eval()
-        for start in range(0, len(examples), self.task.eval_batch):
-            chunk = slice(start, start + self.task.eval_batch)
-            for name, sums in self._judge(examples.x[chunk], examples.y[chunk].to(self._device)).items():
+        for batch in trees.batches(examples, self.task.eval_batch):
+            for name, sums in self._judge(batch).items():
                 totals[name] += sums
         self.model.module.train()
         return totals
 
-    def _judge(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def _judge(self, batch: Examples) -> dict[str, Tensor]:
         """The sums of each metric over one batch."""
         try:
-            if self.task.pack is not None:
-                x, y = self.task.pack(x, y)
+            made = self.collated(batch)
+            y = self.targets(made.y)
             with self._kernels:
-                output = self.model.module(self.prepare(x))
+                output = trees.call(self.model.module, self.prepare(made.x))
             return {name: checked_sums(metric, output, y) for name, metric in self.task.judged_by.items()}
         except USER_ERRORS as error:
-            raise TaskError(f"'{self.task.name}' can not be evaluated on {_form(x, y)}: {error}") from error
+            raise self._refusal("evaluated", batch, error) from error
 
-    def choose_engine(self, name: str, x: Tensor, y: Tensor) -> None:
-        """Take the path called `name`; `auto` is the graph unless this module can not be traced faithfully.
+    def choose_engine(self, name: str, examples: Examples) -> None:
+        """Take the path called `name`, for a batch of raw examples like these; `auto` is the graph unless this module
+        can not be traced faithfully.
 
         Both paths take a step from the same weights and random numbers, so that a wrong graph, or a module that does
         not fit its data, is found before round 1. The choice never depends on a timing.
         """
-        recorded = Examples(x, y.to(self._device))
         with self.model.unchanged():
-            doubled = torch.arange(len(y), device=self._device) // 2  # other data than what is recorded
-            other = Examples(recorded.x[doubled], recorded.y[doubled])
-            expected = self._step(self._plain_epoch, other)
+            recorded, other, expected = self._fitted(examples)
             if name == "plain":
                 self.engine = Engine("plain" + self._loops(), "asked for")
                 return
@@ -160,19 +184,69 @@ class Trainer:
         if reason:
             self.engine = Engine("plain" + self._loops(), reason)
             return
-        self._sgd_epoch, self._kernels = graph, graph.kernels
+        self._epoch, self._kernels = graph, graph.kernels
         fast = f" with native {' and '.join(sorted(graph.native))}" if graph.native else ""
         self.engine = Engine("graph" + fast + self._loops(), "traced, agrees with the plain path")
 
+    def fit(self, examples: Examples) -> None:
+        """Find the form in which the module takes such examples, for a model that is only judged here.
+
+        Where none will do, judging it says why.
+        """
+        if self.trial(examples):
+            self._fit = Fit()
+        else:
+            self._fitted(examples)
+
+    def _fitted(self, examples: Examples) -> tuple[Examples, Examples, Tensor]:
+        """A batch in the form that the module takes, which is kept; another of its rows; and a plain step on that."""
+        errors: dict[Fit, Exception] = {}
+        for self._fit in CANDIDATES:
+            try:
+                batch = self._prepared(examples)
+                doubled = torch.arange(len(batch), device=self._device) // 2  # other data than what is recorded
+                rows = trees.take(batch, doubled)
+                other = Examples(input_form(rows.x, self._fit), target_form(rows.y, self._fit))
+                return batch, other, self._step(self._plain_epoch, other)
+            except USER_ERRORS as error:
+                errors[self._fit] = error
+        raise self._refusal("trained", examples, errors[AS_IT_IS]) from errors[AS_IT_IS]
+
+    def _prepared(self, examples: Examples) -> Examples:
+        rng = seeds.rng(self._seed, seeds.NONE, seeds.NONE, "probe")
+        made = self.collated(examples)
+        return Examples(self.inputs(made.x, rng), self.targets(made.y))
+
+    def trial(self, examples: Examples) -> str:
+        """Why a step on these examples fails; empty if it does not. Nothing is changed by it."""
+        before = self._fit
+        try:
+            self._fitted(examples)
+        except TaskError as error:
+            return str(error.__cause__).splitlines()[0]
+        finally:
+            self._fit = before
+        return ""
+
+    def _refusal(self, what: str, examples: Examples, error: Exception) -> TaskError:
+        """PyTorch's reason is the last line, whatever its interpreter has written above it."""
+        text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # else only the key would be told
+        lines = text.strip().splitlines() or [type(error).__name__]
+        reason = lines[-1] if "TorchScript" in lines[0] else "\n".join(lines)
+        return TaskError(f"'{self.task.name}' can not be {what} on {_form(examples)}: {reason}")
+
     def _loops(self) -> str:
-        """Which LSTM kernel runs, where there is one: it depends on the machine, and kernels round differently."""
-        kinds = {layer.kernel for layer in self.model.module.modules() if isinstance(layer, PeepholeLSTM)}
-        return "".join(f" with {kind} LSTM" for kind in sorted(kinds))
+        """Which kernels of their own layers run: it depends on the machine, and kernels round differently.
+
+        A layer that has any says so by an attribute `kernel_name`, such as 'native LSTM'.
+        """
+        kinds = {getattr(layer, "kernel_name", None) for layer in self.model.module.modules()}
+        return "".join(f" with {kind}" for kind in sorted(filter(None, kinds)))
 
     def _disagreement(self, graph: GraphEpoch, recorded: Examples, other: Examples, expected: Tensor) -> str:
         """Why the graph can not be used; empty if it can."""
         try:
-            graph.prepare(recorded.x, recorded.y)
+            graph.prepare(recorded)
             gap, length = float((self._step(graph, other) - expected).norm()), float(expected.norm())
         except Untraceable as error:
             return f"it can not be traced: {str(error).splitlines()[0]}"
@@ -182,27 +256,23 @@ class Trainer:
             return f"its traced step differs from the plain one by {gap:.2g} (length {length:.2g})"
         return ""
 
-    def _step(self, epoch: SgdEpoch, batch: Examples) -> Tensor:
-        """How one step at rate 1 changes the weights; they are put back."""
+    def _step(self, epoch: Epoch, batch: Examples) -> Tensor:
+        """How one step of plain SGD at rate 1 changes the weights; they are put back."""
         before = self.model.vector.clone()
         with self.model.unchanged(), self.seeded(0):
-            epoch(batch.x, batch.y, len(batch), 1.0)
+            epoch(batch, len(batch), Steps(SGD(), 1.0))
             return self.model.vector - before
 
-    def _plain_epoch(self, x: Tensor, y: Tensor, batch: int, lr: float) -> Tensor:
-        try:
-            return plain.sgd_epoch(self.model, x, y, batch, lr)
-        except USER_ERRORS as error:
-            raise TaskError(f"'{self.task.name}' can not be trained on {_form(x, y)}: {error}") from error
+    def _plain_epoch(self, examples: Examples, size: int, steps: Steps) -> Tensor:
+        return plain.epoch(self.model, examples, size, steps)
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """Images (B, C, H, W) in the memory order B, H, W, C: there pooling is ten times faster on the CPU, and
-    convolutions as fast. A module sees the same shape and values."""
-    if x.dim() != 4 or (x.shape[1] > 1 and x.is_contiguous(memory_format=torch.channels_last)):
-        return x
-    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+def _form(examples: Examples) -> str:
+    return f"x {trees.shapes(examples.x)}, y {trees.shapes(examples.y)}{_range(examples.y)}"
 
 
-def _form(x: Tensor, y: Tensor) -> str:
-    return f"x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)} {y.dtype}"
+def _range(y: Tree) -> str:
+    """The least and the largest of integer targets: one that is no class is easily seen."""
+    if isinstance(y, Tensor) and not y.is_floating_point() and y.numel() and y.dtype != torch.bool:
+        return f" from {int(y.min())} to {int(y.max())}"
+    return ""

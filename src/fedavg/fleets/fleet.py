@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedavg.engine.trainer import Engine
 from fedavg.metrics.spread import OnClients
-from fedavg.types import Cohort, Part, Split, Sum, Work
+from fedavg.plan import Plan
+from fedavg.setup import Setup
+from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,18 @@ class Fleet(ABC):
 
     #: How clients train, and why so; known after `start`.
     engine: Engine
+    #: What a run is resumed on only; known after `open`.
+    fingerprint: str
+    #: What the server judges models on; None where it has nothing. Known after `open`.
+    test: Examples | None
 
     @abstractmethod
-    def start(self) -> Tensor:
-        """Get ready; returns the initial weights, shape (P,)."""
+    def open(self, plan: Plan) -> Population | None:
+        """Find the clients that the plan is for; None where whoever comes takes part."""
+
+    @abstractmethod
+    def start(self, setup: Setup) -> Tensor:
+        """Get ready to train; returns the initial weights, shape (P,)."""
 
     @abstractmethod
     def draw(self, round: int) -> Cohort:

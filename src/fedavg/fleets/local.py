@@ -32,6 +32,8 @@ from fedavg import seeds
 from fedavg.codecs import make_codec
 from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.single import check_single
+from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
 from fedavg.fleets import pipes
 from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
@@ -57,11 +59,12 @@ from fedavg.fleets.worker import (
 )  # fmt: skip
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients, names_of_sums
+from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
-from fedavg.setup import Setup, check_population
+from fedavg.setup import Setup, check_population, cohort_size, population_of, probed, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
-from fedavg.types import Cohort, Part, Split, Sum, Work
+from fedavg.types import Cohort, Part, Population, Split, Sum, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.options import Masking
@@ -120,8 +123,12 @@ def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Conne
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
     for other in inherited:  # a copy of the server's end would keep this process alive after the server
         other.close()
-    torch.set_num_threads(1)
     keep_freed_memory()
+    with one_thread():
+        _do_jobs(setup, worker, pipe)
+
+
+def _do_jobs(setup: Setup, worker: Worker, pipe: Connection) -> None:
     while True:
         try:
             job = pipe.recv()
@@ -138,42 +145,49 @@ def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Conne
 
 
 class LocalFleet(Fleet):
-    """Simulates all clients of a setup on this machine. What clients keep lies in `states`, or is gone at the end."""
+    """Simulates all clients of a plan on this machine. What clients keep lies in `states`, or is gone at the end."""
 
-    def __init__(self, setup: Setup, workers: int, states: Path | None = None) -> None:
-        check_population(setup)
-        self._setup = setup
-        self._inline = "fork" not in get_all_start_methods() or setup.plan.device != "cpu"
-        if self._inline and setup.plan.worker_timeout is not None:
-            raise PlanError(
-                f"worker_timeout: got {setup.plan.worker_timeout:g}, but clients run in the server's own process here, "
-                "which nobody watches; expected none"
-            )
-        self._count = 1 if self._inline else workers
-        self._watchdog = Watchdog(setup.plan.worker_timeout)
+    def __init__(self, states: Path | None = None) -> None:
+        self._kept_in = states
         self._processes: list[WorkerProcess] = []
-        self._threads = torch.get_num_threads()
         self._scratch = ExitStack()
         #: Cohorts so far: each has a sum of its own, and a round may have several.
         self._cohorts = 0
-        self._states = self._client_states(states) if setup.keeps_state else None
-        self._may_go_back = states is not None
 
-    def start(self) -> Tensor:
-        if self._setup.secagg:
-            self._setup.secagg.check(self._setup.cohort_size)
+    def open(self, plan: Plan) -> Population:
+        self._inline = "fork" not in get_all_start_methods() or plan.device != "cpu"
+        if self._inline and plan.worker_timeout is not None:
+            raise PlanError(
+                f"worker_timeout: got {plan.worker_timeout:g}, but clients run in the server's own process here, "
+                "which nobody watches; expected none"
+            )
+        self._data = resolve_data(plan)
+        check_population(plan, self._data)
+        self.fingerprint, self.test = self._data.fingerprint, self._data.test
+        self._population = population_of(self._data)
+        return self._population
+
+    def start(self, setup: Setup) -> Tensor:
+        self._setup = setup
+        if setup.secagg:
+            setup.secagg.check(cohort_size(setup.plan.C, self._population))
+        self._count = 1 if self._inline else setup.plan.workers
+        self._watchdog = Watchdog(setup.plan.worker_timeout)
+        self._states = self._client_states(self._kept_in) if setup.keeps_state else None
         keep_freed_memory()
-        torch.set_num_threads(1)  # before any parallel kernel: a forked process must not inherit a pool of threads
-        trainer = self._setup.new_trainer()
+        self._scratch.enter_context(one_thread())
+        first = probed(self._data)
+        trainer = setup.new_trainer(first)
+        check_single(trainer, first, self._data.sizes, setup.plan)
         self.engine = trainer.engine
         initial = trainer.weights.clone()
-        size, algorithm = len(initial), self._setup.algorithm
+        size, algorithm = len(initial), setup.algorithm
         self._shared = shared_tensor(size * algorithm.vectors_down, torch.float32)
-        self._rings = [shared_tensor(self._setup.update_size(size), torch.int64) for _ in range(self._count)]
-        self._workers = [Worker(self._setup, trainer, self._shared, ring, self._states) for ring in self._rings]
+        self._rings = [shared_tensor(setup.update_size(size), torch.int64) for _ in range(self._count)]
+        self._workers = [Worker(setup, self._data, trainer, self._shared, ring, self._states) for ring in self._rings]
         if not self._inline:
             for worker in self._workers:
-                self._processes.append(WorkerProcess(self._setup, worker, self._processes))
+                self._processes.append(WorkerProcess(setup, worker, self._processes))
         return initial
 
     @property
@@ -185,16 +199,15 @@ class LocalFleet(Fleet):
             process.stop()
         self._processes = []
         self._scratch.close()
-        torch.set_num_threads(self._threads)
 
     def _client_states(self, directory: Path | None) -> ClientStates:
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
 
     def draw(self, round: int) -> Cohort:
-        return Cohort(sample_cohort(self._setup, round), len(self._setup.data))
+        return Cohort(sample_cohort(self._setup.plan, self._population, round), self._population.count)
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
-        if self._states and not self._may_go_back:
+        if self._states and self._kept_in is None:  # there is no checkpoint to go back to
             self._states.settle(work.round - 1)
         return join([self._train(p.cohort, work, p.shared) for p in parts], [p.scale for p in parts])
 
@@ -202,7 +215,7 @@ class LocalFleet(Fleet):
         self._shared.copy_(shared)
         self._cohorts += 1
         # Largest clients first, so that no worker is left with a large one at the end.
-        order = sorted(cohort, key=lambda k: (-int(self._setup.data.sizes[k]), k))
+        order = sorted(cohort, key=lambda k: (-int(self._data.sizes[k]), k))
         if self._setup.secagg:
             return self._train_masked(order, work, shared, self._setup.secagg)
         finished = self._run([TrainJob(k, work, self._cohorts) for k in order])
@@ -230,13 +243,13 @@ class LocalFleet(Fleet):
 
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._shared[: len(weights)].copy_(weights)
-        results = self._run(eval_jobs(self._setup, on)).results
+        results = self._run(eval_jobs(self._setup, self._data, on)).results
         pieces = [result for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
         self._shared[: len(weights)].copy_(weights)
-        clients = judges(self._setup, round, np.flatnonzero(self._setup.data.held_sizes))
+        clients = judges(self._setup, round, np.flatnonzero(self._data.held_sizes))
         results = self._run([EvalJob("held", k) for k in clients]).results
         pieces = [result for result in results if isinstance(result, Evaluated)]
         down = len(clients) * make_codec("float32").max_bytes(len(weights))
@@ -319,7 +332,7 @@ class LocalFleet(Fleet):
         return _Finished([result for result in results if result is not None], done)
 
     def _watch(self, slot: int, index: int, jobs: list[Job]) -> None:
-        self._watchdog.begins(slot, describe(self._setup, jobs[index], index))
+        self._watchdog.begins(slot, describe(self._data, jobs[index], index))
 
     def _replied(self, slots: Iterable[int]) -> list[int]:
         """Who has something to say, perhaps nobody; those that hang are killed, which is soon said too."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.client import Client, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
@@ -20,7 +20,8 @@ from fedavg.metrics.spread import OnClients, spread_of, whole_report
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.sums import ExactSum
-from fedavg.types import Examples, Split, Work
+from fedavg.tasks import Task
+from fedavg.types import Examples, FederatedData, Split, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.ring import Decoded, Encoding
@@ -94,9 +95,16 @@ class Worker:
     """Has a trainer, reads what the server shares, and adds into its own ring of shared memory."""
 
     def __init__(
-        self, setup: Setup, trainer: Trainer, shared: Tensor, ring: Tensor, states: ClientStates | None
+        self,
+        setup: Setup,
+        data: FederatedData,
+        trainer: Trainer,
+        shared: Tensor,
+        ring: Tensor,
+        states: ClientStates | None,
     ) -> None:
         self._setup = setup
+        self._data = data
         self._trainer = trainer
         self._shared = shared
         self._states = states
@@ -114,7 +122,8 @@ class Worker:
             self._sum.reset()
             self._cohort = job.cohort
         try:
-            message = run_client(self._setup, self._trainer, job.client, job.work, self._shared, self._states)
+            examples = self._data.client(job.client)
+            message = run_client(self._setup, self._trainer, job.client, examples, job.work, self._shared, self._states)
             vector = self._setup.codec.decode(message.frame, self._size)
             if job.encoding:  # bounds can not be kept on what is masked
                 ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring
@@ -127,52 +136,59 @@ class Worker:
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self._shared[: len(self._trainer.weights)])
-        examples = self._examples(job)
-        sums = self._trainer.evaluate(examples)
-        if not all(bool(values.isfinite().all()) for values in sums.values()):
-            check_finite(examples, f"client {job.piece}" if job.split != "test" else "the test set")
-        return Evaluated({name: values.tolist() for name, values in sums.items()})
+        about = f"client {job.piece}" if job.split != "test" else "the test set"
+        return judged(self._trainer, self._examples(job), about)
 
     def _tune(self, job: TuneJob) -> Tuned:
-        data, seed, trainer, k = self._setup.data, self._setup.plan.seed, self._trainer, job.client
-        client = Client(k, data.client(k), trainer, seed, seeds.NONE, {})
+        data, seed, trainer, k = self._data, self._setup.plan.seed, self._trainer, job.client
+        client = Client(k, data.client(k), trainer, seed, seeds.NONE, {}, self._setup.plan.drop_last)
         client.load(self._shared[: len(trainer.weights)])
         held, metrics = data.held(k), self._setup.task.judged_by
         shared = report(metrics, trainer.evaluate(held))
         with trainer.seeded(seeds.torch_seed(seed, seeds.NONE, k, "module")):
-            for _epoch in range(job.epochs):
-                client.sgd_epoch(job.batch, job.lr)
+            client.epochs(Work(seeds.NONE, job.epochs, job.batch, job.lr))
         if not all(isfinite(float(end)) for end in client.weights.aminmax()):
             raise Diverged(f"client {k}: fine-tuning diverged at lr={job.lr:g}; use a smaller lr")
         return Tuned(k, client.n, len(held), shared, report(metrics, trainer.evaluate(held)))
 
     def _examples(self, job: EvalJob) -> Examples:
         if job.split == "train":
-            return self._setup.data.client(job.piece)
+            return self._data.client(job.piece)
         if job.split == "held":
-            return self._setup.data.held(job.piece)
-        size, test = self._setup.task.eval_batch, self._setup.data.test
-        assert test, "the plan's evaluation is checked before round 1"
-        chunk = slice(job.piece * size, (job.piece + 1) * size)
-        return Examples(test.x[chunk], test.y[chunk])
+            return self._data.held(job.piece)
+        assert self._data.test, "the plan's evaluation is checked before round 1"
+        return test_pieces(self._setup.task, self._data.test)[job.piece]
 
 
-def eval_jobs(setup: Setup, split: Split) -> list[Job]:
+def judged(trainer: Trainer, examples: Examples, whose: str) -> Evaluated:
+    """The sums of the task's metrics at the trainer's weights."""
+    sums = trainer.evaluate(examples)
+    if not all(bool(values.isfinite().all()) for values in sums.values()):
+        check_finite(examples, whose)
+    return Evaluated({name: values.tolist() for name, values in sums.items()})
+
+
+def test_pieces(task: Task, test: Examples) -> list[Examples]:
+    """A test set in chunks that do not depend on the number of workers."""
+    return list(trees.batches(test, task.eval_batch))
+
+
+def eval_jobs(setup: Setup, data: FederatedData, split: Split) -> list[Job]:
     """The pieces of a set. They do not depend on the number of workers, so neither do the sums over them."""
     if split == "train":
-        return [EvalJob(split, int(k)) for k in setup.eligible]
-    return [EvalJob(split, piece) for piece in range(-(-len(setup.data.test or ()) // setup.task.eval_batch))]
+        return [EvalJob(split, int(k)) for k in np.flatnonzero(data.sizes)]
+    assert data.test, "the plan's evaluation is checked before round 1"
+    return [EvalJob(split, piece) for piece in range(len(test_pieces(setup.task, data.test)))]
 
 
-def describe(setup: Setup, job: Job, index: int) -> Busy:
+def describe(data: FederatedData, job: Job, index: int) -> Busy:
     """A job as a watchdog knows it."""
     if isinstance(job, TrainJob):
-        examples = float(setup.data.sizes[job.client]) * job.work.epochs
+        examples = float(data.sizes[job.client]) * job.work.epochs
         return Busy(index, "train", examples, f"client {job.client} in round {job.work.round}")
     if isinstance(job, TuneJob):
-        examples = float(setup.data.sizes[job.client]) * job.epochs
-        return Busy(index, "fine-tune", examples, f"client {job.client}")
-    sizes = {"train": setup.data.sizes, "held": setup.data.held_sizes}.get(job.split)
+        return Busy(index, "fine-tune", float(data.sizes[job.client]) * job.epochs, f"client {job.client}")
+    sizes = {"train": data.sizes, "held": data.held_sizes}.get(job.split)
     size = 1.0 if sizes is None else float(sizes[job.piece])
     return Busy(index, f"evaluate {job.split}", size, f"piece {job.piece} of the evaluation on {job.split}")
 

@@ -177,7 +177,7 @@ class Campaign:
         again = f"; {on_record} are on record, but their run directory is not here: from the start" if lost else ""
         write_order(path, order)
         self._running[need.plan.digest] = _Running(_process(path), order, path, goal, on_record)
-        self.say(f"{goal.name}: lr {need.plan.lr:g} seed {need.plan.seed}, up to {need.cap} rounds{again}")
+        self.say(f"{goal.name}: lr {need.plan.eta:g} seed {need.plan.seed}, up to {need.cap} rounds{again}")
 
     def _order(self, need: Need, command: str) -> Order:
         values = plan_values(need.plan) | {"data_dir": self.outlay.data_dir, "workers": 1}
@@ -205,7 +205,7 @@ class Campaign:
             self._vain[digest] += code != BUSY
         if code in _IN_ORDER and self._vain[digest] < MOST_VAIN_STARTS:
             end = record.reason if record else "interrupted before round 1"
-            self.say(f"{running.goal.name}: lr {plan.lr:g} seed {plan.seed} {end}")
+            self.say(f"{running.goal.name}: lr {plan.eta:g} seed {plan.seed} {end}")
             return
         lines = running.path.with_suffix(".log").read_text(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"its process ended with {code}"
@@ -226,7 +226,7 @@ class Campaign:
             scores = [row["test"]["accuracy"] for row in rows if row["test"]]
             best = f", best accuracy {max(scores):.4f}" if scores else ""
             plan = running.order.to_plan()
-            self.say(f"{running.goal.name}: lr {plan.lr:g} at round {len(rows)} of {running.order.cap}{best}")
+            self.say(f"{running.goal.name}: lr {plan.eta:g} at round {len(rows)} of {running.order.cap}{best}")
 
     def _time_left(self) -> float:
         return float("inf") if self._end is None else self._end - monotonic()

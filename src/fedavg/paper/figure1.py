@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg import seeds
+from fedavg import seeds, trees
 from fedavg.data import load
 from fedavg.engine.model import Model
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.files import write_atomically
 from fedavg.metrics import report
@@ -50,8 +51,12 @@ class Mixtures:
 
 
 def compute(seed: int = 0, data_dir: Path | None = None, points: int = POINTS) -> Mixtures:
+    with one_thread():
+        return _compute(seed, data_dir, points)
+
+
+def _compute(seed: int, data_dir: Path | None, points: int) -> Mixtures:
     began = perf_counter()
-    torch.set_num_threads(1)
     data = load("mnist", "iid", seed=seed, data_dir=data_dir)
     theta = np.linspace(-0.2, 1.2, points)
     first, second = initial_weights(seed), initial_weights(seed + 1)
@@ -81,8 +86,7 @@ def trained(data: FederatedData, client: int, start: Tensor, seed: int) -> Tenso
     epochs = UPDATES // -(-len(examples) // BATCH)
     for _ in range(epochs):
         order = torch.from_numpy(draw.permutation(len(examples)))
-        inputs = trainer.inputs(examples.x.index_select(0, order), draw)
-        trainer.sgd_epoch(inputs, examples.y.index_select(0, order), BATCH, ETA)
+        trainer.epoch(trees.take(examples, order), BATCH, trainer.steps(ETA), draw)
     return trainer.weights.clone()
 
 
@@ -91,7 +95,7 @@ def mixture_losses(
 ) -> tuple[float, ...]:
     trainer = Trainer(MNIST_2NN, 0)
     clients = [data.client(k) for k in range(len(data))]
-    everything = Examples(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]))
+    everything = Examples(trees.joined([c.x for c in clients]), trees.joined([c.y for c in clients]))
     losses = []
     for t in theta:
         trainer.load(float(t) * w + (1 - float(t)) * w_other)

@@ -270,7 +270,7 @@ def lines(chart: Chart) -> Iterator[tuple[Panel, Line]]:
 def runs_of(line: Line, records: Records) -> list[Record]:
     """The line's runs on seed 0."""
     runs = [run for run in records.of(line.setting.key) if run.plan.seed == 0]
-    return [run for run in runs if run.plan.lr in line.rates] if line.fixed else runs
+    return [run for run in runs if run.plan.eta in line.rates] if line.fixed else runs
 
 
 def line_needs(line: Line, rounds: int, records: Records) -> list[Need]:

@@ -162,7 +162,7 @@ def _lowest_target(setting: Setting) -> float:
 def _by_place(setting: Setting, records: Records, seed: int) -> dict[int, Record]:
     """The runs of a setting with this seed, by their place on the grid."""
     runs = [run for run in records.of(setting.key) if run.plan.seed == seed]
-    return {index: run for run in runs if (index := place(run.plan.lr)) is not None}
+    return {index: run for run in runs if (index := place(run.plan.eta)) is not None}
 
 
 def _outcomes(cell: Cell, runs: dict[int, Record]) -> dict[int, Outcome]:
@@ -175,7 +175,7 @@ def _judge(run: Record, target: float) -> Outcome:
 
 def _seed_runs(cell: Cell, records: Records, index: int) -> list[Record]:
     """The runs of other seeds at the chosen rate that have come to their end."""
-    runs = [run for run in records.of(cell.setting.key) if run.plan.seed and place(run.plan.lr) == index]
+    runs = [run for run in records.of(cell.setting.key) if run.plan.seed and place(run.plan.eta) == index]
     return sorted(
         (run for run in runs if settled(_judge(run, cell.target), cell.allowance)), key=lambda run: run.plan.seed
     )

@@ -23,11 +23,12 @@ from fedavg.metrics import report
 from fedavg.paper.orders import Order, read_order, run_directory
 from fedavg.paper.records import CAP, DIVERGED, TARGET, is_locked
 from fedavg.paper.search import lost
+from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import curve
 from fedavg.runner import Watcher, resume, run
 from fedavg.server import Event, Round
-from fedavg.setup import Setup, resolve
+from fedavg.setup import resolve_data, resolve_task
 from fedavg.types import Examples, FederatedData
 
 #: Exit codes, beside 0: a mistake that is told on stderr; another process is at work on the run; a signal.
@@ -91,9 +92,9 @@ class TrainingSample:
     clients fit their own data, not how good the shared model is (Figures 3, 6 and 8).
     """
 
-    def __init__(self, setup: Setup, size: int, path: Path) -> None:
-        self._trainer = Trainer(setup.task, setup.plan.seed)
-        self._examples = sample_of(setup.data, size, setup.plan.seed)
+    def __init__(self, plan: Plan, size: int, path: Path) -> None:
+        self._trainer = Trainer(resolve_task(plan), plan.seed)
+        self._examples = sample_of(resolve_data(plan), size, plan.seed)
         self._path = path
 
     def __call__(self, event: Event) -> None:
@@ -150,7 +151,7 @@ def follow(path: Path) -> None:
 def _sampling(order: Order, directory: RunDir) -> list[TrainingSample]:
     if not order.train_sample:
         return []
-    return [TrainingSample(resolve(order.to_plan()), order.train_sample, directory.path / "sample.jsonl")]
+    return [TrainingSample(order.to_plan(), order.train_sample, directory.path / "sample.jsonl")]
 
 
 def main(path: Path) -> int:

@@ -14,7 +14,7 @@ from fedavg.stages.localdp import LocalDP
 from fedavg.stages.noise import Noise
 
 if TYPE_CHECKING:
-    from fedavg.setup import Setup
+    from fedavg.setup import Draft
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def budget_spent(limit: float | None, entry: Mapping[str, Any] | None) -> bool:
     return limit is not None and entry is not None and entry["epsilon_next"] > limit
 
 
-def budget_of(setup: "Setup") -> Budget | None:
+def budget_of(setup: "Draft") -> Budget | None:
     """What the plan's stages cost; a plan whose first round is too dear is refused."""
     budget = _budget(setup)
     limit = setup.plan.dp_epsilon
@@ -70,8 +70,10 @@ def budget_of(setup: "Setup") -> Budget | None:
     return budget
 
 
-def _budget(setup: "Setup") -> Budget | None:
-    clients, cohort = len(setup.eligible), setup.cohort_size
+def _budget(setup: "Draft") -> Budget | None:
+    if not any(isinstance(stage, Noise | LocalDP) for stage in setup.stages):
+        return None
+    clients, cohort = setup.clients.with_data, setup.cohort_size
     delta = setup.plan.dp_delta or min(clients**-1.1, 0.5)
     for stage in setup.stages:
         if isinstance(stage, Noise):

@@ -11,9 +11,9 @@ from fedavg.stages.noise import Noise
 from fedavg.stages.weigh import Weigh
 
 if TYPE_CHECKING:
-    from fedavg.setup import Setup
+    from fedavg.setup import Draft
 
-Test = Callable[["Setup"], bool]
+Test = Callable[["Draft"], bool]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Pair:
     refused: Test | None = None
 
 
-def check_pairs(setup: "Setup") -> None:
+def check_pairs(setup: "Draft") -> None:
     """Refuse a plan whose parts do not fit, with the reason."""
     for pair in PAIRS:
         if pair.refused and pair.refused(setup):
@@ -39,33 +39,33 @@ def table() -> str:
     return "\n".join(["| this | with this | works | why |", "|---|---|---|---|", *rows])
 
 
-def _place(setup: "Setup", kind: type) -> int:
+def _place(setup: "Draft", kind: type) -> int:
     """Where the first stage of a kind stands; -1 if there is none."""
     return next((place for place, stage in enumerate(setup.stages) if isinstance(stage, kind)), -1)
 
 
-def _has(setup: "Setup", kind: type) -> bool:
+def _has(setup: "Draft", kind: type) -> bool:
     return _place(setup, kind) >= 0
 
 
-def _private(setup: "Setup") -> bool:
+def _private(setup: "Draft") -> bool:
     return _has(setup, Noise) or _has(setup, LocalDP)
 
 
-def _noise(setup: "Setup") -> Noise | None:
+def _noise(setup: "Draft") -> Noise | None:
     return next((stage for stage in setup.stages if isinstance(stage, Noise)), None)
 
 
-def _adapts(setup: "Setup") -> bool:
+def _adapts(setup: "Draft") -> bool:
     return any(isinstance(stage, Clip) and stage.adapts for stage in setup.stages)
 
 
-def _discrete(setup: "Setup") -> bool:
+def _discrete(setup: "Draft") -> bool:
     noise = _noise(setup)
     return noise is not None and noise.bits > 0
 
 
-def _on_clients(setup: "Setup") -> bool:
+def _on_clients(setup: "Draft") -> bool:
     noise = _noise(setup)
     return noise is not None and noise.exceeds_bounds
 

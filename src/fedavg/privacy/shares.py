@@ -14,27 +14,27 @@ from fedavg.types import Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.options import Masking, Shares
-    from fedavg.setup import Setup
+    from fedavg.setup import Draft
 
 
-def bind_shares(setup: "Setup") -> "Setup":
-    """The setup, with secure aggregation and clipping told of the noise that clients add, if they do."""
-    noise = next((stage for stage in setup.stages if isinstance(stage, Noise)), None)
-    if setup.secagg is None or noise is None or noise.where != "clients":
-        return setup
+def bind_shares(draft: "Draft") -> "Draft":
+    """The draft, with secure aggregation and clipping told of the noise that clients add, if they do."""
+    noise = next((stage for stage in draft.stages if isinstance(stage, Noise)), None)
+    if draft.secagg is None or noise is None or noise.where != "clients":
+        return draft
     from fedavg.secagg.options import Shares
 
     assert noise.clip, "a plan with noise and no clip is refused"
-    work, size = _first_work(setup, noise.clip), setup.update_size(len(Model(setup.task, 0).vector))
+    work, size = _first_work(draft, noise.clip), draft.update_size(len(Model(draft.task, 0).vector))
     shares = Shares(noise.clip.sensitivity(work), noise.share(work, size), noise.bits, noise.least)
-    masking = replace(setup.secagg, shares=shares)  # type: ignore[type-var]
-    limits = _norms(noise.clip.norm, shares, masking, min(10 * setup.cohort_size, len(setup.data)))
-    stages = (replace(stage, norms=limits) if isinstance(stage, Clip) else stage for stage in setup.stages)
-    return replace(setup, secagg=masking, stages=tuple(stages))
+    masking = replace(draft.secagg, shares=shares)  # type: ignore[type-var]
+    limits = _norms(noise.clip.norm, shares, masking, min(10 * draft.cohort_size, draft.clients.count))
+    stages = (replace(stage, norms=limits) if isinstance(stage, Clip) else stage for stage in draft.stages)
+    return replace(draft, secagg=masking, stages=tuple(stages))
 
 
-def _first_work(setup: "Setup", clip: Clip) -> Work:
-    return replace(setup.plan.work(1), settings={NORM: clip.norm})
+def _first_work(draft: "Draft", clip: Clip) -> Work:
+    return replace(draft.plan.work(1), settings={NORM: clip.norm})
 
 
 def _norms(norm: float, shares: "Shares", masking: "Masking", most_clients: int) -> tuple[float, float]:

@@ -8,8 +8,8 @@ installed here, and its owner must have named it (`--task`), and so must any oth
 import logging
 import random
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -21,9 +21,12 @@ import torch
 from torch import Tensor
 
 from fedavg.client import Message, run_client
+from fedavg.data.holdout import hold_out
+from fedavg.engine.single import check_single
+from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.files import DeviceFiles
-from fedavg.fleets.http.device.judge import check_judging, judged_sums, sums_frame
+from fedavg.fleets.http.device.judge import check_judging, sums_frame
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.masked import MaskedRounds
 from fedavg.fleets.http.device.models import Models
@@ -49,12 +52,13 @@ from fedavg.fleets.http.protocol.messages import (
     printable,
 )
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
+from fedavg.fleets.worker import judged, named_sums
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import Setup, resolve
+from fedavg.setup import Setup, resolve_on_device
 from fedavg.specs import importing_only
 from fedavg.states import ClientStates
-from fedavg.types import Examples, FederatedData, Work
+from fedavg.types import Examples, Work
 
 log = logging.getLogger("fedavg.device")
 
@@ -62,32 +66,6 @@ log = logging.getLogger("fedavg.device")
 HELD_S: Final = 25.0
 #: Refusals of an update that say nothing against it.
 _NOT_NOW: Final = ("wrong-round", "round-closed", "upload-token-unknown")
-
-
-class DeviceData(FederatedData):
-    """The examples of this device. Of the others it knows only how many there are, if the plan says so."""
-
-    def __init__(self, k: int, examples: Examples, population: int | None) -> None:
-        self.name = "this device"
-        self._k, self._examples = k, examples
-        self._population = max(population or 0, k + 1)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        sizes = np.ones(self._population, np.int64)
-        sizes[self._k] = len(self._examples)
-        return sizes
-
-    def client(self, k: int) -> Examples:
-        return self._examples
-
-    @property
-    def test(self) -> Examples:
-        return self._examples
-
-    @property
-    def fingerprint(self) -> str:
-        return "device"
 
 
 @dataclass(frozen=True)
@@ -150,13 +128,16 @@ class Device:
 
     def run(self) -> int:
         """Work until the server says that the run is over; returns the last round."""
-        with RunDir(self._directory).locked(), _one_thread(), closing(self._link):
+        with RunDir(self._directory).locked(), one_thread(), closing(self._link):
             identity = self._enrolled()
             self._link.signer.client = identity.client
             self._k = identity.client
             self._plan_digest = identity.plan_digest
             self._setup = self._resolve(identity)
-            self._trainer = self._setup.new_trainer()
+            plan = self._setup.plan
+            self._trained_on, self._held = hold_out(self._examples, plan.holdout, plan.seed, self._k)
+            self._trainer = self._setup.new_trainer(self._trained_on)
+            check_single(self._trainer, self._trained_on, np.array([len(self._trained_on)]), self._setup.plan)
             self._models = Models(self._link, self._files, self._setup.downlink)
             self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message, self._found)
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
@@ -219,11 +200,10 @@ class Device:
                 f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
             )
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
-        mine = {"data": DeviceData(self._k, self._examples, sent.clients), "partition": None, "clients": None}
         # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
         self._sent, others = sent, {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
         with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return resolve(make_plan({**values, **own, **mine, **others, "device": "cpu"}))
+            return resolve_on_device(make_plan({**values, **own, **others, "device": "cpu"}))
 
     # Rounds
 
@@ -269,7 +249,7 @@ class Device:
     def _judge(self, offer: JudgeOffer) -> None:
         """Judge the model as asked, or say why not. The update that is kept, if any, is not touched."""
         try:
-            check_judging(self._sent, self._setup, self._k, offer)
+            check_judging(self._sent, self._setup, len(self._held), offer)
             if offer.session is not None:
                 self._masking.begin(offer)
                 return
@@ -285,7 +265,8 @@ class Device:
         """What the model of an offer comes to on what this device holds out."""
         if offer.numbers != len(self._trainer.weights):
             raise FleetError(f"the server offers {offer.numbers} numbers; the task has {len(self._trainer.weights)}")
-        return judged_sums(self._setup, self._trainer, self._k, self._checked(self._models.whole(offer)))
+        self._trainer.load(self._checked(self._models.whole(offer)))
+        return named_sums(judged(self._trainer, self._held, "what this device holds out"))
 
     def _train(self, offer: WorkOffer) -> None:
         assert self._pending
@@ -303,7 +284,7 @@ class Device:
             settings=offer.settings,
         )
         states = self._states if self._setup.keeps_state else None
-        return run_client(self._setup, self._trainer, self._k, work, shared, states)
+        return run_client(self._setup, self._trainer, self._k, self._trained_on, work, shared, states)
 
     def _frame(self, offer: WorkOffer, message: Message) -> bytes:
         header = UpdateHeader(
@@ -413,14 +394,3 @@ def _base64(data: bytes) -> str:
 
 def _runtime_options() -> list[str]:
     return [spec.name for spec in fields(Plan) if spec.metadata["runtime"]]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Kernels round alike everywhere only on one thread, as in the simulator's workers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Final
@@ -27,18 +27,18 @@ from fedavg.fleets.http.server.admin import Admin
 from fedavg.fleets.http.server.app import HTTP_PROBLEMS, PLAIN_PATHS, FleetApp
 from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet
-from fedavg.fleets.http.server.hub import Guards, Hub, RemoteData
+from fedavg.fleets.http.server.hub import Guards, Hub
 from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.rounds import Rules
-from fedavg.fleets.http.server.store import Store
+from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, Watcher, finish
-from fedavg.server import Event, Round, Start, event_row, train
-from fedavg.setup import Setup, resolve
-from fedavg.types import State
+from fedavg.server import Event, Round, Start, event_row, rounds
+from fedavg.setup import Setup, cohort_size, population_of, resolve, resolve_data
+from fedavg.types import FederatedData, State
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -91,14 +91,15 @@ def serve(
     _check_plan(plan)
     _check_plain(options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
-    setup = _resolve(plan, options.rules, hub)
+    data = resolve_data(plan)
+    setup = _resolve(plan, data, options.rules)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub.know(store.clients())
-        fleet = HttpFleet(setup, hub, store, options.rules, options.minimum)
+        fleet = HttpFleet(population_of(data), data.test, hub, store, options.rules, options.minimum)
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
@@ -112,14 +113,15 @@ def serve(
         return result
 
 
-def _resolve(plan: Plan, rules: Rules, hub: Hub) -> Setup:
-    """The plan on the clients that will come. Its own training data, if any, is let go of: clients hold theirs."""
-    local = resolve(plan)
-    if local.budget and plan.clients is None:
+def _resolve(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
+    """The plan for the clients that will come, as many as its data has; of that the server keeps the test set."""
+    clients = population_of(data)
+    setup = resolve(plan, clients, data.test)
+    if setup.budget and plan.clients is None:
         raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
-    if local.secagg:
-        local.secagg.check(rules.invited(local.cohort_size))
-    return replace(local, data=RemoteData(hub, local.data, local.plan.clients, local.plan.holdout))
+    if setup.secagg:
+        setup.secagg.check(rules.invited(cohort_size(plan.C, clients)))
+    return setup
 
 
 def _check_plan(plan: Plan) -> None:
@@ -207,11 +209,12 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = _parked(store)
     rows: list[dict[str, Any]] = store.committed()
+    _check_nothing_lost(run, rows)
     run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
     if not (start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped"):
-        for event in train(setup, fleet, start):
+        for event in rounds(setup, fleet, start):
             state = event.state
             if isinstance(event, Round):
                 _commit(event, fleet, hub, store)
@@ -223,6 +226,16 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
                 watch(event)
     assert state
     return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run))
+
+
+def _check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
+    """A round is in the database before it is in the metrics: more of them there means that the database lost some."""
+    if run.recorded() > len(rows):
+        raise StoreError(
+            f"the database has {len(rows)} rounds, but {run.metrics_path} has {run.recorded()}: the database lost "
+            "rounds that were committed, or is an older copy. Restore the newer one; to do those rounds again all the "
+            "same, move that file away"
+        )
 
 
 def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -> None:

@@ -34,7 +34,7 @@ def plot_run(plan: Plan, goal: Goal, rows: Sequence[dict[str, Any]], path: Path)
     shown = plan.to_dict()
     figure.suptitle(
         f"{shown['task']}, {shown['algorithm']}, {shown['partition'] or 'own partition'}: "
-        f"C={plan.C:g} E={plan.E} B={plan.B} lr={plan.lr:g}",
+        f"C={plan.C:g} E={plan.E} B={plan.B} lr={plan.lr}",
         fontsize=10,
     )
     figure.savefig(path, dpi=130)

@@ -192,7 +192,7 @@ class RunDir:
             log.warning("%s is damaged: %s", self.metrics_path, found.damage)
         start = self._last_good(digest, found)
         kept = [*found.rows[: start.round - 1], start.row] if start and start.row else []
-        recorded = self._recorded()
+        recorded = self.recorded()
         if once and recorded > len(kept):
             raise RunDirError(
                 f"{self.path} has rounds up to {recorded} on record, but no whole checkpoint of that round. Its noise "
@@ -250,7 +250,7 @@ class RunDir:
     def _checkpoint_files(self) -> list[Path]:
         return sorted(self._checkpoints.glob("round-*.safetensors"))
 
-    def _recorded(self) -> int:
+    def recorded(self) -> int:
         """The last round that left any trace, whole or not."""
         named = [path.stem.removeprefix("round-") for path in self._checkpoint_files()]
         lines = self.metrics_path.read_bytes().count(b"\n") if self.metrics_path.exists() else 0

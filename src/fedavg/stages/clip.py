@@ -25,7 +25,7 @@ from fedavg.stages.stage import Stage
 from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Setup
+    from fedavg.setup import Draft
 
 #: Under its name the adaptive norm is kept on the server and travels to the clients.
 NORM: Final = "clip_norm"
@@ -68,16 +68,16 @@ class Clip(Stage):
     def appends(self) -> int:  # type: ignore[override]
         return int(self.adapts)
 
-    def bind(self, setup: "Setup") -> "Clip":
-        layers = _layers(setup) if self.per == "layer" else ()
-        multiplier = setup.noise_multiplier if self.adapts else 0.0
-        noise = self.bits_noise or max(setup.cohort_size / 20, multiplier)
+    def bind(self, draft: "Draft") -> "Clip":
+        layers = _layers(draft) if self.per == "layer" else ()
+        multiplier = draft.noise_multiplier if self.adapts else 0.0
+        noise = self.bits_noise or (max(draft.cohort_size / 20, multiplier) if multiplier else 0.0)
         if self.adapts and multiplier and noise <= multiplier / 2:
             raise PlanError(
                 f"clip: bits_noise is {noise:g}; expected more than half of the noise multiplier {multiplier:g}: "
                 "the count alone would cost more than the round may"
             )
-        enforced = not any(stage.exceeds_bounds for stage in setup.stages)
+        enforced = not any(stage.exceeds_bounds for stage in draft.stages)
         return replace(self, layers=layers, multiplier=multiplier, bits_noise=noise, enforced=enforced)
 
     def sensitivity(self, work: Work) -> float:
@@ -163,14 +163,14 @@ def _length(vector: Tensor) -> float:
     return float(vector.double().norm())
 
 
-def _layers(setup: "Setup") -> tuple[tuple[int, int], ...]:
+def _layers(draft: "Draft") -> tuple[tuple[int, int], ...]:
     """Where each module's numbers begin and end in an update."""
     from fedavg.engine.model import Model
 
-    slots = Model(setup.task, setup.plan.seed).slots
+    slots = Model(draft.task, draft.plan.seed).slots
     ends = [(slot.name.rpartition(".")[0], slot.offset, slot.offset + slot.shape.numel()) for slot in slots]
     groups = [list(group) for _, group in groupby(ends, key=lambda end: end[0])]
     once = [(group[0][1], group[-1][2]) for group in groups]
     size = once[-1][1]
-    copies = range(setup.algorithm.vectors_up)
+    copies = range(draft.algorithm.vectors_up)
     return tuple((copy * size + start, copy * size + end) for copy in copies for start, end in once)

@@ -27,7 +27,7 @@ from fedavg.stages.stage import Stage
 from fedavg.types import Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Setup
+    from fedavg.setup import Draft
 
 #: The largest whole number up to which float32 has every one.
 _WHOLE: Final = 2**24
@@ -55,10 +55,10 @@ class Noise(Stage):
     def exceeds_bounds(self) -> bool:  # type: ignore[override]
         return self.where == "clients" or self.bits > 0
 
-    def bind(self, setup: "Setup") -> "Noise":
+    def bind(self, draft: "Draft") -> "Noise":
         """Finds the bound on what a client can change; there is one, or the plan is refused."""
-        clips = [stage.bind(setup) for stage in setup.stages if isinstance(stage, Clip)]
-        return replace(self, clip=clips[-1], cohort=setup.cohort_size) if clips else self
+        clips = [stage.bind(draft) for stage in draft.stages if isinstance(stage, Clip)]
+        return replace(self, clip=clips[-1], cohort=draft.cohort_size) if clips else self
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         """Metrics of a client are not noised, so under differential privacy they do not leave it."""

@@ -9,7 +9,7 @@ from fedavg.specs import Pluggable
 from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Setup
+    from fedavg.setup import Draft
 
 
 class Stage(Pluggable):
@@ -32,7 +32,7 @@ class Stage(Pluggable):
 
         return STAGES
 
-    def bind(self, setup: "Setup") -> "Stage":
+    def bind(self, draft: "Draft") -> "Stage":
         """This stage with what it needs to know of the rest: the model's layout, the cohort, other stages."""
         return self
 

@@ -16,10 +16,10 @@ import numpy as np
 from fedavg.errors import PlanError
 from fedavg.specs import bound
 from fedavg.stages.stage import Stage
-from fedavg.types import Sum, Update, Work
+from fedavg.types import Population, Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Setup
+    from fedavg.setup import Draft
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,9 @@ class Weigh(Stage):
         if not good or not 0 <= self.total < float("inf"):
             raise PlanError(f"weigh: got '{self.cap}'; expected 'weigh:equal', or 'weigh:cap=100' for min(n_k/100, 1)")
 
-    def bind(self, setup: "Setup") -> "Weigh":
-        clients = len(setup.eligible)
-        everyone = self.total or sum(self._weight(float(n)) for n in setup.data.sizes[setup.eligible])
-        return replace(self, denominator=everyone * setup.cohort_size / clients)
+    def bind(self, draft: "Draft") -> "Weigh":
+        everyone = self._everyone(draft.population)
+        return replace(self, denominator=everyone * draft.cohort_size / draft.clients.with_data) if everyone else self
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         return replace(update, weight=self._weight(update.weight))
@@ -49,7 +48,19 @@ class Weigh(Stage):
         return update if 0 <= update.weight <= 1 else replace(update, weight=min(max(update.weight, 0.0), 1.0))
 
     def on_sum(self, total: Sum, work: Work, rng: np.random.Generator) -> Sum:
+        if not self.denominator:
+            raise PlanError("weigh: nobody knows how many examples all clients have; expected 'total' in weigh:cap")
         return replace(total, weight=self.denominator)
+
+    def _everyone(self, clients: Population | None) -> float:
+        """W, the weights of all clients together; 0 where nobody knows, as on a device, which has no use for it."""
+        if clients is None:
+            return 0.0
+        if self.total:
+            return self.total
+        if clients.sizes is None:
+            return float(clients.count) if self.cap == "equal" else 0.0
+        return sum(self._weight(float(n)) for n in clients.sizes[clients.sizes > 0])
 
     def _weight(self, n: float) -> float:
         return 1.0 if self.cap == "equal" else min(n / float(self.cap), 1.0)

@@ -230,8 +230,9 @@ class PeepholeLSTM(nn.Module):
         self.bias = nn.Parameter(torch.empty(4 * units))
         self.peephole = nn.Parameter(torch.empty(3, units))
         self.reset_parameters()
-        #: What runs the recurrence on the CPU; built now, before workers are forked, and not by each of them.
-        self.kernel = lstm_native.kernel(units)
+        #: What runs the recurrence on the CPU; built now, before workers are forked, and not by each of them. A run's
+        #: engine says it.
+        self.kernel_name = f"{lstm_native.kernel(units)} LSTM"
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -50,6 +50,6 @@ POSTS_LSTM = Task(
     WordLSTM,
     loss=token_loss,
     metrics={"accuracy": known_word_accuracy, "loss": token_cross_entropy},
-    pack=partial(pack, begin=BEGIN, padding=PADDING),
+    collate=partial(pack, begin=BEGIN, padding=PADDING),
     eval_batch=50,
 )

@@ -64,6 +64,6 @@ SHAKESPEARE_LSTM = Task(
     CharLSTM,
     loss=token_loss,
     metrics={"accuracy": token_accuracy, "loss": token_cross_entropy},
-    pack=partial(pack, begin=BEGIN, padding=PADDING),
+    collate=partial(pack, begin=BEGIN, padding=PADDING),
     eval_batch=50,
 )

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedavg import trees
 from fedavg.metrics import Metric, MetricsGiven, by_name, default_metrics
 from fedavg.specs import Pluggable
+from fedavg.types import Tree
 
 
 def as_float(x: Tensor) -> Tensor:
@@ -18,28 +21,36 @@ def as_float(x: Tensor) -> Tensor:
     return x / 255 if x.dtype == torch.uint8 else x
 
 
+def all_as_float(x: Tree) -> Tree:
+    return trees.changed(x, as_float)
+
+
 @dataclass(frozen=True)
 class Task(Pluggable):
     """A learning problem that any fleet can train and any data of the right form can feed.
 
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
-    `loss(output, y)` is the mean over the batch. `metrics` are what models are judged by: metrics, their names
-    (`"f1:10"`), or a dict of them by names of your own, in which a function may stand that gives one value per
-    prediction. If none are given: the loss, and accuracy if the loss is one of PyTorch's over classes. `prepare` turns
-    raw `x` into the module's input; `augment`, where given, does it in training, for all examples of a local epoch at
-    once, with its own generator. `pack`, where given, gives the x and y of one batch a smaller form, of the same loss,
-    gradient and metrics.
+    The module is called as `module(x)`, `module(*x)` or `module(**x)`, whichever x is: a tensor, a tuple or a dict of
+    them. `loss(output, y)`, with whatever the module returns, is the mean over the batch. `metrics` are what models are
+    judged by: metrics, their names (`"f1:10"`), or a dict of them by names of your own, in which a function may stand
+    that gives one value per prediction. If none are given: the loss, and accuracy if the loss is one of PyTorch's over
+    classes.
+
+    `prepare` turns raw `x` into the module's input; `augment`, where given, does it in training, for all examples of a
+    local epoch at once, with its own generator. `collate`, where given, first gives the raw x and y of each batch
+    another form: texts of unlike lengths are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
+    batch then has does not matter, since the loss is a mean.
     """
 
     kind = "task"
 
     name: str
     build: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    loss: Callable[[Any, Any], Tensor] = F.cross_entropy
     metrics: MetricsGiven | None = None
-    prepare: Callable[[Tensor], Tensor] = as_float
-    augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None
-    pack: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    prepare: Callable[[Any], Any] = all_as_float
+    augment: Callable[[Any, np.random.Generator], Any] | None = None
+    collate: Callable[[Any, Any], tuple[Any, Any]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
 

@@ -23,7 +23,7 @@ from fedavg.engine.trainer import Trainer
 from fedavg.fleets.http.protocol.keys import CLIENT, COUNTER, EPOCH, SIGNATURE
 from fedavg.fleets.http.protocol.messages import PROBLEMS, EnrolRequest, NewToken, PollRequest, ReportRequest, schema
 from fedavg.fleets.http.protocol.wire import Reason
-from fedavg.setup import resolve
+from fedavg.setup import resolve_task
 from fleet_peers import ELIGIBLE, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving_process
 from toys import small_net
 
@@ -423,5 +423,5 @@ def test_after_ten_thousand_of_them_the_honest_clients_finish_the_round(target):
     plan = fleet_plan(rounds=1)
     tensors = load_file(target.server.directory / "model.safetensors")
     model = torch.cat([tensors[name].flatten() for name, _ in small_net().named_parameters()])
-    assert torch.allclose(model, Trainer(resolve(plan).task, plan.seed).weights + 3, atol=1e-6)
+    assert torch.allclose(model, Trainer(resolve_task(plan), plan.seed).weights + 3, atol=1e-6)
     assert '"level": "error"' not in (target.server.directory.parent / "stderr").read_text()

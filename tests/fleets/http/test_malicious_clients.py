@@ -9,9 +9,9 @@ import yaml
 from click.testing import CliRunner
 
 from fedavg.cli import cli
-from fedavg.fleets.http.server import store as store_module
 from fedavg.fleets.http.server.hub import Guards
 from fedavg.fleets.http.server.store import Store
+from fedavg.fleets.http.server.store import rows as store_rows
 from fleet_peers import EVERYONE, HOST, NUMBERS, Peer, fleet_plan, serving
 
 ONES = np.ones(NUMBERS)
@@ -58,7 +58,7 @@ def test_an_escape_in_a_path_does_not_reach_the_operators_endpoints(served):
 
 
 def test_a_full_fleet_is_a_clear_refusal(served, monkeypatch):
-    monkeypatch.setattr(store_module, "MOST_CLIENTS", 0)
+    monkeypatch.setattr(store_rows, "MOST_CLIENTS", 0)
     answer = Peer(served.port).enrol(served.join_token)
     assert (answer.status, answer.error) == (409, "fleet-full")
 

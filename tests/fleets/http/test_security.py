@@ -38,7 +38,7 @@ from fedavg.fleets.http.server.store import ClientRow, Store
 from fedavg.plan import Plan
 from fedavg.programs.device import Device
 from fedavg.programs.serve import Address
-from fedavg.setup import resolve
+from fedavg.setup import resolve_task
 from fedavg.types import Part
 from fleet_peers import DATA, HOST, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving, serving_process
 from toys import small_net
@@ -519,7 +519,7 @@ def test_the_round_commits_with_those_who_are_honest(tmp_path):
 
 
 def initial_weights(plan):
-    return Trainer(resolve(plan).task, plan.seed).weights.clone()
+    return Trainer(resolve_task(plan), plan.seed).weights.clone()
 
 
 def ordered(path):

@@ -14,12 +14,12 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from random import Random
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, inspect, make_url, text
 
 from fedavg.errors import FedAvgError
-from fedavg.fleets.http.server import store as module
 from fedavg.fleets.http.server.store import (
     ClientRow,
     Counted,
@@ -29,6 +29,8 @@ from fedavg.fleets.http.server.store import (
     Store,
     StoreError,
     TokenRow,
+    schema,
+    sqlite,
 )
 
 FORK = get_context("fork")
@@ -369,7 +371,7 @@ def test_a_damaged_state_is_noticed(store, url):
     commit(store, 1, b"\x00" * 1000)
     value = "X'00ff'" if "://" not in url else "'\\x00ff'::bytea"
     sql(url, f"UPDATE states SET blob = {value}")
-    with pytest.raises(StoreError, match="does not match its SHA-256"):
+    with pytest.raises(StoreError, match="the row of 'states' with round 1 is damaged: it does not match its digest"):
         store.last_state()
 
 
@@ -452,23 +454,160 @@ def test_schema_0_is_brought_up_to_date(url):
 def test_a_later_step_keeps_what_is_there(url, monkeypatch):
     with Store.open(url) as store:
         commit(store, 1)
-    step = ("ALTER TABLE notes ADD COLUMN author TEXT", "INSERT INTO notes VALUES ('greeting', 'hello', 'step')")
+    step = (
+        "ALTER TABLE notes ADD COLUMN author TEXT",
+        "INSERT INTO notes (key, value, author) VALUES ('greeting', 'hello', 'step')",
+    )
     broken = (*step, "INSERT INTO no_such_table VALUES (1)")
-    monkeypatch.setattr(module, "MIGRATIONS", [*module.MIGRATIONS, broken])
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, broken])
     with pytest.raises(StoreError, match="no_such_table"):
         Store.open(url)
-    monkeypatch.setattr(module, "MIGRATIONS", [*module.MIGRATIONS[:-1], step])
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS[:-1], step])
     for _ in range(2):  # the step is taken once
         with Store.open(url) as store:
             assert store.note("greeting") == "hello"
             assert store.last_state() == (1, b"state")
 
 
+def test_a_database_of_each_earlier_schema_keeps_what_is_there(url):
+    """Its rows get digests, and its tables the columns of a new database."""
+    blob = "X'7374617465'" if "://" not in url else "'\\x7374617465'::bytea"
+    for old in range(1, len(schema.MIGRATIONS)):
+        statements = [statement for step in schema.MIGRATIONS[:old] for statement in step]
+        sql(
+            url,
+            "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+            f"INSERT INTO meta VALUES ('schema', '{old}')",
+            *(statement.format(blob="BLOB" if "://" not in url else "BYTEA") for statement in statements),
+            "INSERT INTO run VALUES (1, 'rounds = 1', 'abc', 'graph')",
+            f"INSERT INTO tokens (hash, uses, label, client) VALUES ({blob}, 2, 'old', 7)",
+            f"INSERT INTO clients (k, key, token, examples, name) VALUES (3, {blob}, {blob}, 9, 'alice')",
+            "INSERT INTO rounds VALUES (1, 0, 'done', '[3]', 'm', NULL, '{\"round\"\\: 1}', '[3]')",
+            f"INSERT INTO states VALUES (1, 'm', 'unused', {blob})",
+            "INSERT INTO ledger VALUES (1, '{\"spent\"\\: 1}')",
+        )
+        for _ in range(2):
+            with Store.open(url) as store:
+                assert store.run() == RunRow("rounds = 1", "abc", "graph")
+                assert store.tokens() == [TokenRow(b"state", 2, "old", 7)]
+                assert store.clients() == [ClientRow(3, b"state", 9, "alice", False, b"state")]
+                assert store.committed() == [{"round": 1}]
+                assert store.ledger() == [{"spent": 1}]
+                assert store.last_state() == (1, b"state")
+                migrated = columns(store)
+        commit_again(url)
+        sql(url, *(f"DROP TABLE {table}" for table in migrated))
+    with Store.open(url) as store:
+        assert columns(store) == migrated
+
+
+def columns(store):
+    with store._read("look") as connection:
+        names = {table: inspect(connection).get_columns(table) for table in schema.metadata.tables}
+    return {  # SQLite says of old tables that their keys may be null
+        table: sorted((each["name"], each["nullable"] and not each.get("primary_key")) for each in found)
+        for table, found in names.items()
+    }
+
+
+def commit_again(url):
+    with Store.open(url) as store:
+        commit(store, 2)
+    with Store.open(url) as store:
+        assert store.last_round() == 2
+
+
+# ---------------------------------------------------------------------- flipped bits
+
+
+def everything(store: Store) -> tuple:
+    rounds = [(store.counted(round), store.next_attempt(round)) for round in range(1, store.last_round() + 1)]
+    return (
+        store.run(), store.note("admin"), store.tokens(), store.clients(), store.open_round(), rounds,
+        store.committed(), store.ledger(), store.last_state(),
+    )  # fmt: skip
+
+
+def fleet_database(path: Path) -> tuple:
+    """A run in its sixth round, and all that is in it."""
+    with Store.open(path) as store:
+        store.save_run("rounds = 9  # " + "x" * 300, "abc", "devices")
+        store.set_note("admin", "f" * 64)
+        store.add_token(TOKEN, None, "for all", None)
+        for k in range(25):
+            store.enrol(TOKEN, bytes([k]) * 32, 100 + k, f"client {k}", None, now=1e9, address="10.0.0.1")
+        store.revoke([3])
+        for round in range(1, 6):
+            commit(store, round, bytes(range(256)) * 40)
+        store.begin_round(6, 0, [1, 2], "model 5")
+        store.abandon_round(6, 0, "nobody came")
+        store.begin_round(6, 1, [4, 5], "model 5")
+        return everything(store)
+
+
+def read_back(path: Path) -> tuple | str:
+    """All that is in a database, or why it is refused."""
+    try:
+        with Store.open(path) as store:
+            return everything(store)
+    except StoreError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("flips", [300, pytest.param(3000, marks=pytest.mark.slow)])
+def test_no_flipped_bit_of_a_database_is_believed(tmp_path, flips):
+    """Refused, or of no effect: half of a young file is room that nothing uses yet."""
+    path = tmp_path / "run.db"
+    whole = fleet_database(path)
+    data = path.read_bytes()
+    used = [at for at in range(len(data)) if data[at]]  # where nothing is yet, nothing can be damaged
+    random = Random(1955)
+    refused = 0
+    for number in range(flips):
+        at = random.choice(used) if number % 4 else random.randrange(len(data))
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << random.randrange(8)
+        copy = tmp_path / f"{number}.db"
+        copy.write_bytes(flipped)
+        found = read_back(copy)
+        assert found == whole or str(copy) in found, f"byte {at}"
+        refused += found != whole
+        for left in tmp_path.glob(f"{number}.db*"):
+            left.unlink()
+    assert refused > flips // 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE ledger SET entry = '{\"spent\"\\: 0}' WHERE round = 2",
+        "UPDATE rounds SET counted = '[0]' WHERE round = 2",
+        "UPDATE clients SET revoked = 0 WHERE k = 3",
+        "UPDATE tokens SET uses = 5",
+        "UPDATE notes SET value = 'other'",
+        "UPDATE run SET plan_toml = 'rounds = 8'",
+        "UPDATE states SET round = 9 WHERE round = 5",
+        "DELETE FROM rounds WHERE round = 2",
+        "DELETE FROM states WHERE round = 5",
+    ],
+)
+def test_an_altered_row_is_named(tmp_path, change):
+    path = tmp_path / "run.db"
+    fleet_database(path)
+    sql(str(path), change)
+    table = change.split()[2 if change.startswith("DELETE") else 1]
+    named = (
+        "of its 5 rounds some are lost" if change.startswith("DELETE") else f"the row of '{table}' with .* is damaged"
+    )
+    with pytest.raises(StoreError, match=f"run.db: {named}.*; restore the database from a copy"):
+        Store.open(path)
+
+
 def test_a_newer_schema_is_refused(url):
     Store.open(url).close()
     sql(url, "UPDATE meta SET value = '99' WHERE key = 'schema'")
     with pytest.raises(
-        StoreError, match="has schema 99; this version of fedavg knows schemas up to 2; update"
+        StoreError, match="has schema 99; this version of fedavg knows schemas up to 3; update"
     ) as caught:
         Store.open(url)
     assert not caught.value.retryable
@@ -510,7 +649,7 @@ def test_a_full_disk_loses_nothing(small_disk):
 
 
 def test_a_writer_that_does_not_let_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(sqlite, "PATIENCE_S", 0.2)
     path = tmp_path / "run.db"
     with Store.open(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -531,10 +670,10 @@ def test_a_corrupt_file(tmp_path, damage):
         with Store.open(path) as store:
             commit(store, 1, bytes(500_000))
         assert not (tmp_path / "run.db-wal").exists(), "the last to close tidies up"
-        start = 16 if damage == "header" else module.SQLITE_PAGE_BYTES
+        start = 16 if damage == "header" else sqlite.PAGE_BYTES
         with path.open("r+b") as file:
             file.seek(start)
-            file.write(os.urandom(3 * module.SQLITE_PAGE_BYTES))
+            file.write(os.urandom(3 * sqlite.PAGE_BYTES))
     before = sha256(path.read_bytes()).digest()
     with pytest.raises(StoreError, match="restore it from a copy") as caught:
         Store.open(path)

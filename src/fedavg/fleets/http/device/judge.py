@@ -5,21 +5,18 @@ does not say so, nor see one device's sums where the plan has secure aggregation
 """
 
 import numpy as np
-from torch import Tensor
 
 from fedavg.codecs import make_codec
-from fedavg.engine.trainer import Trainer
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol import sums
 from fedavg.fleets.http.protocol.messages import JudgeOffer
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
-from fedavg.metrics.spread import names_of_sums
 from fedavg.plan import Plan
 from fedavg.seeds import NONE, rng
 from fedavg.setup import Setup
 
 
-def check_judging(plan: Plan, setup: Setup, k: int, offer: JudgeOffer) -> None:
+def check_judging(plan: Plan, setup: Setup, held: int, offer: JudgeOffer) -> None:
     """Refuse an offer that the server's plan does not provide for. `plan` is as the server sent it."""
     if not ("clients" in plan.evaluate or (plan.evaluate == "auto" and plan.holdout)):
         raise FleetError(f"the server asks for an evaluation; the plan has evaluate '{plan.evaluate}'")
@@ -27,16 +24,8 @@ def check_judging(plan: Plan, setup: Setup, k: int, offer: JudgeOffer) -> None:
         raise FleetError("the server asks for an evaluation; in a private run clients' own numbers do not leave them")
     if setup.secagg and offer.session is None:
         raise FleetError("the server asks for sums that are not masked; the plan has secure aggregation")
-    if not setup.data.held_sizes[k]:
+    if not held:
         raise FleetError("this device holds no examples out to judge a model on")
-
-
-def judged_sums(setup: Setup, trainer: Trainer, k: int, weights: Tensor) -> dict[str, float]:
-    """Each sum of each metric by its name, for the model on what device k holds out."""
-    trainer.load(weights)
-    found = trainer.evaluate(setup.data.held(k))
-    values = [value for name in setup.task.judged_by for value in found[name].tolist()]
-    return dict(zip(names_of_sums(setup.task.judged_by), values, strict=True))
 
 
 def sums_frame(plan_digest: str, offer: JudgeOffer, found: dict[str, float]) -> bytes:

@@ -5,7 +5,8 @@ and tried again with other clients; a server that crashed asks the same cohort a
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from secrets import token_bytes
@@ -16,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg import seeds
-from fedavg.cohort import sample_cohort
+from fedavg import seeds, trees
+from fedavg.cohort import eligible, sample_cohort
+from fedavg.data.holdout import held_out
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
@@ -27,11 +30,12 @@ from fedavg.fleets.http.server.hub import Group, Hub, Received
 from fedavg.fleets.http.server.judging import Judging
 from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
-from fedavg.fleets.worker import Evaluated, Worker, add_up, eval_jobs
+from fedavg.fleets.worker import add_up, judged, test_pieces
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients
+from fedavg.plan import Plan
 from fedavg.setup import Setup
-from fedavg.types import Cohort, Part, Split, Sum, Work
+from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
 
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
@@ -59,26 +63,38 @@ class Stopped(FedAvgError):
 
 
 class HttpFleet(Fleet):
-    """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort."""
+    """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
 
-    def __init__(self, setup: Setup, hub: Hub, store: Store, rules: Rules, minimum: int | None) -> None:
-        self._setup, self._hub, self._store, self._rules, self._minimum = setup, hub, store, rules, minimum
+    `population` is what the plan was made for, `test` what the server itself judges models on.
+    """
+
+    fingerprint = "devices"
+
+    def __init__(
+        self, population: Population, test: Examples | None, hub: Hub, store: Store, rules: Rules, minimum: int | None
+    ) -> None:
+        self._population, self.test = population, test
+        self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
+        self._threads = ExitStack()
 
-    def start(self) -> Tensor:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # sums and checks are too short to share: threads that wait for each other cost more
-        trainer = Trainer(self._setup.task, self._setup.plan.seed)
-        initial = trainer.weights.clone()
+    def open(self, plan: Plan) -> Population:
+        return self._population
+
+    def start(self, setup: Setup) -> Tensor:
+        self._setup = setup
+        self._threads.enter_context(one_thread())
+        self._judge = Trainer(setup.task, setup.plan.seed)
+        if self.test:
+            self._judge.fit(trees.take(self.test, slice(0, 2)))
+        initial = self._judge.weights.clone()
         self._size = len(initial)
-        self._judge = Worker(self._setup, trainer, initial, torch.zeros(1, dtype=torch.int64), None)
-        self._weights = initial
-        return initial.clone()
+        return initial
 
     def close(self) -> None:
         """The listener, and the clients that wait there, outlive the last round."""
-        torch.set_num_threads(self._threads)
+        self._threads.close()
 
     def draw(self, round: int) -> Cohort:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
@@ -87,17 +103,29 @@ class HttpFleet(Fleet):
             self._attempt = parked.attempt
             if self._setup.secagg:  # the session went down with the server: clients answer only in a new one
                 self._abandon(round, "the server was started again")
-            return Cohort(parked.cohort, len(self._setup.data))
+            return Cohort(parked.cohort, self._present().count)
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
-        return Cohort(self._sample(round), len(self._setup.data))
-
-    def _sample(self, round: int) -> list[int]:
-        """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
         self._wait_for_clients()
-        first = sample_cohort(self._setup, round, self._attempt)
-        others = np.setdiff1d(self._setup.eligible, first)
+        present = self._present()
+        return Cohort(self._sample(present, round), present.count)
+
+    def _present(self) -> Population:
+        """The clients that are there now. K is the plan's, or as many as have enrolled so far."""
+        sizes = self._sizes()
+        return Population(len(sizes), sizes)
+
+    def _sizes(self) -> np.ndarray:
+        sizes, K = self._hub.sizes(), self._setup.plan.clients
+        # A number beyond K, enrolled before there was a check, never makes cohorts larger.
+        return sizes if K is None else np.pad(sizes[:K], (0, max(0, K - len(sizes))))
+
+    def _sample(self, present: Population, round: int) -> list[int]:
+        """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
+        plan = self._setup.plan
+        first = sample_cohort(plan, present, round, self._attempt)
+        others = np.setdiff1d(eligible(present), np.array(first, np.int64))
         extra = min(self._rules.invited(len(first)) - len(first), len(others))
-        rng = seeds.rng(self._setup.plan.seed, round, seeds.NONE, f"over-selection {self._attempt}")
+        rng = seeds.rng(plan.seed, round, seeds.NONE, f"over-selection {self._attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
 
     def _wait_for_clients(self) -> None:
@@ -233,13 +261,14 @@ class HttpFleet(Fleet):
         return self._attempt
 
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
-        self._weights.copy_(weights)
-        results: Iterable[object] = (self._judge.do(job) for job in eval_jobs(self._setup, on))
-        pieces = [result for result in results if isinstance(result, Evaluated)]
+        self._judge.load(weights)
+        assert self.test, "the plan's evaluation is checked before round 1"
+        pieces = [judged(self._judge, piece, "the test set") for piece in test_pieces(self._setup.task, self.test)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
-        found = Judging(self._setup, self._hub, self._rules).judged(weights, round, self._attempt)
+        able = np.flatnonzero(held_out(self._sizes(), self._setup.plan.holdout))
+        found = Judging(self._setup, self._hub, self._rules).judged(weights, round, self._attempt, able)
         self._check_stop()
         return found
 

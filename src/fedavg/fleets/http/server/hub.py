@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg.data.holdout import held_out
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.changes import Changes
 from fedavg.fleets.http.protocol.messages import DoneAnswer, JudgeOffer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
@@ -30,7 +29,7 @@ from fedavg.fleets.http.server.conduct import Conduct
 from fedavg.fleets.http.server.rounds import Phase, Round, Verdict
 from fedavg.fleets.http.server.store import ClientRow, Counted
 from fedavg.sums import ExactSum, to_float
-from fedavg.types import Examples, FederatedData, Part, Update
+from fedavg.types import Part, Update
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
@@ -542,34 +541,3 @@ def _add(total: ExactSum, update: Update) -> None:
         total.add(update.vector, update.weight)
     except Diverged as error:
         raise UpdateRefused(Reason.NOT_FINITE, str(error)) from None
-
-
-class RemoteData(FederatedData):
-    """The clients that are there now. Their examples are theirs: only n_k is known, and the server's own test set."""
-
-    def __init__(self, hub: Hub, test: FederatedData, clients: int | None, holdout: float = 0.0) -> None:
-        self.name, self._fingerprint, self._test = test.name, test.fingerprint, test.test
-        self._hub, self._clients, self._holdout = hub, clients, holdout
-
-    @property
-    def sizes(self) -> np.ndarray:
-        sizes = self._hub.sizes()
-        if self._clients is None:
-            return sizes
-        # K is the plan's: a number beyond it, enrolled before there was a check, never makes cohorts larger.
-        return np.pad(sizes[: self._clients], (0, max(0, self._clients - len(sizes))))
-
-    @property
-    def held_sizes(self) -> np.ndarray:
-        return held_out(self.sizes, self._holdout)
-
-    def client(self, k: int) -> Examples:
-        raise AssertionError("the data of a remote client never leaves it")
-
-    @property
-    def test(self) -> Examples | None:
-        return self._test
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint

@@ -42,9 +42,9 @@ class Judging:
         self._metrics = setup.task.judged_by
         self._names = names_of_sums(self._metrics)
 
-    def judged(self, weights: Tensor, round: int, attempt: int) -> OnClients | None:
-        """What devices find; None if too few answer."""
-        clients = judges(self._setup, round, np.flatnonzero(self._setup.data.held_sizes))
+    def judged(self, weights: Tensor, round: int, attempt: int, able: np.ndarray) -> OnClients | None:
+        """What devices find of those that are able to judge; None if too few answer."""
+        clients = judges(self._setup, round, able)
         if not clients:
             log.warning("not judged", extra={"round": round, "reason": "no client that holds examples out is there"})
             return None

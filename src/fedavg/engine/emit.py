@@ -1,0 +1,225 @@
+"""Writes a tape as TorchScript source: a whole local epoch, with the optimiser's steps folded into it.
+
+A weight whose gradient is a matrix product is stepped by that product, without a gradient in between: W -= lr A B, or
+with momentum V = mu V + A B. All steps stand at the end, when nothing reads the old weights any more.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from fedavg.engine.tape import Op, Ref, Tape
+
+aten = torch.ops.aten
+#: Views of a parameter stay valid while it is updated in place, so they are made once, before the loop over batches.
+VIEWS: Final = {aten.t.default, aten.transpose.int, aten.view.default, aten.permute.default, aten.unsqueeze.default}
+#: Up to so many rows are added to a bias one by one, which rounds each to the bias's last digit. Of more, as a language
+#: model has, the sum is taken first: the time of one more operator is little there, and the error would grow.
+FEW_ROWS: Final = 64
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is done with the gradients of a batch. Which numbers it is done with is said at each call."""
+
+    #: They are given back, for an optimiser that needs them whole; nothing is stepped.
+    whole: bool = False
+    momentum: bool = False
+    nesterov: bool = False
+    #: The gradient has a part in w: pull (w - towards), of a correction or of weight decay.
+    pulled: bool = False
+    #: The gradient has a constant part.
+    drifted: bool = False
+
+    @property
+    def steps_weights(self) -> bool:
+        """True if a weight is stepped by its own gradient alone, wherever in the step that stands."""
+        return not (self.whole or self.momentum or self.pulled)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Where a gradient goes. `scales` are the arguments of a product that is added to it; `rest` is for any other."""
+
+    target: str
+    scales: str
+    rest: str
+
+
+_STEP: Final = Fold("p", ", alpha=-lr", "{to}.sub_({g}, alpha=lr)")
+_MOMENTUM: Final = Fold("t", ", beta=mu", "{to}.mul_(mu).add_({g})")
+_WHOLE: Final = Fold("t", ", beta=0.0", "{to}.copy_({g})")
+
+
+def _fold(kind: Kind) -> Fold:
+    return _WHOLE if kind.whole else _MOMENTUM if kind.momentum else _STEP
+
+
+def _before(kind: Kind) -> list[str]:
+    """What is done to the flat vectors before the gradients are folded in."""
+    if kind.nesterov:
+        return ["earlier = v.clone()"]
+    if kind.pulled and not kind.momentum:  # w -= lr pull (w - towards)
+        return ["w.lerp_(towards, lr * pull)"]
+    return []
+
+
+def _after(kind: Kind) -> list[str]:
+    """What is done to the flat vectors after that."""
+    if not kind.momentum:
+        return ["w.sub_(drift, alpha=lr)"] if kind.drifted else []
+    lines = ["v.add_(w, alpha=pull)"] if kind.pulled else []
+    lines += ["v.add_(drift)"] if kind.drifted else []
+    if kind.nesterov:  # g = v - mu earlier, so that g + mu v = (1 + mu) v - mu earlier
+        return [*lines, "w.sub_(v, alpha=lr * (1 + mu)).add_(earlier, alpha=lr * mu)"]
+    return [*lines, "w.sub_(v, alpha=lr)"]
+
+
+class Emitter:
+    """Writes a tape as the TorchScript source of a function `epoch`.
+
+    Its arguments: the tensors of all examples, the batch size, [lr, pull, momentum], the parameters, the rest of the
+    module's state, the flat vectors [w, towards, drift, v] and, for each parameter, the tensor that its gradient goes
+    to if that is not the parameter itself. What a kind does not need is empty.
+    """
+
+    def __init__(self, tape: Tape, kind: Kind = Kind()) -> None:  # noqa: B008
+        self._tape, self._kind, self._fold = tape, kind, _fold(kind)
+        self._maker = {name: op for op in tape.ops for name in op.outputs if name}
+        self._uses = [name for op in tape.ops for name in op.refs] + [tape.loss, *filter(None, tape.gradients)]
+        self._mutated = {tape.roots[name] for op in tape.ops for name in op.written}
+        #: What a product that stands at the end must not be made from: there, parameters may have been stepped.
+        self._unsafe = self._mutated | set(tape.parameters)
+        self._folded: set[str] = set()
+        self._ones: set[int] = set()
+
+    def source(self) -> str:
+        updates = [self._update(place, gradient) for place, gradient in enumerate(self._tape.gradients) if gradient]
+        updates = [*_before(self._kind), *updates, *_after(self._kind)]
+        before: list[str] = []
+        inside: list[str] = []
+        fixed = set(self._tape.parameters)
+        for op in self._tape.ops:
+            if self._folded & set(filter(None, op.outputs)):
+                continue
+            if self._starts_backward(op):
+                before.append(f"{op.outputs[0]} = torch.ones([], device=data[0].device)")
+            elif op.func in VIEWS and op.args[0].name in fixed:
+                fixed |= set(filter(None, op.outputs))
+                before.extend(_lines(op))
+            else:
+                inside.extend(_lines(op))
+        batches = [f"data[{i}].split(batch)" for i in range(len(self._tape.inputs))]
+        return "\n".join(
+            [
+                "def epoch(data: List[Tensor], batch: int, numbers: List[float], params: List[Tensor], "
+                "state: List[Tensor], flat: List[Tensor], targets: List[Tensor]):",
+                "    lr, pull, mu = numbers[0], numbers[1], numbers[2]",
+                "    w, towards, drift, v = flat[0], flat[1], flat[2], flat[3]",
+                *(f"    {name} = params[{i}]" for i, name in enumerate(self._tape.parameters)),
+                *(f"    {name} = state[{i}]" for i, name in enumerate(self._tape.state)),
+                *(f"    t{i} = targets[{i}]" for i in range(len(self._tape.parameters)) if self._fold.target == "t"),
+                *(f"    ones_{rows} = torch.ones([{rows}], device=data[0].device)" for rows in sorted(self._ones)),
+                *(f"    {line}" for line in before),
+                "    total = torch.zeros([], device=data[0].device)",
+                f"    for {', '.join(self._tape.inputs)} in zip({', '.join(batches)}):",
+                *(f"        {line}" for line in inside),
+                *(f"        {line}" for line in updates),
+                f"        total.add_({self._tape.loss}, alpha=batch)",
+                "    return total\n",
+            ]
+        )
+
+    def _starts_backward(self, op: Op) -> bool:
+        """The gradient of the loss by itself: the same 1 in every step."""
+        is_one = op.func is aten.ones_like.default and op.args[0].name == self._tape.loss
+        return is_one and not self._tape.forms[self._tape.loss].shape and op.outputs[0] not in self._mutated
+
+    def _update(self, place: int, gradient: str) -> str:
+        """The line that takes the gradient of one parameter to where it goes."""
+        to = f"{self._fold.target}{place}"
+        folded = self._product(to, gradient) or self._row_sum(to, self._tape.parameters[place], gradient)
+        return folded or self._fold.rest.format(to=to, g=gradient)
+
+    def _product(self, to: str, gradient: str) -> str:
+        """Where the gradient is a matrix product, it is added to its target as it is computed."""
+        chain = self._chain(gradient, aten.t.default)
+        if not self._foldable(chain, aten.mm.default):
+            return ""
+        self._folded.update(chain)
+        a, b = (factor.name for factor in self._maker[chain[-1]].args)
+        if len(chain) % 2 == 0:  # an odd number of transposes stands between the product and the gradient
+            a, b = f"{b}.t()", f"{a}.t()"
+        return f"{to}.addmm_({a}, {b}{self._fold.scales})"
+
+    def _row_sum(self, to: str, parameter: str, gradient: str) -> str:
+        """Where it is the sum over the few rows of a matrix, as for a bias, that is a product with ones."""
+        chain = self._chain(gradient, aten.view.default)
+        if not self._foldable(chain, aten.sum.dim_IntList) or self._maker[chain[-1]].args[1] != [0]:
+            return ""
+        matrix = self._maker[chain[-1]].args[0].name
+        rows, *columns = self._tape.forms[matrix].shape
+        if torch.Size(columns) != self._tape.forms[parameter].shape or len(columns) != 1 or rows > FEW_ROWS:
+            return ""
+        self._folded.update(chain)
+        self._ones.add(rows)
+        return f"{to}.addmv_({matrix}.t(), ones_{rows}{self._fold.scales})"
+
+    def _chain(self, name: str, passed: Any) -> list[str]:
+        """The gradient, and what it is a view of by one kind of operator, back to where it was computed."""
+        chain = [name]
+        while name in self._maker and self._maker[name].func is passed:
+            name = self._maker[name].args[0].name
+            chain.append(name)
+        return chain
+
+    def _foldable(self, chain: list[str], computed_by: Any) -> bool:
+        """Computed so, for this update alone, from what nobody overwrites before the end of the step."""
+        maker = self._maker.get(chain[-1])
+        return (
+            maker is not None
+            and maker.func is computed_by
+            and all(self._uses.count(name) == 1 for name in chain)
+            and not any(self._tape.roots[factor] in self._unsafe for factor in maker.refs)
+        )
+
+
+def _lines(op: Op) -> list[str]:
+    """The call, and a line for each of several outputs."""
+    if len(op.outputs) == 1:
+        return [f"{op.outputs[0]} = {call_source(op)}"]
+    made = [(place, name) for place, name in enumerate(op.outputs) if name]
+    several = f"several_{made[0][1]}"
+    return [f"{several} = {call_source(op)}", *(f"{name} = {several}[{place}]" for place, name in made)]
+
+
+def call_source(op: Op) -> str:
+    """An operator call as TorchScript source."""
+    schema = op.func._schema
+    types = {argument.name: argument.type for argument in schema.arguments}
+    words = [_word(value, kind) for value, kind in zip(op.args, types.values(), strict=False)]
+    words += [f"{key}={_word(value, types[key])}" for key, value in op.kwargs.items()]
+    return f"torch.ops.{schema.name.replace('::', '.')}({', '.join(words)})"
+
+
+def _word(value: Any, kind: Any) -> str:
+    """An argument as TorchScript source; `kind` is its type in the operator's schema."""
+    if isinstance(value, Ref):
+        return value.name
+    if isinstance(value, list | tuple):
+        items = ", ".join(_word(item, kind) for item in value)
+        return f"[{items}]" if value and None not in value else f"torch.jit.annotate({_list_type(kind)}, [{items}])"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, float):
+        return f"float('{value}')"
+    return repr(value)
+
+
+def _list_type(kind: Any) -> str:
+    """The TorchScript name of a list type, without the Optional around it."""
+    text = str(kind)
+    while text.startswith("Optional["):
+        text = text[len("Optional[") : -1]
+    return text

@@ -1,0 +1,36 @@
+"""Batches of one example: a module with batch normalisation can not be trained on one, and epochs may end with one."""
+
+import numpy as np
+
+from fedavg import trees
+from fedavg.engine.trainer import Trainer
+from fedavg.errors import TaskError
+from fedavg.plan import Plan
+from fedavg.types import Examples
+
+#: Clients named in the message, at most.
+NAMED = 5
+
+
+def check_single(trainer: Trainer, examples: Examples, sizes: np.ndarray, plan: Plan) -> None:
+    """Refuse, before round 1, a module that fails on batches of one if a client of these sizes meets one."""
+    for batch in plan.schedule("B").values:
+        short = np.flatnonzero(_ends_with_one(sizes, batch, plan.drop_last))
+        if not len(short):
+            continue
+        reason = trainer.trial(trees.take(examples, slice(0, 1)))
+        if not reason:
+            return
+        named = ", ".join(f"{k} ({sizes[k]})" for k in short[:NAMED]) + (", ..." if len(short) > NAMED else "")
+        alone = (sizes[short] == 1).any() or batch == 1
+        remedy = "leave clients of one example out, or use another norm" if alone else "use drop_last, or another B"
+        raise TaskError(
+            f"'{trainer.task.name}' can not be trained on a batch of one example: {reason}. With B={batch:g} such a "
+            f"batch comes up at {len(short)} of {np.count_nonzero(sizes)} clients; by number (and examples): {named}. "
+            f"Expected two examples or more in each: {remedy}."
+        )
+
+
+def _ends_with_one(sizes: np.ndarray, batch: float, drop_last: bool) -> np.ndarray:
+    last = np.where(sizes < batch, sizes, sizes if drop_last or batch == 1 else sizes % max(batch, 2))
+    return np.asarray((last == 1) | ((sizes > 0) & (batch == 1)))

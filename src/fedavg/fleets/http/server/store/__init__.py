@@ -1,0 +1,19 @@
+"""What a server must not forget, in one database: SQLite (WAL) by default, PostgreSQL by URL.
+
+Every change is one transaction, and all who write take turns (`BEGIN IMMEDIATE`, or an advisory lock that lasts as long
+as the transaction), so no two of them, in whatever process, can see the same token or number as free. Every row is
+under a digest. A single client's update never comes here.
+"""
+
+from fedavg.fleets.http.server.store.rows import (
+    ClientRow,
+    Counted,
+    EnrolRefused,
+    RoundRow,
+    RunRow,
+    StoreError,
+    TokenRow,
+)
+from fedavg.fleets.http.server.store.store import Store
+
+__all__ = ["ClientRow", "Counted", "EnrolRefused", "RoundRow", "RunRow", "Store", "StoreError", "TokenRow"]

@@ -1,0 +1,111 @@
+"""The steps of an enrolment, inside a transaction that writes."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, and_, exists, func, literal, or_, select, union_all
+
+from fedavg.fleets.http.server.store import rows as limits
+from fedavg.fleets.http.server.store.rows import ClientRow, EnrolRefused, TokenRow
+from fedavg.fleets.http.server.store.schema import clients, tokens
+from fedavg.fleets.http.server.store.sealed import insert_row, one_row, update_rows
+
+
+@dataclass(frozen=True)
+class Applicant:
+    """Who wants in: the key that it holds, how many examples, and which number it asks for, if any."""
+
+    key: bytes
+    examples: int
+    name: str
+    client: int | None
+    address: str
+    approved: bool
+
+
+def enrolled(connection: Connection, token_hash: bytes, who: Applicant, most: int | None, now: float) -> ClientRow:
+    """The row of the applicant: a new one for one use of the token, or the one that it has already."""
+    there = one_row(connection, clients, clients.c.key == who.key)
+    wanted = who.client
+    if there is None or bytes(there.token) != token_hash:
+        wanted = _agreed_number(_usable_token(connection, token_hash, now).client, wanted)
+    if there is not None:
+        return _welcome_back(connection, client_row(there), who.examples, wanted)
+    k = _checked_number(connection, _free_number(connection) if wanted is None else wanted, most)
+    row = ClientRow(k, who.key, who.examples, who.name, False, token_hash, int(now), who.address, who.approved)
+    insert_row(connection, clients, **asdict(row) | {"revoked": 0, "approved": int(who.approved)})
+    _count_use(connection, token_hash)
+    return row
+
+
+def _checked_number(connection: Connection, k: int, most: int | None) -> int:
+    if k >= limits.MOST_CLIENTS:
+        raise EnrolRefused("fleet-full", f"this run has its {limits.MOST_CLIENTS} clients; no number is free")
+    if most is not None and k >= most:
+        raise EnrolRefused(
+            "number-too-large", f"the plan has {most} clients, numbered from 0; got number {k}: ask for less"
+        )
+    if one_row(connection, clients, clients.c.k == k) is not None:
+        raise EnrolRefused("number-taken", f"client number {k} is taken; ask for another, or for none")
+    return k
+
+
+def _count_use(connection: Connection, token_hash: bytes) -> None:
+    token = one_row(connection, tokens, tokens.c.hash == token_hash)
+    assert token is not None
+    left = None if token.uses is None else token.uses - 1
+    update_rows(connection, tokens, tokens.c.hash == token_hash, uses=left, used=token.used + 1)
+
+
+def _usable_token(connection: Connection, token_hash: bytes, now: float) -> TokenRow:
+    row = one_row(connection, tokens, tokens.c.hash == token_hash)
+    if row is None:
+        raise EnrolRefused("token-unknown", "this join token is not known; ask the server's operator for a new one")
+    if row.uses == 0:
+        raise EnrolRefused("token-used", "this join token is used up; ask the server's operator for a new one")
+    if row.expires is not None and now >= row.expires:
+        raise EnrolRefused("token-expired", "this join token has expired; ask the server's operator for a new one")
+    return token_row(row)
+
+
+def _agreed_number(bound: int | None, wanted: int | None) -> int | None:
+    if None not in (bound, wanted) and bound != wanted:
+        raise EnrolRefused("number-taken", f"this join token is for client {bound}, not {wanted}; ask for none")
+    return wanted if bound is None else bound
+
+
+def _welcome_back(connection: Connection, there: ClientRow, examples: int, wanted: int | None) -> ClientRow:
+    """The answer to a client that did not get the first one, or has other examples now."""
+    if there.revoked:
+        raise EnrolRefused("revoked", f"client {there.k} was shut out by the server's operator")
+    if wanted not in (None, there.k):
+        raise EnrolRefused("number-taken", f"this key is client {there.k} already, it can not be {wanted} as well")
+    if examples != there.examples:
+        update_rows(connection, clients, clients.c.k == there.k, examples=examples)
+    return replace(there, examples=examples)
+
+
+def _free_number(connection: Connection) -> int:
+    """The smallest number that no client has and no unused token is bound to."""
+    held, largest = connection.execute(select(func.count(), func.max(clients.c.k)).select_from(clients)).one()
+    start = held if held == (largest or 0) + 1 else 0  # without gaps, which is the rule, there is nothing to search
+    reserved = tokens.alias()
+    after = union_all(
+        select(literal(start).label("k")),
+        select(clients.c.k + 1).where(clients.c.k >= start),
+        select(tokens.c.client + 1).where(tokens.c.client >= start),
+    ).subquery()
+    taken = exists().where(clients.c.k == after.c.k)
+    bound = exists().where(and_(reserved.c.client == after.c.k, or_(reserved.c.uses.is_(None), reserved.c.uses > 0)))
+    return int(connection.scalar(select(func.min(after.c.k)).where(~taken, ~bound)) or 0)
+
+
+def token_row(row: Any) -> TokenRow:
+    return TokenRow(bytes(row.hash), row.uses, row.label, row.client, row.expires, row.used)
+
+
+def client_row(row: Any) -> ClientRow:
+    return ClientRow(
+        row.k, bytes(row.key), row.examples, row.name, bool(row.revoked),
+        bytes(row.token), row.enrolled, row.address, bool(row.approved),
+    )  # fmt: skip

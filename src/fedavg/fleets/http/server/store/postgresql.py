@@ -1,0 +1,91 @@
+"""A run's database on a PostgreSQL server."""
+
+from secrets import token_hex
+from typing import Final
+
+from sqlalchemy import URL, Connection, Engine, create_engine, func, select
+from sqlalchemy.exc import DBAPIError
+
+from fedavg.fleets.http.server.store.database import PATIENCE_S, owned
+from fedavg.fleets.http.server.store.rows import StoreError
+
+#: The two advisory locks: one for the owner of the run, one for whoever is writing.
+OWNER_LOCK: Final = 0x6665_6461_7667_0001
+WRITER_LOCK: Final = 0x6665_6461_7667_0002
+
+
+class PostgreSQL:
+    """A server of its own. The owner's lock belongs to the session that writes: who loses one has lost the other."""
+
+    blob_type = "BYTEA"
+    begin_writing = f"SELECT pg_advisory_xact_lock({WRITER_LOCK})"
+
+    #: Classes of SQLSTATE: connection, transaction rollback, resources (a full disk), operator, system; lock timeout.
+    _PASSING: Final = {
+        "08": "look whether the server is there",
+        "40": "try again",
+        "53": "free space or raise the limit on its server",
+        "57": "the server is stopping: wait until it is back",
+        "58": "look at its server's disk",
+        "55": "another process is writing: try again",
+    }
+
+    def __init__(self, url: URL) -> None:
+        self._url = url.set(drivername="postgresql+psycopg")
+        self.name = url.render_as_string(hide_password=True)
+        #: How this process knows a session that it has lost again.
+        self._mark = f"fedavg-{token_hex(8)}"
+
+    def engine(self) -> Engine:
+        defaults: dict[str, object] = {
+            "connect_timeout": 10,
+            "keepalives_idle": PATIENCE_S,
+            "tcp_user_timeout": 1000 * PATIENCE_S,
+            "options": f"-c lock_timeout={PATIENCE_S}s",
+        }
+        arguments = {name: value for name, value in defaults.items() if name not in self._url.query}
+        try:
+            return create_engine(self._url, pool_pre_ping=True, hide_parameters=True, connect_args=arguments)
+        except ModuleNotFoundError as error:
+            raise StoreError("PostgreSQL needs the psycopg package: pip install 'fedavg[postgres]'") from error
+
+    def check(self, connection: Connection) -> None:
+        """PostgreSQL watches over its own pages."""
+
+    def definitions(self, connection: Connection) -> str:
+        """They are the server's to keep."""
+        return ""
+
+    def own(self, owner: str, writer: Connection) -> None:
+        """Refused while another session has the lock; one that this process lost is ended, to try again."""
+        mine = f"{self._mark} {owner}"[:63]
+        with writer.begin():
+            writer.execute(select(func.set_config("application_name", mine, False)))
+            if writer.scalar(select(func.pg_try_advisory_lock(OWNER_LOCK))):
+                return
+            pid, holder = self._holder(writer)
+            if holder != mine:
+                raise owned(self.name, holder.partition(" ")[2])
+            writer.execute(select(func.pg_terminate_backend(pid)))
+        raise StoreError(f"{self.name} still held a connection that was lost; it was ended: try again", retryable=True)
+
+    @staticmethod
+    def _holder(connection: Connection) -> tuple[int, str]:
+        found = connection.exec_driver_sql(
+            "SELECT a.pid, a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+            " JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()"
+            " WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1"
+            f" AND l.classid = {OWNER_LOCK >> 32} AND l.objid = {OWNER_LOCK & 0xFFFFFFFF}"
+        ).one_or_none()
+        return (0, "") if found is None else (found.pid, found.application_name)
+
+    def disown(self) -> None:
+        """The lock went with the session."""
+
+    def explain(self, error: DBAPIError) -> tuple[str, bool]:
+        state = getattr(error.orig, "sqlstate", None)
+        if state is None and (error.connection_invalidated or type(error.orig).__name__ == "OperationalError"):
+            return "look whether the server is there and its URL is right", True
+        if state is not None and state[:2] in self._PASSING:
+            return self._PASSING[state[:2]], True
+        return "the values or the schema are not what this version expects", False

@@ -1,0 +1,85 @@
+"""What the store gives back, and how it says no."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from fedavg.errors import FedAvgError
+
+#: Clients that one run can have: messages number them below this, and servers keep tables of them.
+MOST_CLIENTS: Final = 2**20
+
+RefusedReason = Literal[
+    "token-unknown", "token-used", "token-expired", "number-taken", "number-too-large", "fleet-full", "revoked"
+]
+
+
+class StoreError(FedAvgError):
+    """The database did not do what was asked; `retryable` says whether the same call may work later."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class EnrolRefused(FedAvgError):
+    """A client was not let in; `reason` is for machines, the message for people."""
+
+    def __init__(self, reason: RefusedReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class RunRow:
+    plan_toml: str
+    plan_digest: str
+    engine: str
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """`uses` is what is left, None for no limit; `client` is the number that the token is bound to, if any.
+
+    `expires` is in seconds since 1970 by the server's clock, None for never; `used` is how many clients came by it.
+    """
+
+    hash: bytes
+    uses: int | None
+    label: str
+    client: int | None
+    expires: int | None = None
+    used: int = 0
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    k: int
+    key: bytes
+    examples: int
+    name: str
+    revoked: bool
+    #: The hash of the token that it came by, when (seconds since 1970) and from where it enrolled.
+    token: bytes = b""
+    enrolled: int = 0
+    address: str = ""
+    #: One that waits for the operator's approval is never invited.
+    approved: bool = True
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """An attempt at a round; `model_sha256` is the model that its cohort was given."""
+
+    round: int
+    attempt: int
+    state: str
+    cohort: tuple[int, ...]
+    model_sha256: str
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Who is in a committed round, and at which attempt."""
+
+    attempt: int
+    clients: frozenset[int]

@@ -1,0 +1,143 @@
+"""The tables of a run, and how an older database comes to have them."""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    text,
+)
+
+#: Every row has a digest of its other columns (see `sealed.py`).
+DIGEST: Final = "digest"
+
+metadata = MetaData()
+
+
+def _table(name: str, *parts: Column[object] | CheckConstraint) -> Table:
+    return Table(name, metadata, *parts, Column(DIGEST, Text, nullable=False, server_default=""))
+
+
+meta = _table("meta", Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+run = _table(
+    "run",
+    Column("id", Integer, CheckConstraint("id = 1"), primary_key=True, autoincrement=False),
+    Column("plan_toml", Text, nullable=False),
+    Column("plan_digest", Text, nullable=False),
+    Column("engine", Text, nullable=False),
+)
+notes = _table("notes", Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+tokens = _table(
+    "tokens",
+    Column("hash", LargeBinary, primary_key=True),
+    Column("uses", BigInteger, CheckConstraint("uses >= 0")),
+    Column("label", Text, nullable=False),
+    Column("client", BigInteger, CheckConstraint("client >= 0")),
+    Column("expires", BigInteger),
+    Column("used", BigInteger, nullable=False, server_default="0"),
+)
+clients = _table(
+    "clients",
+    Column("k", BigInteger, CheckConstraint("k >= 0"), primary_key=True, autoincrement=False),
+    Column("key", LargeBinary, nullable=False, unique=True),
+    Column("token", LargeBinary, nullable=False),
+    Column("examples", BigInteger, CheckConstraint("examples >= 0"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("revoked", Integer, nullable=False, server_default="0"),
+    Column("enrolled", BigInteger, nullable=False, server_default="0"),
+    Column("address", Text, nullable=False, server_default=""),
+    Column("approved", Integer, nullable=False, server_default="1"),
+)
+rounds = _table(
+    "rounds",
+    Column("round", BigInteger, CheckConstraint("round >= 1"), primary_key=True, autoincrement=False),
+    Column("attempt", BigInteger, CheckConstraint("attempt >= 0"), primary_key=True, autoincrement=False),
+    Column("state", Text, CheckConstraint("state IN ('collecting', 'abandoned', 'done')"), nullable=False),
+    Column("cohort", Text, nullable=False),
+    Column("model_sha256", Text, nullable=False),
+    Column("reason", Text),
+    Column("metrics", Text),
+    Column("counted", Text),
+)
+states = _table(
+    "states",
+    Column("round", BigInteger, primary_key=True, autoincrement=False),
+    Column("model_sha256", Text, nullable=False),
+    Column("blob_sha256", Text, nullable=False),
+    Column("blob", LargeBinary, nullable=False),
+)
+ledger = _table(
+    "ledger", Column("round", BigInteger, primary_key=True, autoincrement=False), Column("entry", Text, nullable=False)
+)
+
+for name, column, state in (
+    ("one_round_is_open", rounds.c.state, "collecting"),
+    ("a_round_is_done_once", rounds.c.round, "done"),
+):
+    where = text(f"state = '{state}'")
+    Index(name, column, unique=True, sqlite_where=where, postgresql_where=where)
+
+
+#: Step i takes a database from schema i to schema i + 1. A step that was released is never edited, only followed. A new
+#: database is made from the tables above at once.
+MIGRATIONS: list[tuple[str, ...]] = [
+    (
+        "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), plan_toml TEXT NOT NULL, plan_digest TEXT NOT NULL,"
+        " engine TEXT NOT NULL)",
+        "CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        "CREATE TABLE tokens (hash {blob} PRIMARY KEY, uses BIGINT CHECK (uses >= 0), label TEXT NOT NULL,"
+        " client BIGINT CHECK (client >= 0))",
+        "CREATE TABLE clients (k BIGINT PRIMARY KEY CHECK (k >= 0), key {blob} NOT NULL UNIQUE, token {blob} NOT NULL,"
+        " examples BIGINT NOT NULL CHECK (examples >= 0), name TEXT NOT NULL, revoked INTEGER NOT NULL DEFAULT 0)",
+        "CREATE TABLE rounds (round BIGINT NOT NULL CHECK (round >= 1), attempt BIGINT NOT NULL CHECK (attempt >= 0),"
+        " state TEXT NOT NULL CHECK (state IN ('collecting', 'abandoned', 'done')), cohort TEXT NOT NULL,"
+        " model_sha256 TEXT NOT NULL, reason TEXT, metrics TEXT, counted TEXT, PRIMARY KEY (round, attempt))",
+        "CREATE UNIQUE INDEX one_round_is_open ON rounds (state) WHERE state = 'collecting'",
+        "CREATE UNIQUE INDEX a_round_is_done_once ON rounds (round) WHERE state = 'done'",
+        "CREATE TABLE states (round BIGINT PRIMARY KEY, model_sha256 TEXT NOT NULL, blob_sha256 TEXT NOT NULL,"
+        " blob {blob} NOT NULL)",
+        "CREATE TABLE ledger (round BIGINT PRIMARY KEY, entry TEXT NOT NULL)",
+    ),
+    (
+        "ALTER TABLE tokens ADD COLUMN expires BIGINT",
+        "ALTER TABLE tokens ADD COLUMN used BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE clients ADD COLUMN enrolled BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE clients ADD COLUMN address TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE clients ADD COLUMN approved INTEGER NOT NULL DEFAULT 1",
+    ),
+    tuple(
+        f"ALTER TABLE {table} ADD COLUMN digest TEXT NOT NULL DEFAULT ''"
+        for table in ("meta", "run", "notes", "tokens", "clients", "rounds", "states", "ledger")
+    ),
+]
+
+
+def found_schema(connection: Connection) -> int | None:
+    """The step that a database is at; None if it is empty."""
+    if not inspect(connection).has_table("meta"):
+        return None
+    value = connection.exec_driver_sql("SELECT value FROM meta WHERE key = 'schema'").scalar()
+    return int(value) if isinstance(value, str) and value.isdecimal() else 0 if value is None else -1
+
+
+def bring_up_to_date(connection: Connection, found: int | None, blob_type: str) -> None:
+    if found is None:
+        metadata.create_all(connection)
+        later = MIGRATIONS[LATEST:]
+    else:
+        later = MIGRATIONS[found:]
+    for statement in (statement for step in later for statement in step):
+        connection.exec_driver_sql(statement.format(blob=blob_type))
+
+
+#: The schema that the tables above are.
+LATEST: Final = len(MIGRATIONS)

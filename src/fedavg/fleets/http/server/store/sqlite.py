@@ -1,0 +1,131 @@
+"""A run's database in one SQLite file."""
+
+import errno
+import fcntl
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Final
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+
+from fedavg.fleets.http.server.store.database import PATIENCE_S, owned
+from fedavg.fleets.http.server.store.rows import StoreError
+
+#: Between two tries of what SQLite does not wait for by itself.
+RETRY_S: Final = 0.01
+#: Large pages keep the chain of a state's pages short, and a commit of megabytes faster than SQLite's usual 4 KiB.
+PAGE_BYTES: Final = 32768
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Who finds another connection at this in a new file is refused at once, whatever its timeout: it tries again."""
+    end = monotonic() + PATIENCE_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > end:
+                raise
+        sleep(RETRY_S)
+
+
+class SQLite:
+    """One file, in WAL mode, so that readers never wait for the writer. The owner's lock is on a file beside it."""
+
+    blob_type = "BLOB"
+    begin_writing = "BEGIN IMMEDIATE"
+
+    _PASSING: Final = {
+        sqlite3.SQLITE_FULL: "free space on its disk",
+        sqlite3.SQLITE_IOERR: "look at its disk",
+        sqlite3.SQLITE_BUSY: "another process is writing: try again",
+        sqlite3.SQLITE_LOCKED: "another process is writing: try again",
+        sqlite3.SQLITE_NOMEM: "free memory",
+    }
+    _LASTING: Final = {
+        sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a copy",
+        sqlite3.SQLITE_NOTADB: "the file is no SQLite database: restore it from a copy or choose another file",
+        sqlite3.SQLITE_READONLY: "make the file and its directory writable",
+        sqlite3.SQLITE_CANTOPEN: "make its directory and give this user access to it",
+    }
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        self._lock_file: int | None = None
+
+    def engine(self) -> Engine:
+        self._make_private()
+        engine = create_engine(
+            URL.create("sqlite", database=str(self._path)),
+            connect_args={"check_same_thread": False, "timeout": PATIENCE_S},
+            hide_parameters=True,
+        )
+        event.listen(engine, "connect", self._prepare)
+        return engine
+
+    def _make_private(self) -> None:
+        """The file is made by us and not by SQLite, so that only its user can read it.
+
+        One that is there is let be: to open and close it would undo this process's locks on it, which are SQLite's.
+        """
+        if not self._path.is_file():
+            os.close(self._opened(self._path))
+
+    @staticmethod
+    def _opened(path: Path) -> int:
+        try:
+            return os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise StoreError(
+                f"can not open {path}: {error.strerror}; make its directory and give this user access to it",
+                retryable=error.errno in (errno.ENOSPC, errno.EDQUOT),
+            ) from error
+
+    @staticmethod
+    def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # we say ourselves where a transaction begins
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        _use_wal(connection)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    def check(self, connection: Connection) -> None:
+        found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar()
+        if found != "ok":
+            raise StoreError(f"{self.name} is damaged ({found}); restore it from a copy")
+
+    def definitions(self, connection: Connection) -> str:
+        kept = "SELECT coalesce(sql, name) FROM sqlite_master ORDER BY type, name"
+        return "\n".join(connection.exec_driver_sql(kept).scalars())
+
+    def own(self, owner: str, writer: Connection) -> None:
+        if self._lock_file is not None:
+            return
+        file = self._opened(self._path.with_name(f"{self._path.name}.lock"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(file, 200, 0).decode(errors="replace")
+            os.close(file)
+            raise owned(self.name, holder) from None
+        with suppress(OSError):  # who holds the lock is said as a courtesy: a full disk must not stop a server
+            os.ftruncate(file, 0)
+            os.pwrite(file, owner.encode(errors="replace"), 0)
+        self._lock_file = file
+
+    def disown(self) -> None:
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    def explain(self, error: DBAPIError) -> tuple[str, bool]:
+        code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in self._PASSING:
+            return self._PASSING[code], True
+        return self._LASTING.get(code, "the values or the schema are not what this version expects"), False

@@ -1,0 +1,387 @@
+"""`Store`: the database of one run, as its server uses it."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from threading import RLock
+from typing import Final, Self
+
+from sqlalchemy import Connection, and_, delete, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from fedavg.fleets.http.server.store import progress, schema
+from fedavg.fleets.http.server.store.database import Database
+from fedavg.fleets.http.server.store.enrolment import Applicant, client_row, enrolled, token_row
+from fedavg.fleets.http.server.store.postgresql import PostgreSQL
+from fedavg.fleets.http.server.store.rows import ClientRow, Counted, RoundRow, RunRow, StoreError, TokenRow
+from fedavg.fleets.http.server.store.schema import clients, ledger, meta, notes, rounds, run, states, tokens
+from fedavg.fleets.http.server.store.sealed import Damaged, check_all, insert_row, one_row, rows, seal_all, update_rows
+from fedavg.fleets.http.server.store.sqlite import SQLite
+
+#: Blobs kept besides the newest, so that a damaged one is not the end of a run.
+OLD_STATES_KEPT: Final = 2
+
+
+class Store:
+    """The database of one run. Usable from several threads, but not across a fork."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._engine = database.engine()
+        self._lock = RLock()
+        self._writer: Connection | None = None
+        self._owner: str | None = None
+
+    @classmethod
+    def open(cls, url_or_path: str | Path) -> Self:
+        """Opens or makes the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema."""
+        store = cls(_database(url_or_path))
+        try:
+            store._migrate()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop_writer()
+            self._database.disown()
+            self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def acquire(self, owner: str) -> None:
+        """Makes this process the only server of the run until it ends; refused while another one lives.
+
+        `owner` is what the other one will be told, such as a host and a process number. A process that is forked
+        hereafter holds the lock as well, until it ends.
+        """
+        with self._lock, self._failures("take the run"):
+            self._database.own(owner, self._live_writer())
+            self._owner = owner
+
+    # ------------------------------------------------------------------ the run
+
+    def save_run(self, plan_toml: str, plan_digest: str, engine: str) -> RunRow:
+        """Writes down whose database this is; a run that is already there is given back as it was begun."""
+        with self._write("save the plan") as connection:
+            there = one_row(connection, run)
+            if there is None:
+                values = {"plan_toml": plan_toml, "plan_digest": plan_digest, "engine": engine}
+                insert_row(connection, run, id=1, **values)
+                return RunRow(**values)
+        if there.plan_digest != plan_digest:
+            raise StoreError(
+                f"this database belongs to another plan: {self._database.name} holds plan {there.plan_digest}, "
+                f"this one is {plan_digest}; use the plan it was made for or another database"
+            )
+        return RunRow(there.plan_toml, there.plan_digest, there.engine)
+
+    def run(self) -> RunRow | None:
+        with self._read("read the plan") as connection:
+            row = one_row(connection, run)
+        return None if row is None else RunRow(row.plan_toml, row.plan_digest, row.engine)
+
+    # ------------------------------------------------------------------ notes
+
+    def set_note(self, key: str, value: str) -> None:
+        with self._write(f"save the note {key!r}") as connection:
+            if not update_rows(connection, notes, notes.c.key == key, value=value):
+                insert_row(connection, notes, key=key, value=value)
+
+    def note(self, key: str) -> str | None:
+        with self._read(f"read the note {key!r}") as connection:
+            row = one_row(connection, notes, notes.c.key == key)
+        return None if row is None else str(row.value)
+
+    # ------------------------------------------------------------------ tokens
+
+    def add_token(
+        self, hash: bytes, uses: int | None, label: str, client: int | None, expires: int | None = None
+    ) -> None:
+        """Lets who knows the token of this hash enrol `uses` times (None: without limit), as `client` only if given."""
+        values = {"hash": hash, "uses": uses, "label": label, "client": client, "expires": expires}
+        with self._write("add a join token") as connection:
+            insert_row(connection, tokens, used=0, **values)
+
+    def tokens(self) -> list[TokenRow]:
+        with self._read("read the join tokens") as connection:
+            return [token_row(row) for row in rows(connection, tokens, order=(tokens.c.label, tokens.c.hash))]
+
+    def remove_token(self, hash: bytes) -> bool:
+        """Whether there was such a token; clients that came by it stay."""
+        with self._write("remove a join token") as connection:
+            return connection.execute(delete(tokens).where(tokens.c.hash == hash)).rowcount == 1
+
+    # ------------------------------------------------------------------ clients
+
+    def enrol(
+        self,
+        token_hash: bytes,
+        key: bytes,
+        examples: int,
+        name: str,
+        client: int | None,
+        most: int | None = None,
+        *,
+        now: float = 0.0,
+        address: str = "",
+        approved: bool = True,
+    ) -> ClientRow:
+        """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same.
+
+        `most` is K of the plan: numbers run from 0 to K - 1, and whoever comes after K clients is refused.
+        """
+        who = Applicant(key, examples, name, client, address, approved)
+        with self._write("enrol a client") as connection:
+            return enrolled(connection, token_hash, who, most, now)
+
+    def clients(self) -> list[ClientRow]:
+        with self._read("read the clients") as connection:
+            return [client_row(row) for row in rows(connection, clients, order=clients.c.k)]
+
+    def client(self, k: int) -> ClientRow | None:
+        with self._read("read a client") as connection:
+            row = one_row(connection, clients, clients.c.k == k)
+        return None if row is None else client_row(row)
+
+    def revoke(self, numbers: Iterable[int]) -> None:
+        """Shuts clients out for good; their numbers are not given away again."""
+        self._change_clients(numbers, revoked=1)
+
+    def approve(self, numbers: Iterable[int]) -> None:
+        """Lets clients in that waited for it."""
+        self._change_clients(numbers, approved=1)
+
+    def _change_clients(self, numbers: Iterable[int], **values: int) -> None:
+        """All of them or none."""
+        with self._write("change clients") as connection:
+            for k in numbers:
+                if not update_rows(connection, clients, clients.c.k == k, **values):
+                    raise StoreError(f"there is no client {k}; the clients that enrolled are numbered from 0")
+
+    # ------------------------------------------------------------------ rounds
+
+    def initial_state(self, blob: bytes, model_sha256: str) -> None:
+        """The state before round 1; written once, and the same again is taken quietly."""
+        with self._write("save the initial state") as connection:
+            if progress.last_round(connection) > 0:
+                raise StoreError("the run has rounds already; an initial state is only for a new one")
+            there = one_row(connection, states, states.c.round == 0)
+            if there is None:
+                progress.insert_state(connection, 0, blob, model_sha256)
+            elif there.model_sha256 != model_sha256:
+                raise StoreError(
+                    f"the run began from model {there.model_sha256}, not {model_sha256}; use another database"
+                )
+
+    def begin_round(self, round: int, attempt: int, cohort: Sequence[int], model_sha256: str) -> None:
+        """Opens an attempt at the next round; asked again with the same values, it is taken quietly."""
+        wanted = RoundRow(round, attempt, "collecting", tuple(cohort), model_sha256)
+        with self._write(f"begin round {round}") as connection:
+            progress.begin(connection, wanted)
+
+    def abandon_round(self, round: int, attempt: int, reason: str) -> None:
+        """Ends an attempt without a result; asked again it is quiet, for a lost connection may hide that it worked."""
+        with self._write(f"abandon round {round}") as connection:
+            this = progress.this(round, attempt)
+            there = one_row(connection, rounds, this)
+            if there is not None and there.state == "abandoned":
+                return
+            progress.expect_open(connection, round, attempt, "abandoned")
+            update_rows(connection, rounds, this, state="abandoned", reason=reason)
+
+    def commit_round(
+        self,
+        round: int,
+        attempt: int,
+        state_blob: bytes,
+        model_sha256: str,
+        row: Mapping[str, object],
+        counted: Sequence[int],
+        spent: Mapping[str, object] | None = None,
+    ) -> None:
+        """Ends the open round: its state, metrics, who counted and what it spent are there together or not at all.
+
+        When this fails with `retryable`, a lost connection may have hidden that it worked: ask `last_round()` before
+        trying again, for a round is never committed twice.
+        """
+        with self._write(f"commit round {round}") as connection:
+            progress.expect_next(connection, round, "be committed")
+            progress.expect_open(connection, round, attempt, "committed")
+            # Who counts need not be of the cohort that was picked: asynchronous clients were picked in earlier rounds.
+            if len(set(counted)) != len(counted):
+                raise StoreError(f"round {round} counts clients {list(counted)}; expected each of them once")
+            progress.insert_state(connection, round, state_blob, model_sha256)
+            connection.execute(delete(states).where(states.c.round < round - OLD_STATES_KEPT))
+            done = {"state": "done", "metrics": json.dumps(dict(row)), "counted": json.dumps(list(counted))}
+            update_rows(connection, rounds, progress.this(round, attempt), **done)
+            if spent is not None:
+                insert_row(connection, ledger, round=round, entry=json.dumps(dict(spent)))
+
+    def open_round(self) -> RoundRow | None:
+        """The round that was being collected, for a server that comes back."""
+        with self._read("read the open round") as connection:
+            return progress.open_round(connection)
+
+    def next_attempt(self, round: int) -> int:
+        """The number of the next attempt at a round, from 0."""
+        with self._read(f"read round {round}") as connection:
+            latest = progress.last_attempt(connection, round)
+        return 0 if latest is None else latest + 1
+
+    def last_round(self) -> int:
+        """The newest committed round, 0 before the first."""
+        with self._read("read the last round") as connection:
+            return progress.last_round(connection)
+
+    def committed(self) -> list[dict[str, object]]:
+        """The metrics of every committed round, in order."""
+        with self._read("read the rounds") as connection:
+            done = rows(connection, rounds, rounds.c.state == "done", order=rounds.c.round)
+        return [json.loads(row.metrics) for row in done]
+
+    def counted(self, round: int) -> Counted:
+        """The attempt that was committed of a round, and the clients whose updates are in it."""
+        with self._read(f"read round {round}") as connection:
+            row = one_row(connection, rounds, and_(rounds.c.round == round, rounds.c.state == "done"))
+        if row is None:
+            raise StoreError(f"round {round} is not committed; expected one of those that `committed()` gives")
+        return Counted(row.attempt, frozenset(json.loads(row.counted)))
+
+    def last_state(self) -> tuple[int, bytes] | None:
+        """The newest committed round and its state, checked against the digest it was stored with."""
+        with self._read("read the server's state") as connection:
+            found = rows(connection, states, order=states.c.round.desc(), limit=1)
+        return (found[0].round, bytes(found[0].blob)) if found else None
+
+    def ledger(self) -> list[dict[str, object]]:
+        """What each committed round spent, in order."""
+        with self._read("read the ledger") as connection:
+            return [json.loads(row.entry) for row in rows(connection, ledger, order=ledger.c.round)]
+
+    # ------------------------------------------------------------------ connections and failures
+
+    @contextmanager
+    def _read(self, doing: str) -> Iterator[Connection]:
+        with self._failures(doing), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _write(self, doing: str) -> Iterator[Connection]:
+        """A transaction on the one connection that writes: committed at the end, undone by any exception."""
+        with self._lock, self._failures(doing):
+            connection = self._live_writer()
+            with connection.begin():
+                connection.exec_driver_sql(self._database.begin_writing)
+                yield connection
+
+    def _live_writer(self) -> Connection:
+        """The one connection that writes, made anew if it was lost, and with it the ownership that it carried."""
+        if self._writer is not None and not _answers(self._writer):
+            self._drop_writer()
+        if self._writer is None:
+            writer = self._engine.connect()
+            try:
+                if self._owner is not None:
+                    self._database.own(self._owner, writer)
+            except BaseException:
+                writer.close()
+                raise
+            self._writer = writer
+        return self._writer
+
+    def _drop_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.invalidate()  # never back into the pool: a session's lock would go with it
+            self._writer.close()
+            self._writer = None
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        """No failure of the database leaves this module but as a `StoreError`."""
+        where = f"can not {doing} in {self._database.name}"
+        try:
+            yield
+        except Damaged as error:
+            raise StoreError(f"{self._database.name}: {error}; restore the database from a copy") from error
+        except DBAPIError as error:
+            remedy, retryable = self._database.explain(error)
+            cause = (str(error.orig).splitlines() or [type(error.orig).__name__])[0]
+            raise StoreError(f"{where}: {cause}; {remedy}", retryable=retryable) from error
+        except PoolTimeout as error:
+            raise StoreError(f"{where}: every connection is busy; try again", retryable=True) from error
+        except (SQLAlchemyError, OverflowError, UnicodeError) as error:
+            raise StoreError(f"{where}: {error}; a value does not fit its column") from error
+
+    def _migrate(self) -> None:
+        """Takes the schema from whatever step it is at to the newest; who opens at the same time waits.
+
+        A database that is up to date is checked from end to end: what is damaged is found before anything builds on it.
+        """
+        with self._write("bring the schema up to date") as connection:
+            self._database.check(connection)
+            found, newest = schema.found_schema(connection), len(schema.MIGRATIONS)
+            if found is not None and not 0 <= found <= newest:
+                raise StoreError(
+                    f"{self._database.name} has schema {found}; this version of fedavg knows schemas up to {newest}; "
+                    "update fedavg, or restore the database from a copy"
+                )
+            if found == newest:
+                self._check_everything(connection)
+                return
+            schema.bring_up_to_date(connection, found, self._database.blob_type)
+            connection.execute(delete(meta))
+            insert_row(connection, meta, key="schema", value=str(newest))
+            insert_row(connection, meta, key="definitions", value=self._definitions(connection))
+            seal_all(connection)
+
+    def _check_everything(self, connection: Connection) -> None:
+        check_all(connection)
+        noted = one_row(connection, meta, meta.c.key == "definitions")
+        if noted is None or noted.value != self._definitions(connection):
+            raise Damaged("its tables are not defined as they were made")
+        last, found = progress.last_round(connection), rows(connection, states, order=states.c.round.desc(), limit=1)
+        done = [row.round for row in rows(connection, rounds, rounds.c.state == "done", order=rounds.c.round)]
+        if done != list(range(1, last + 1)) or (last and not (found and found[0].round == last)):
+            raise Damaged(f"of its {last} rounds some are lost")
+
+    def _definitions(self, connection: Connection) -> str:
+        return sha256(self._database.definitions(connection).encode()).hexdigest()
+
+
+def _database(url_or_path: str | Path) -> Database:
+    if isinstance(url_or_path, Path) or "://" not in url_or_path:
+        return SQLite(Path(url_or_path))
+    try:
+        url = make_url(url_or_path)
+    except ArgumentError as error:
+        raise StoreError("the database's URL can not be read; expected a path, sqlite:/// or postgresql://") from error
+    if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
+        return SQLite(Path(str(url.database)))
+    if url.get_backend_name() == "postgresql":
+        return PostgreSQL(url)
+    raise StoreError(
+        f"{url.render_as_string(hide_password=True)} is no database for a run; expected a path, sqlite:///path or "
+        "postgresql://user@host/name"
+    )
+
+
+def _answers(connection: Connection) -> bool:
+    """Whether the connection, which has no transaction open, still has a server at its other end."""
+    if connection.invalidated or connection.closed:
+        return False
+    try:
+        connection.exec_driver_sql("SELECT 1")
+        connection.rollback()
+    except DBAPIError:
+        return False
+    return True
