@@ -108,8 +108,15 @@ def test_a_target_needs_an_accuracy():
 
 
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(PlanError, match="device: got 'cuda:7', which this machine does not have"):
+    with pytest.raises(PlanError, match="device: got 'cuda:7', which is not at hand here; expected 'cpu'"):
         next(train(toy_plan(device="cuda:7")))
+
+
+@pytest.mark.parametrize("device", ["mps", "gpu", "cuda:x"])
+def test_a_device_of_another_kind_is_refused_without_pytorchs_own_words(device):
+    with pytest.raises(PlanError) as error:
+        next(train(toy_plan(device=device)))
+    assert str(error.value) == f"device: got '{device}', which is not at hand here; expected 'cpu', or 'cuda'"
 
 
 @pytest.mark.parametrize("path", ["no.such:task", "toys:nothing", "toys:toy_data"])

@@ -7,7 +7,7 @@ from them, so an option exists in one place. Strings become values here, once.
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from hashlib import blake2b
+from functools import cache, cached_property
 from importlib import import_module
 from json import dumps
 from math import inf, isfinite, isnan
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from fedavg import specs
 from fedavg.errors import PlanError
+from fedavg.identity import digest, identity
 from fedavg.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
@@ -131,8 +132,14 @@ def _choice(*names: str) -> Parser:
     return parse
 
 
-def _optional(parser: Parser) -> Parser:
-    return lambda value: None if value in (None, "", "none") else parser(value)
+@dataclass(frozen=True)
+class Optional:
+    """What another parser reads, or nothing."""
+
+    parser: Parser
+
+    def __call__(self, value: object) -> object:
+        return None if value is None or value in ("", "none") else self.parser(value)
 
 
 def _any_number(value: object) -> float:
@@ -166,22 +173,35 @@ def _evaluate(value: object) -> str:
     return parts.pop()
 
 
-def _part(home: str, base: str) -> Parser:
+@dataclass(frozen=True)
+class PartParser:
     """A part as `specs` writes it. Its base class is imported when first needed: PyTorch comes with it."""
-    return lambda value: specs.checked(value, getattr(import_module(home), base))
+
+    home: str
+    name: str
+
+    def base(self) -> type[specs.Pluggable]:
+        found: type[specs.Pluggable] = getattr(import_module(self.home), self.name)
+        return found
+
+    def __call__(self, value: object) -> object:
+        return specs.checked(value, self.base())
 
 
-def _parts(home: str, base: str) -> Parser:
-    """Several of them: a list in Python and TOML, with commas between on the command line."""
-    one = _part(home, base)
+@dataclass(frozen=True)
+class PartsParser:
+    """Several parts: a list in Python and TOML, with commas between on the command line."""
 
-    def parse(value: object) -> tuple[object, ...]:
+    one: PartParser
+
+    def base(self) -> type[specs.Pluggable]:
+        return self.one.base()
+
+    def __call__(self, value: object) -> tuple[object, ...]:
         given = [text.strip() for text in value.split(",")] if isinstance(value, str) else value
         if not isinstance(given, list | tuple):
-            raise ValueError(f"a list of fedavg.{base} or of texts")
-        return tuple(one(item) for item in given if item != "")
-
-    return parse
+            raise ValueError(f"a list of fedavg.{self.one.name} or of texts")
+        return tuple(self.one(item) for item in given if item != "")
 
 
 def _data(value: object) -> object:
@@ -215,15 +235,15 @@ class Plan:
     """Everything that decides the result of a run, and a few options (marked runtime) that do not."""
 
     task: Union[str, "Task"] = option(
-        "mnist-2nn", _part("fedavg.tasks", "Task"), "what is learned: a task's name, or module:name of your own"
+        "mnist-2nn", PartParser("fedavg.tasks", "Task"), "what is learned: a task's name, or module:name of your own"
     )
     data: str | FederatedData = option("mnist", _data, "the data set: its name, or module:name of your own")
     partition: Union[str, "Partition", None] = option(
         None,
-        _optional(_part("fedavg.data.partition", "Partition")),
+        Optional(PartParser("fedavg.data.partition", "Partition")),
         "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]",
     )
-    clients: int | None = option(None, _optional(_integer(1)), "K, the number of clients [the data set's own]")
+    clients: int | None = option(None, Optional(_integer(1)), "K, the number of clients [the data set's own]")
     holdout: float = option(
         0.0,
         _number(0, 0.9),
@@ -231,7 +251,7 @@ class Plan:
     )
     algorithm: Union[str, "Algorithm"] = option(
         "fedavg",
-        _part("fedavg.algorithms", "Algorithm"),
+        PartParser("fedavg.algorithms", "Algorithm"),
         "fedavg, fedprox, scaffold, fedadam, ... (docs/algorithms.md has all); settings after colons",
     )
     C: float = option(0.1, _number(0, 1), "C, the fraction of clients in a round; 0 is one client", flag="-C")
@@ -250,50 +270,56 @@ class Plan:
     lr_decay: float = option(1.0, _number(0, 1, above=True), "eta is multiplied by this after each round")
     optimizer: Union[str, "Optimizer"] = option(
         "sgd",
-        _part("fedavg.optimizers", "Optimizer"),
+        PartParser("fedavg.optimizers", "Optimizer"),
         "how clients step: sgd:momentum=0.9:weight_decay=1e-4, adam, adamw; settings after colons",
     )
     rounds: int = option(100, _integer(1), "rounds of communication at the most")
     target: float | str | None = option(
-        None, _optional(_of_metric(_any_number, _number(0, 1, above=True))), "stop at this accuracy; f1=0.8: at this f1"
+        None, Optional(_of_metric(_any_number, _number(0, 1, above=True))), "stop at this accuracy; f1=0.8: at this f1"
     )
     patience: int | str | None = option(
         None,
-        _optional(_of_metric(_integer(1))),
+        Optional(_of_metric(_integer(1))),
         "stop after so many rounds without a better accuracy (or the task's first metric); loss=20: a better loss",
     )
     metrics: Sequence[Union[str, "Metric"]] = option(
-        (), _parts("fedavg.metrics", "Metric"), "metrics beside the task's own: f1:10,topk:5 (docs/metrics.md)"
+        (),
+        PartsParser(PartParser("fedavg.metrics", "Metric")),
+        "metrics beside the task's own: f1:10,topk:5 (docs/metrics.md)",
     )
     evaluate: str = option(
         "auto", _evaluate, "who judges the model: server (its test set), clients (what they hold out), server,clients"
     )
     eval_clients: int | None = option(
-        None, _optional(_integer(1)), "clients that judge the model each time, drawn by the seed [all]"
+        None, Optional(_integer(1)), "clients that judge the model each time, drawn by the seed [all]"
     )
     eval_every: int = option(1, _integer(1), "evaluate every so many rounds, and after the last")
     eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
     seed: int = option(0, _integer(0), "every random draw of the run follows from it")
     codec: Union[str, "Codec"] = option(
         "float32",
-        _part("fedavg.codecs", "Codec"),
+        PartParser("fedavg.codecs", "Codec"),
         "how updates are encoded: float32, stc:0.01, entropy:quantise:4, ...",
     )
     downlink: Union[str, "Codec"] = option(
-        "float32", _part("fedavg.codecs", "Codec"), "how the server's change is encoded; float32 sends the whole model"
+        "float32",
+        PartParser("fedavg.codecs", "Codec"),
+        "how the server's change is encoded; float32 sends the whole model",
     )
     secagg: str = option("none", _secagg, "secure aggregation: none, complete:CLIP:CAP or sparse:CLIP:CAP")
     stages: Sequence[Union[str, "Stage"]] = option(
-        (), _parts("fedavg.stages", "Stage"), "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1"
+        (),
+        PartsParser(PartParser("fedavg.stages", "Stage")),
+        "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1",
     )
     sampling: str = option(
         "fixed", _choice("fixed", "poisson"), "cohorts of a fixed size, or poisson: every client by its own coin"
     )
     dp_epsilon: float | None = option(
-        None, _optional(_number(0, inf, above=True)), "stop before the round that would cost more privacy than this"
+        None, Optional(_number(0, inf, above=True)), "stop before the round that would cost more privacy than this"
     )
     dp_delta: float | None = option(
-        None, _optional(_number(0, 0.5, above=True)), "delta of the privacy that is reported [clients^-1.1]"
+        None, Optional(_number(0, 0.5, above=True)), "delta of the privacy that is reported [clients^-1.1]"
     )
     noise_source: str = option(
         "seeded",
@@ -306,10 +332,10 @@ class Plan:
     device: str = option("cpu", _text, "where clients train: cpu or cuda")
     uplink: float = option(1.0, _number(0, inf, above=True), "MB/s that a client uploads at, for the simulated clock")
     workers: int = option(cpu_count() or 1, _integer(1), "processes that train clients [one per core]", runtime=True)
-    data_dir: str | None = option(None, _optional(_text), "where data sets are kept", runtime=True)
+    data_dir: str | None = option(None, Optional(_text), "where data sets are kept", runtime=True)
     worker_timeout: float | None = option(
         None,
-        _optional(_number(0, inf, above=True)),
+        Optional(_number(0, inf, above=True)),
         "seconds after which a silent worker is replaced [20 times what the jobs before took, at least 60]",
         runtime=True,
     )
@@ -372,9 +398,14 @@ class Plan:
 
     def objects(self) -> list[tuple[str, object]]:
         """The parts that have no text form, by the name of their option: a file can not hold them."""
+        return [(name, part) for name, part in self.parts() if not isinstance(part, str)]
+
+    def parts(self) -> list[tuple[str, object]]:
+        """All parts, as text or object, by the name of their option."""
         values = [(spec.name, getattr(self, spec.name)) for spec in fields(self)]
         flat = [(name, item) for name, value in values for item in (value if isinstance(value, tuple) else (value,))]
-        return [(name, item) for name, item in flat if isinstance(item, specs.Pluggable)]
+        chosen = [(name, item) for name, item in flat if name in part_options() or isinstance(item, specs.Pluggable)]
+        return [(name, item) for name, item in chosen if item is not None]
 
     def to_toml(self) -> str:
         rows = [
@@ -383,17 +414,19 @@ class Plan:
         ]
         return "\n".join(rows) + "\n"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Identifies the run: plans with the same digest give the same model, bit for bit.
 
         Options at their defaults do not count: a run can be resumed, and its record found, by a later version that has
-        more options. So the default of an option that was released must never change.
+        more options. So the default of an option that was released must never change. A part that has no text counts
+        by what it is (`identity`); data by its name, and by its fingerprint in the record of the run.
         """
-        default = Plan().to_dict()
-        chosen = {name: value for name, value in self.to_dict(runtime=False).items() if value != default[name]}
-        text = dumps(chosen, sort_keys=True)
-        return blake2b(text.encode(), digest_size=8).hexdigest()
+        counted = {
+            spec.name: _counted(getattr(self, spec.name)) for spec in fields(self) if not spec.metadata["runtime"]
+        }
+        chosen = {name: value for name, value in counted.items() if value != _plain(default_of(name))}
+        return digest(chosen)
 
 
 #: What `fedavg run NAME` starts from; every option can still be changed.
@@ -404,6 +437,26 @@ PRESETS: dict[str, dict[str, object]] = {
     "cifar-cnn": {"task": "cifar-cnn", "data": "cifar10", "E": 5, "B": 50, "lr": 0.1, "lr_decay": 0.99},
     "posts-lstm": {"task": "posts-lstm", "data": "posts", "C": 0.003, "B": 8, "lr": 9.0},
 }
+
+
+def default_of(name: str) -> object:
+    return getattr(_defaults(), name)
+
+
+@cache
+def _defaults() -> Plan:
+    return Plan()
+
+
+@cache
+def part_options() -> dict[str, PartParser | PartsParser]:
+    """The options that are parts in three forms, with what reads them."""
+    parsers = {spec.name: _inner(spec.metadata["parse"]) for spec in fields(Plan)}
+    return {name: parser for name, parser in parsers.items() if isinstance(parser, PartParser | PartsParser)}
+
+
+def _inner(parser: Parser) -> Parser:
+    return parser.parser if isinstance(parser, Optional) else parser
 
 
 def option_names() -> list[str]:
@@ -453,6 +506,15 @@ def _plain(value: object) -> object:
     if isinstance(value, str | int | float | None):
         return value
     return f"object:{getattr(value, 'name', type(value).__name__)}"
+
+
+def _counted(value: object) -> object:
+    """What an option is to the digest."""
+    if isinstance(value, tuple):
+        return [_counted(item) for item in value]
+    if isinstance(value, specs.Pluggable) and not isinstance(value, FederatedData):
+        return f"object:{digest(identity(value))}"
+    return _plain(value)
 
 
 def _toml(value: object) -> str:

@@ -19,6 +19,7 @@ from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.runlog.rundir import RunDir
+from fedavg.runlog.started import started_with
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise
 from fedavg.server import Event, Round, Start, event_row, rounds
 from fedavg.setup import Setup, resolve
@@ -73,8 +74,9 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
     """Go on with a run that was stopped; the result is the one that it would have had, bit for bit.
 
     (With noise from the system's entropy no two runs are alike; there, no round that was recorded is done again.)
-    A run that was started from Python with its own task or data needs them again: `resume(dir, task=..., data=...)`.
-    Runtime options (workers, worker_timeout, data_dir, checkpoint_s) may be changed.
+    A run that was started from Python with objects of its own needs them again: `resume(dir, task=..., data=...)`.
+    Runtime options (workers, worker_timeout, data_dir, checkpoint_s) may be changed, and `rounds` raised: a run that is
+    made longer gives what it would have given had it been planned so.
     """
     directory = RunDir(Path(run_dir))
     plan, fleet = directory.plan(**changes), LocalFleet(directory.states)
@@ -87,9 +89,10 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
         )
     with directory.locked():
         unrepeatable = setup.budget is not None and setup.plan.noise_source == "os"
-        start = directory.rewind(setup.plan.digest, once=unrepeatable)
+        start = directory.rewind(setup.plan, once=unrepeatable)
         rows = directory.rows()
         if start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped":
+            directory.extend(setup.plan)
             return finish(setup, rows, start.state, identity["engine"], directory)
         return _follow(setup, fleet, directory, start or Start(0, State(torch.empty(0))), rows, watch)
 
@@ -143,10 +146,12 @@ def _recording(setup: Setup, data: str, directory: RunDir | None, resumed: bool)
             directory.append(event_row(event), durable=private)
         elif resumed:
             directory.check_engine(event.engine)
+            directory.check_facts(started_with(setup))
+            directory.extend(setup.plan)
         else:
             directory.create(setup.plan)
             locks.enter_context(directory.locked())
-            directory.write_identity(setup.plan, event.engine, data)
+            directory.write_identity(setup.plan, event.engine, data, started_with(setup))
         last = event
         if isinstance(event, Start) or (not private and monotonic() - saved_at >= setup.plan.checkpoint_s):
             checkpoint(event)
@@ -191,9 +196,9 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, 
         summary=summary,
         goal=setup.goal,
         rounds=np.array(rounds),
-        metrics={name: np.array(values) for name, values in metrics.items()},
+        metrics={name: np.array(values, float) for name, values in metrics.items()},
         client_rounds=np.array(client_rounds),
-        client_metrics={name: np.array(values) for name, values in client_metrics.items()},
+        client_metrics={name: np.array(values, float) for name, values in client_metrics.items()},
         train_loss=np.array([row["train_loss"] for row in rows], float),
         model=model.module.eval(),
     )

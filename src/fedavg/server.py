@@ -71,10 +71,19 @@ Event = Start | Round
 
 
 def event_row(event: Round) -> dict[str, Any]:
-    """A round as plain values, without its state; what not every run has is there only if this one has it."""
+    """A round as plain values, without its state; what not every run has is there only if this one has it.
+
+    A number that is not finite is None: JSON has no word for it.
+    """
     absent = {"state"} if event.ledger else {"state", "epsilon", "ledger"}
     absent |= {name for name in ("metrics", "on_clients") if not getattr(event, name)}
-    return {name: getattr(event, name) for name in Round.__dataclass_fields__ if name not in absent}
+    return {name: _plain(getattr(event, name)) for name in Round.__dataclass_fields__ if name not in absent}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def train(plan: Plan, fleet: Fleet | None = None, start: Start | None = None) -> Iterator[Event]:
@@ -151,12 +160,7 @@ class _Trained:
 def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     """One round of Algorithm 1: from the server's state to the next one."""
     began = perf_counter()
-    try:
-        trained = _trained_cohort(setup, fleet, state, work)
-        after = _server_half(setup, trained, work)
-        _check_finite(after.weights)
-    except Diverged as error:
-        raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
+    trained, after = _sound_round(setup, fleet, state, work)
     ended = perf_counter()
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
     test = fleet.evaluate(after.weights, "test") if due and setup.judged_by_server else None
@@ -185,6 +189,20 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
     )
+
+
+def _sound_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> tuple[_Trained, State]:
+    """A trained cohort and the state after it, which is finite; tried again where the fleet says that it may help."""
+    while True:
+        try:
+            trained = _trained_cohort(setup, fleet, state, work)
+            after = _server_half(setup, trained, work)
+            _check_finite(after.weights)
+        except Diverged as error:
+            if not fleet.reject(work, str(error)):
+                raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
+        else:
+            return trained, after
 
 
 def _trained_cohort(setup: Setup, fleet: Fleet, state: State, work: Work) -> _Trained:

@@ -301,9 +301,8 @@ def _check_device(device: str) -> None:
 
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise PlanError(f"device: got '{device}', which this machine does not have ({reason}); use 'cpu'") from None
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's words tell of its own insides
+        raise PlanError(f"device: got '{device}', which is not at hand here; expected 'cpu', or 'cuda'") from error
 
 
 def resolve_data(plan: Plan) -> FederatedData:

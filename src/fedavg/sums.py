@@ -21,11 +21,19 @@ LIMIT: Final = 2**63
 BLOCK: Final = 1 << 15
 
 
-class ExactSum:
-    """Adds weighted vectors into `ring`, an int64 tensor of shape (P,) that may be shared memory."""
+class TooLarge(Diverged):
+    """An update that would leave others no room in the sum."""
 
-    def __init__(self, ring: Tensor) -> None:
+
+class ExactSum:
+    """Adds weighted vectors into `ring`, an int64 tensor of shape (P,) that may be shared memory.
+
+    No single one may take up more of the ring than the n-th part, for n `sharers`: then none can leave others no room.
+    """
+
+    def __init__(self, ring: Tensor, sharers: int = 1) -> None:
         self._ring = ring.numpy()
+        self._share = (LIMIT - 1) // sharers
         self._scaled = np.empty(BLOCK, np.float64)
         self._rounded = np.empty(BLOCK, np.int64)
         self.reset()
@@ -35,11 +43,19 @@ class ExactSum:
         #: No element of the ring is larger than this.
         self.bound = 0
 
-    def add(self, vector: Tensor, weight: float) -> None:
-        """Add weight * vector; a vector (float32, on the CPU) that is not finite or is too large is refused whole."""
+    def add(self, vector: Tensor, weight: float) -> float:
+        """Add weight * vector; a vector (float32, on the CPU) that is not finite or is too large is refused whole.
+
+        Returns the largest magnitude that was added.
+        """
         largest = max(abs(float(end)) for end in vector.aminmax())
         if not isfinite(largest):
             raise Diverged("an update holds values that are not finite (NaN or infinity); expected finite numbers")
+        if largest * weight * SCALE > self._share:
+            raise TooLarge(
+                f"a weighted update reaches {largest * weight:.3g}; expected at most {self._share / SCALE:.3g}, its "
+                "share of what a sum can hold"
+            )
         self.bound = checked_bound(self.bound, int(largest * weight * SCALE) + 1)
         values = vector.numpy()
         for start in range(0, len(values), BLOCK):
@@ -48,6 +64,7 @@ class ExactSum:
             np.multiply(block, weight * SCALE, out=scaled, dtype=np.float64)
             np.copyto(rounded, np.rint(scaled, out=scaled), casting="unsafe")
             self._ring[start : start + BLOCK] += rounded
+        return largest * weight
 
 
 def checked_bound(a: int, b: int) -> int:

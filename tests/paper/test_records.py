@@ -69,7 +69,7 @@ def test_a_run_that_diverges_as_soon_as_it_is_taken_up_again_is_known_to(tmp_pat
     """It was ended after round 1 since another rate seemed better; taken up, its round 2 diverges: no new row."""
     plan, run = CELL.plan(0.215), RunDir(tmp_path / "runs/one")
     run.create(plan)
-    run.write_identity(plan, "graph", "data")
+    run.write_identity(plan, "graph", "data", {})
     run.append({"round": 1, "test": {"accuracy": 0.5}, "train_loss": 1.0, "seconds": 1.0, "eval_seconds": 1.0})
     (tmp_path / "runs/one.json").write_text('{"command": "a search"}')
     store = Records(tmp_path / "records")

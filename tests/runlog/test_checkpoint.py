@@ -14,7 +14,7 @@ STATE = State(torch.linspace(-1, 1, 1000), {"momentum": torch.ones(1000)}, {"sta
 def test_a_state_comes_back_whole(tmp_path):
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, Checkpoint(7, STATE, "digest", {"round": 7}, "link", {"a.states": 5}))
-    found = load_checkpoint(path, "digest")
+    found = load_checkpoint(path, ["digest"])
     assert (found.round, found.row, found.rows, found.clients) == (7, {"round": 7}, "link", {"a.states": 5})
     assert torch.equal(found.state.weights, STATE.weights)
     assert torch.equal(found.state.slots["momentum"], STATE.slots["momentum"])
@@ -28,7 +28,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
     for length in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(RunDirError, match="is not a whole checkpoint"):
-            load_checkpoint(path, "digest")
+            load_checkpoint(path, ["digest"])
 
 
 def test_no_flipped_bit_goes_unnoticed(tmp_path):
@@ -42,14 +42,14 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path):
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         with pytest.raises(RunDirError, match="has been altered|is not a whole checkpoint"):
-            load_checkpoint(path, "digest")
+            load_checkpoint(path, ["digest"])
 
 
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
     path = tmp_path / "c.safetensors"
     save_checkpoint(path, Checkpoint(7, STATE, "mine"))
     with pytest.raises(RunDirError, match="belongs to plan mine; expected yours"):
-        load_checkpoint(path, "yours")
+        load_checkpoint(path, ["yours"])
 
 
 def test_the_model_s_digest_is_of_its_little_endian_floats():

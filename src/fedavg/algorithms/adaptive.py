@@ -16,6 +16,7 @@ is the root of the mean square distance, which the server can tell from sums, Σ
 the paper's is the mean distance, which is never larger. And the model is the last one, not the one of least loss met.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 #: tau grows at the most by this factor in a round (γ in the paper).
 GROWTH: Final = 10
+#: What a client may say of slopes and curvatures: beyond, training has long failed.
+STEEPEST: Final = 1e9
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class Adaptive(Algorithm):
         square = float(gradient.double().square().sum())
         metrics = {"train_loss": loss, "rho": rho, "beta": beta, "square": square}
         return Update(torch.cat([client.weights - weights, gradient]), weight=client.n, metrics=metrics)
+
+    def metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
+        return dict.fromkeys(("rho", "beta", "square"), (0.0, STEEPEST))
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         tau, steps, spent = _read(state)

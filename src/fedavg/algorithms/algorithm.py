@@ -67,6 +67,13 @@ class Algorithm(Pluggable, ABC):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         """The server half: from the cohort's weighted sum to the next state."""
 
+    def metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
+        """What the metrics of a client with so many examples can be at least and at most, as far as the work tells.
+
+        A server that can not trust its clients refuses an update that says more.
+        """
+        return {}
+
     def finished(self, state: State) -> bool:
         """True if the algorithm itself ends the run here, before the plan's last round."""
         return False

@@ -9,7 +9,9 @@ A client that takes more steps, since it has more data, no longer pulls harder t
 stays Σ p_i F_i. Where all take as many steps it is FedAvg, to rounding.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -33,6 +35,9 @@ class FedNova(FedAvg):
         tau = client.optimizer.effective_steps(work.epochs * client.steps(work.batch))
         assert tau, "see `check`"
         return replace(update, vector=update.vector / tau, metrics={**update.metrics, "tau": tau})
+
+    def metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
+        return {"tau": (1, work.epochs * max(1, ceil(examples / work.batch)))}
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         tau_eff = total.metrics["tau"]  # the n_k-weighted mean over the cohort

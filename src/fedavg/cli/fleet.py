@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedavg.cli.operate import FILE, as_json_option, check_url, needs_server_extra
-from fedavg.cli.run import plan_options, plan_settings, setting
+from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def _address(text: str, what: str) -> tuple[str, int]:
 @click.option("--quorum", type=float, default=0.5, show_default=True,
               help="The share of wanted updates that a round needs at its deadline.")  # fmt: skip
 @click.option("--max-weight", type=float, default=1e6, show_default=True, help="The largest n_k that is believed.")
+@click.option("--times-median", type=click.FloatRange(1), default=5.0, show_default=True,
+              help="An update counts for at most so many times the median n_k of enrolled clients.")  # fmt: skip
 @click.option("--norm-bound", type=float, help="Refuse updates with a larger L2 norm.")
 @click.option("--anonymous", is_flag=True, help="Updates come with single-use tokens, not with names.")
 @click.option("--approval", is_flag=True, help="New clients wait until 'fedavg approve' lets them in.")
@@ -96,7 +98,13 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
                 tls=tls,
                 admin=Address(*_address(admin, "--admin-listen")) if admin else None,
                 rules=Rules(options["deadline"], options["over_selection"], options["quorum"]),
-                guards=Guards(options["max_weight"], options["norm_bound"], options["anonymous"], options["approval"]),
+                guards=Guards(
+                    options["max_weight"],
+                    options["times_median"],
+                    options["norm_bound"],
+                    options["anonymous"],
+                    options["approval"],
+                ),
                 minimum=options["min_clients"],
                 join_uses=options["join_uses"],
                 join_hours=options["join_hours"],
@@ -116,6 +124,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
 def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> Any:
     from fedavg.plan import load_plan, option_names
 
+    find_own_code()
     given = {name: options[name] for name in option_names() if options.get(name) is not None}
     return load_plan(source, given | dict(setting(text) for text in settings))
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedavg.cli.run import find_own_code
+
 if TYPE_CHECKING:
     from fedavg.personalise import Personalised
 
@@ -43,6 +45,7 @@ def personalise(
     from fedavg.runlog.rundir import RunDir
 
     changes = {name: value for name, value in {"workers": workers, "data_dir": data_dir}.items() if value is not None}
+    find_own_code()
     result = module.personalise(run_dir, epochs=epochs, lr=lr, batch=batch, share=share, **changes)
     RunDir(run_dir).write_json("personalised.json", result.to_dict())
     if as_json:

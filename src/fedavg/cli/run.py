@@ -1,6 +1,7 @@
 """`fedavg run` and `fedavg resume`. Options of the plan are made from its fields, so none is listed twice."""
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -70,6 +71,7 @@ def run(
     """
     from fedavg.plan import load_plan
 
+    find_own_code()
     given = {name: value for name, value in options.items() if value is not None}
     plan = load_plan(source, given | dict(setting(text) for text in settings))
     if dry_run:
@@ -105,21 +107,33 @@ def _new_directory(name: str) -> Path:
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
 @click.option(
+    "--rounds", default=None, metavar="VALUE", help="Make the run longer: so many rounds in all [as the plan has it]."
+)
+@click.option(
     "--worker-timeout", default=None, metavar="VALUE", help="Seconds a worker may be silent [as the plan has it]."
 )
 @_plot
 @_quiet
 @_json
-def resume(run_dir: Path, plot: bool, quiet: bool, as_json: bool, **runtime: str | None) -> None:
-    """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit."""
+def resume(run_dir: Path, plot: bool, quiet: bool, as_json: bool, **options: str | None) -> None:
+    """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
+
+    With --rounds, a run is made longer: the result is that of a run that was planned so.
+    """
     from fedavg import runner
     from fedavg.runlog.rundir import RunDir
 
-    changes = {name: value for name, value in runtime.items() if value is not None}
+    find_own_code()
+    changes = {name: value for name, value in options.items() if value is not None}
     plan = RunDir(run_dir).plan(**changes)
     with _progress(plan, run_dir, quiet) as watch:
         result = runner.resume(run_dir, watch, **changes)
     _report(result, plot, as_json)
+
+
+def find_own_code() -> None:
+    """Code that a plan names is also found in the current folder; what is installed comes first."""
+    sys.path.append(str(Path.cwd()))
 
 
 def setting(text: str) -> tuple[str, str]:

@@ -93,6 +93,13 @@ class Fleet(ABC):
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
         """Have the clients do the round's work, each from what its part shares, and add up what they send back."""
 
+    def reject(self, work: Work, reason: str) -> bool:
+        """What came of the attempt that was just trained can not be used. True if another attempt may go better.
+
+        Simulated clients would do the same again; of real ones, some may have sent what spoiled it.
+        """
+        return False
+
     @abstractmethod
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         """The task's metrics of the weights on a set that the server can see."""

@@ -1,6 +1,6 @@
 """The server's state on disk: a safetensors file per checkpoint. A crash leaves the old one or the new one whole."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from json import dumps, loads
@@ -70,8 +70,8 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     write_atomically(path, save(tensors, metadata | {"sha256": _content_digest(tensors, metadata)}))
 
 
-def load_checkpoint(path: Path, plan: str) -> Checkpoint:
-    """A checkpoint of the plan with this digest; a torn or altered file is refused."""
+def load_checkpoint(path: Path, plans: Collection[str]) -> Checkpoint:
+    """A checkpoint of a plan with one of these digests; a torn or altered file is refused."""
     try:
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
@@ -89,8 +89,8 @@ def load_checkpoint(path: Path, plan: str) -> Checkpoint:
         raise RunDirError(f"{path} is not a whole checkpoint: {error}") from None
     if not intact:
         raise RunDirError(f"{path} has been altered: its content does not match its SHA-256")
-    if checkpoint.plan != plan:
-        raise RunDirError(f"{path} belongs to plan {checkpoint.plan}; expected {plan}")
+    if checkpoint.plan not in plans:
+        raise RunDirError(f"{path} belongs to plan {checkpoint.plan}; expected {' or '.join(sorted(set(plans)))}")
     return checkpoint
 
 

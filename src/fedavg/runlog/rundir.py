@@ -24,11 +24,13 @@ from typing import Any, Final
 
 import torch
 
-from fedavg.errors import DiskError, PlanError, RunDirError
+from fedavg.errors import DiskError, RunDirError
 from fedavg.files import locked, sync, write_atomically
-from fedavg.plan import Plan, load_plan
+from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedavg.runlog.planned import as_planned, known_digests, resumed_plan
 from fedavg.runlog.seals import Rows, chained, next_link, sealed, unchained, unsealed
+from fedavg.runlog.started import check_same
 from fedavg.server import Start
 from fedavg.states import ClientStates
 from fedavg.types import State
@@ -56,10 +58,9 @@ class RunDir:
 
     def check_new(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise RunDirError(
-                f"{self.path} exists and is not empty; expected a new directory. "
-                f"To go on with that run: fedavg resume {self.path}"
-            )
+            there = (self.path / "run.json").exists()
+            remedy = f"To go on with that run: fedavg resume {self.path}" if there else "It is no run: name another one"
+            raise RunDirError(f"{self.path} exists and is not empty; expected a new directory. {remedy}")
 
     def create(self, plan: Plan) -> None:
         self.check_new()
@@ -70,14 +71,16 @@ class RunDir:
         write_atomically(self.path / "plan.toml", plan.to_toml().encode())
         self.metrics_path.touch()
 
-    def write_identity(self, plan: Plan, engine: str, fingerprint: str) -> None:
+    def write_identity(self, plan: Plan, engine: str, fingerprint: str, facts: Mapping[str, Any]) -> None:
+        """What the run is started on; `facts` tell of parts of the user's own (`runlog.started`)."""
         identity = {
             "format": FORMAT,
             "plan": plan.digest,
             "data": fingerprint,
             "engine": engine,
-            "plan_toml": sha256((self.path / "plan.toml").read_bytes()).hexdigest(),
+            "plan_toml": _sha256(self.path / "plan.toml"),
             "versions": {"fedavg": version("fedavg"), "torch": torch.__version__, "python": platform.python_version()},
+            **facts,
         }
         self.write_json("run.json", identity)
 
@@ -113,21 +116,27 @@ class RunDir:
                 "the task or PyTorch has changed; go on where the run was started, or delete it to begin anew"
             )
 
-    def plan(self, **objects: Any) -> Plan:
-        """The plan as it was when the run started; a changed one is refused (runtime options may be changed)."""
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        """A task must compute what it did when the run was started, whatever its source says."""
+        check_same(self.identity()["computed"], facts["computed"], self.path)
+
+    def plan(self, **changes: Any) -> Plan:
+        """The plan as it was when the run started; runtime options may be changed, and rounds raised."""
         identity = self.identity()
-        try:
-            plan = load_plan(str(self.path / "plan.toml"), objects)
-        except PlanError as error:
-            raise RunDirError(f"the plan of {self.path} can not be used: {error}") from None
-        if plan.digest != identity["plan"]:
-            raise RunDirError(
-                f"{self.path / 'plan.toml'} has been changed since the run was started (digest {plan.digest}; expected "
-                f"{identity['plan']}). Undo the change, or start a new run: fedavg run {self.path / 'plan.toml'}"
-            )
-        if sha256((self.path / "plan.toml").read_bytes()).hexdigest() != identity["plan_toml"]:
+        plan = resumed_plan(self.path, identity, changes)
+        if _sha256(self.path / "plan.toml") != identity["plan_toml"]:
             log.warning("%s is not as it was written; what decides the result is unchanged", self.path / "plan.toml")
         return plan
+
+    def extend(self, plan: Plan) -> None:
+        """Note a plan with more rounds. Checkpoints of the shorter one count as this one's."""
+        identity = self.identity()
+        if plan.digest == identity["plan"]:
+            return
+        text = plan.to_toml().encode()
+        changed = {"plan": plan.digest, "earlier": known_digests(identity), "plan_toml": sha256(text).hexdigest()}
+        self.write_json("run.json", identity | changed)
+        write_atomically(self.path / "plan.toml", text)
 
     def append(self, row: dict[str, Any], *, durable: bool = False) -> None:
         """One row more; it outlives the machine when it is `durable`, or when a checkpoint follows."""
@@ -181,7 +190,7 @@ class RunDir:
             self._marks.pop(old, None)
         states.drop_outdated(self._marks.values())
 
-    def rewind(self, digest: str, *, once: bool = False) -> Start | None:
+    def rewind(self, plan: Plan, *, once: bool = False) -> Start | None:
         """Everything as it was at the newest whole checkpoint; what came after it is dropped. None: start anew.
 
         What was damaged or lost, and what is therefore computed again, is said. With `once`, what is on record may not
@@ -190,8 +199,8 @@ class RunDir:
         found = self._rows()
         if found.damage:
             log.warning("%s is damaged: %s", self.metrics_path, found.damage)
-        start = self._last_good(digest, found)
-        kept = [*found.rows[: start.round - 1], start.row] if start and start.row else []
+        start = self._last_good(plan.digest, found)
+        kept = [*found.rows[: start.round - 1], as_planned(start.row, plan)] if start and start.row else []
         recorded = self.recorded()
         if once and recorded > len(kept):
             raise RunDirError(
@@ -241,7 +250,7 @@ class RunDir:
     def _readable(self, digest: str) -> Iterator[Checkpoint]:
         for path in reversed(self._checkpoint_files()):
             try:
-                checkpoint = load_checkpoint(path, digest)
+                checkpoint = load_checkpoint(path, [digest, *known_digests(self.identity())])
             except RunDirError as error:
                 log.warning("%s; it is not used", error)
                 continue
@@ -287,6 +296,10 @@ class RunDir:
 
 def unreadable(path: Path, error: OSError) -> RunDirError:
     return RunDirError(f"can not read {path}: {error.strerror}; expected a run of this user, or the right to read it")
+
+
+def _sha256(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def _is_sealed(data: bytes) -> bool:

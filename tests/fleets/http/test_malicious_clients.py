@@ -1,18 +1,24 @@
 """What one client, or a crowd of them, tries against a server and its run; each over a real socket on a real server."""
 
 import json
+import threading
 from time import sleep
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from fedavg.cli import cli
+from fedavg.engine.trainer import Trainer
 from fedavg.fleets.http.server.hub import Guards
+from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store
 from fedavg.fleets.http.server.store import rows as store_rows
-from fleet_peers import EVERYONE, HOST, NUMBERS, Peer, fleet_plan, serving
+from fleet_peers import EVERYONE, HOST, NUMBERS, Peer, fleet_plan, serving, until
+from toys import TOY, small_net
 
 ONES = np.ones(NUMBERS)
 
@@ -153,6 +159,97 @@ def test_with_secure_aggregation_only_who_is_awaited_is_read(tmp_path):
         assert late.signed("PUT", "/v1/rounds/1/0/session", bytes(1000)).error == "not-invited"
         assert early.signed("PUT", "/v1/rounds/1/0/session", bytes(10**7)).error == "too-large"
         assert early.signed("PUT", "/v1/rounds/1/0/session", bytes(1000)).error == "session-refused"
+
+
+# What one client can do to a round
+
+
+def model_change(directory, plan):
+    """What was added to each number of the initial model."""
+    saved = load_file(directory / "model.safetensors")
+    flat = torch.cat([saved[name].flatten() for name, _ in small_net().named_parameters()])
+    return flat - Trainer(TOY, plan.seed).weights
+
+
+def test_no_client_leaves_others_no_room_in_the_sum(tmp_path):
+    """A sum holds 2^31; of two clients neither may add more than 2^30 to a number."""
+    with serving(tmp_path / "run", fleet_plan(rounds=2), minimum=2) as server:
+        (bad, good), (offer, theirs) = server.cohort(5, 10)
+        assert bad.upload(offer, bad.frame(offer, 3.3e38 * ONES, 6.5e-30)).error == "bad-weight"
+        assert bad.upload(offer, bad.frame(offer, 4e8 * ONES, 5)).error == "share-exceeded"
+        assert bad.upload(offer, bad.frame(offer, 2e8 * ONES, 5)).status == 200  # just below
+        assert good.upload(theirs, good.frame(theirs, ONES, 10)).status == 200
+        until(lambda: server.status()["committed"] == 1)
+
+
+def test_a_round_whose_result_is_not_finite_is_rolled_back_and_its_culprit_rests(tmp_path):
+    """The server's rate makes 1e32 of an honest update and infinity of a large one."""
+    plan = fleet_plan(algorithm="fedavgm:momentum=0:lr=1e35", clients=3, rounds=2)
+    with serving(tmp_path / "run", plan) as server:
+        peers, offers = server.cohort(10, 10, 10)
+        for peer, offer, value in zip(peers, offers, (1e-3, 1e-3, 1e7), strict=True):
+            assert peer.upload(offer, peer.frame(offer, value * ONES, 10)).status == 200
+        until(lambda: server.status()["resting"] == 1)
+        offers = [peer.offer() for peer in peers[:2]]
+        assert [(offer["round"], offer["attempt"], offer["invited"]) for offer in offers] == [(1, 1, 2), (1, 1, 2)]
+        assert peers[2].poll().json["type"] == "wait"
+        for peer, offer in zip(peers, offers, strict=False):
+            assert peer.upload(offer, peer.frame(offer, 1e-3 * ONES, 10)).status == 200
+        until(lambda: server.status()["committed"] == 1)
+    with Store.open(tmp_path / "run" / "fleet.db") as store:
+        assert store.counted(1).clients == {peers[0].k, peers[1].k}
+    (row,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    json.loads(row, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_no_client_counts_for_more_than_a_multiple_of_the_median(tmp_path):
+    """n_k of 10, 10 and 2^31: the third counts 5 times 10, so that its zeros leave (10 + 10) / (10 + 10 + 50)."""
+    plan = fleet_plan(rounds=1)
+    with serving(tmp_path / "run", plan, minimum=3, linger_s=10.0) as server:
+        peers, offers = server.cohort(10, 10, 2**31)
+        for peer, offer, value, weight in zip(peers, offers, (1, 1, 0), (10, 10, 1e6), strict=True):
+            assert peer.upload(offer, peer.frame(offer, value * ONES, weight)).status == 200
+        until(lambda: server.status()["done"])
+        assert server.status()["updates_capped"] == 1
+    assert torch.allclose(model_change(tmp_path / "run", plan), torch.tensor(20 / 70), atol=1e-6)
+
+
+def test_every_number_that_a_client_reports_has_a_bound(tmp_path):
+    """Ten examples in batches of 4 are 3 steps; no loss is a thousand times that of the untrained model."""
+    with serving(tmp_path / "run", fleet_plan(algorithm="fednova", rounds=1), minimum=2, linger_s=10.0) as server:
+        (peer, other), (offer, theirs) = server.cohort(10, 10)
+        for metrics in ({"tau": 4}, {"tau": 0}, {"tau": -1e12}, {"train_loss": 1e11}, {"train_loss": -1e11}):
+            frame = peer.frame(offer, ONES, 10, metrics={"train_loss": 0.5, "tau": 3} | metrics)
+            assert peer.upload(offer, frame).error == "bad-metrics", metrics
+        for each, of in ((peer, offer), (other, theirs)):
+            assert each.upload(of, each.frame(of, ONES, 10, metrics={"train_loss": 0.5, "tau": 3})).status == 200
+        until(lambda: server.status()["done"])
+
+
+def work_honestly(peers, stop):
+    while not stop.is_set():
+        for peer in peers:
+            answer = peer.poll().json
+            if answer.get("type") == "work":
+                peer.upload(answer, peer.frame(answer, ONES, 10))
+            sleep(0.05)
+
+
+def test_a_crowd_of_the_mute_does_not_stop_a_run(tmp_path):
+    """Two of twenty answer, and both are needed: by lot alone they meet in one attempt of 190."""
+    rules = Rules(deadline_s=1.0, quorum=1.0)
+    with serving(tmp_path / "run", fleet_plan(clients=20, C=0.1, rounds=2), rules=rules, linger_s=10.0) as server:
+        crowd, honest = [server.peer() for _ in range(18)], [server.peer() for _ in range(2)]
+        stop = threading.Event()
+        working = threading.Thread(target=work_honestly, args=(honest, stop))
+        working.start()
+        try:
+            for peer in crowd:
+                peer.poll()
+            until(lambda: server.status()["done"], "for two rounds among the mute")
+        finally:
+            stop.set()
+            working.join()
 
 
 # Waiting

@@ -56,6 +56,7 @@ def test_a_client_learns_whether_its_update_counted_also_from_a_server_that_was_
             assert hands[1].poll(0, later).counted is False, "another attempt than the one that was committed"
             assert hands[1].poll(0, replace(first[1], round=2)).counted is None
             assert hands[1].poll(0).counted is None, "nothing is held"
+            server.wait_for(lambda s: s["round"]["round"] == 2, "client 0, which was silent, to be called back")
             server.kill()
             server.go_on(lambda s: s["round"], "round 2 again")
 

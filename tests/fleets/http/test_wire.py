@@ -160,7 +160,8 @@ def test_a_bad_frame_is_refused_for_its_reason(case):
 
 
 def test_every_reason_is_reached():
-    assert {why for _, why in REASONS.values()} == set(Reason)
+    """But for the one that only the sum can tell: see test_malicious_clients.py."""
+    assert {why for _, why in REASONS.values()} == set(Reason) - {Reason.SHARE_EXCEEDED}
 
 
 @pytest.mark.parametrize("field", sealed())
@@ -324,7 +325,7 @@ def test_a_header_that_could_not_be_read_back_is_not_sent():
 def test_a_round_trip_and_its_length(name, data):
     codec = make_codec(name)
     values = data.draw(st.lists(st.floats(-1000, 1000, width=16), min_size=1, max_size=50))
-    loss, weight = data.draw(st.floats(-1e12, 1e12)), data.draw(st.floats(0, 1e6, exclude_min=True))
+    loss, weight = data.draw(st.floats(-1e12, 1e12)), data.draw(st.floats(2.0**-20, 1e6))
     vector = torch.tensor(values)
     payload = codec.encode(vector, np.random.default_rng(0))
     header = UpdateHeader(PLAN, 3, 0, MODEL, name, len(values), weight, {"train_loss": loss})
@@ -515,7 +516,7 @@ def test_a_hundred_thousand_malformed_frames_are_refused():
     reasons = judge(mutate, 100_000)
     gc.collect()
     assert sys.getallocatedblocks() - before < 2_000  # a single block kept for each frame would be 100,000
-    assert set(reasons) == {None, *Reason}
+    assert set(reasons) == {None, *Reason} - {Reason.SHARE_EXCEEDED}
     assert reasons[None] < 5_000  # another digit in the weight, a tab for a space
 
 

@@ -6,7 +6,8 @@ Every byte is hostile until checked (docs/protocol.md). A frame is decoded whole
 come first, no length is believed before it is held against the bytes that are there, and nothing but numbers comes out.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from math import isfinite
@@ -38,6 +39,8 @@ from fedavg.fleets.http.protocol.messages import (
 MAGIC: Final = b"FAVG"
 VERSION: Final = 1
 MAX_HEADER: Final = 16 * 1024
+#: The least that an update may count: a mean over weights that come near to zero has no bound.
+MIN_WEIGHT: Final = 2.0**-20
 _PREFIX: Final = Struct("<4sBI")
 
 
@@ -61,6 +64,7 @@ class Reason(StrEnum):
     BAD_PAYLOAD = "bad-payload"
     NOT_FINITE = "not-finite"
     NORM_EXCEEDED = "norm-exceeded"
+    SHARE_EXCEEDED = "share-exceeded"
 
 
 class UpdateRefused(FedAvgError):
@@ -108,6 +112,8 @@ class Expected:
     max_norm: float | None
     #: The names of the metrics that come with an update: these, all of them, and no others.
     metrics: frozenset[str]
+    #: What each may be at least and at most; without an entry, what a header may say at all.
+    metric_bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -183,11 +189,16 @@ def _check_identity(header: SealedHeader, expected: Expected) -> None:
 
 
 def _check_claims(header: SealedHeader, expected: Expected) -> None:
-    if header.weight > expected.max_weight:
-        raise UpdateRefused(Reason.BAD_WEIGHT, f"got {header.weight:g}; expected at most {expected.max_weight:g}")
+    if not MIN_WEIGHT <= header.weight <= expected.max_weight:
+        bounds = f"{MIN_WEIGHT:g} to {expected.max_weight:g}"
+        raise UpdateRefused(Reason.BAD_WEIGHT, f"got {header.weight:g}; expected {bounds}")
     if header.metrics.keys() != expected.metrics:
         got, wanted = sorted(header.metrics), sorted(expected.metrics)
         raise UpdateRefused(Reason.BAD_METRICS, f"got {got}; expected {wanted}")
+    for name, (low, high) in expected.metric_bounds.items():
+        if name in header.metrics and not low <= header.metrics[name] <= high:
+            said = f"{name} is {header.metrics[name]:g}; expected {low:g} to {high:g}"
+            raise UpdateRefused(Reason.BAD_METRICS, said)
 
 
 def _check_bytes(header: SealedHeader, payload: memoryview, expected: Expected) -> None:

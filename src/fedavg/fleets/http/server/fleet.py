@@ -5,10 +5,10 @@ and tried again with other clients; a server that crashed asks the same cohort a
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import fsum, isfinite
+from math import fsum, inf, isfinite
 from secrets import token_bytes
 from time import monotonic
 from typing import Final, TypeVar
@@ -24,7 +24,7 @@ from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
-from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.fleets.http.protocol.messages import METRICS, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
 from fedavg.fleets.http.server.judging import Judging
@@ -44,6 +44,10 @@ T = TypeVar("T")
 PATIENCE_S: Final = 30.0
 #: A round under secure aggregation has so many phases, each with its part of the deadline.
 SECURE_PHASES: Final = 4
+#: The same while some rest that could be called back.
+CALL_BACK_S: Final = 3.0
+#: A client's loss may be so many times that of the untrained model (plus one).
+WORST_LOSS: Final = 1000.0
 #: Seconds between tries when the database does not answer: doubled each time up to the second.
 RETRY_S: Final = (0.5, 15.0)
 
@@ -90,6 +94,8 @@ class HttpFleet(Fleet):
             self._judge.fit(trees.take(self.test, slice(0, 2)))
         initial = self._judge.weights.clone()
         self._size = len(initial)
+        untrained = self.evaluate(initial, "test").get("loss", inf) if setup.judged_by_server else inf
+        self._worst_loss = WORST_LOSS * (1 + abs(untrained)) if isfinite(untrained) else METRICS.value.high
         return initial
 
     def close(self) -> None:
@@ -105,9 +111,16 @@ class HttpFleet(Fleet):
                 self._abandon(round, "the server was started again")
             return Cohort(parked.cohort, self._present().count)
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
-        self._wait_for_clients()
-        present = self._present()
+        present = self._moment()
         return Cohort(self._sample(present, round), present.count)
+
+    def _moment(self) -> Population:
+        """Who is there when enough are; who comes and goes meanwhile changes nothing."""
+        while True:
+            self._wait_for_clients()
+            present = self._present()
+            if len(eligible(present)):  # somebody may have left just now
+                return present
 
     def _present(self) -> Population:
         """The clients that are there now. K is the plan's, or as many as have enrolled so far."""
@@ -130,11 +143,14 @@ class HttpFleet(Fleet):
 
     def _wait_for_clients(self) -> None:
         """Until a cohort is there. Rather than for ever, who was only silent is called back from its rest."""
-        patience = min(PATIENCE_S, self._rules.deadline_s)
-        while (there := self._hub.wait_for_clients(self._needed, patience)) < (needed := self._needed()):
+        while (there := self._hub.wait_for_clients(self._needed, self._patience_s)) < (needed := self._needed()):
             self._check_stop()
             called = self._hub.call_back(needed - there)
             log.info("waiting for clients", extra={"there": there, "needed": needed, "called_back": called})
+
+    @property
+    def _patience_s(self) -> float:
+        return CALL_BACK_S if self._hub.resting else PATIENCE_S
 
     def _needed(self) -> int:
         """Who is shut out is not waited for, as long as a quorum of a cohort can still come together."""
@@ -153,6 +169,14 @@ class HttpFleet(Fleet):
             self._check_stop()
             self._abandon(work.round, result.reason)
         return result
+
+    def reject(self, work: Work, reason: str) -> bool:
+        """The round is as if it had not been; who most likely spoiled it rests, and others are asked."""
+        culprits = self._hub.spoiled(reason)
+        log.warning("rejected", extra={"round": work.round, "reason": reason, "culprits": culprits})
+        self._check_stop()
+        self._abandon(work.round, reason)
+        return True
 
     def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
         attempt = self._attempt
@@ -211,6 +235,7 @@ class HttpFleet(Fleet):
                 self._offer(work, model, part, len(invited)),
                 self._expected(work, model),
                 lambda vector, weight: self._setup.arrived(vector, weight, work),
+                lambda examples: self._metric_bounds(work, examples),
             )
             for part, model in zip(parts, models, strict=True)
         ]
@@ -234,6 +259,11 @@ class HttpFleet(Fleet):
             changes=len(part.frames),
             counted=None,
         )
+
+    def _metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
+        """What a client may say of its training: a loss far above that of the untrained model is no loss."""
+        loss = {"train_loss": (-self._worst_loss, self._worst_loss)}
+        return {**loss, **self._setup.algorithm.metric_bounds(work, examples)}
 
     def _expected(self, work: Work, model: str) -> Expected:
         return Expected(

@@ -9,10 +9,12 @@ updates until the round is committed, are asked again.
 
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from math import ceil, inf
+from statistics import median_low
 from threading import Condition, Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -25,10 +27,10 @@ from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.changes import Changes
 from fedavg.fleets.http.protocol.messages import DoneAnswer, JudgeOffer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
-from fedavg.fleets.http.server.conduct import Conduct
+from fedavg.fleets.http.server.conduct import Conduct, outstanding
 from fedavg.fleets.http.server.rounds import Phase, Round, Verdict
 from fedavg.fleets.http.server.store import ClientRow, Counted
-from fedavg.sums import ExactSum, to_float
+from fedavg.sums import ExactSum, TooLarge, to_float
 from fedavg.types import Part, Update
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class Guards:
     """Who is let in, bounds on what a client may send, and whether updates come without a name."""
 
     max_weight: float = 1e6
+    #: No update counts for more than so many times the median n_k of the clients that are enrolled.
+    times_median: float = 5.0
     max_norm: float | None = None
     anonymous: bool = False
     #: New clients wait until the operator approves of them.
@@ -65,6 +69,8 @@ class Group:
     expected: Expected
     #: From a checked vector and its weight to the update that counts.
     arrived: Callable[[Tensor, float], Update]
+    #: From n_k to what the client's metrics may be.
+    metric_bounds: Callable[[int], Mapping[str, tuple[float, float]]] = lambda _: {}
 
 
 class Collected:
@@ -73,8 +79,10 @@ class Collected:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.ring = torch.zeros(group.expected.numbers, dtype=torch.int64)
-        self.sum = ExactSum(self.ring)
+        self.sum = ExactSum(self.ring, max(1, len(group.clients)))
         self.received: list[Received] = []
+        #: How large the largest number was that each client added, where it is known who it was.
+        self.sizes: dict[int, float] = {}
         #: Hashes of the upload tokens that were given out: a set, which has no order that would tell to whom.
         self.tokens: set[bytes] = set()
 
@@ -115,6 +123,8 @@ class Hub:
         #: Wakes the held polls of some clients; set by the application once its event loop runs.
         self.wake: Callable[[Iterable[int]], None] = lambda _: None
         self.accepted = 0
+        self.capped = 0
+        self._cap = inf
         self.refused: Counter[str] = Counter()
         self._reports: Counter[str] = Counter()
 
@@ -186,6 +196,12 @@ class Hub:
         with self._changed:
             return sum(k < population for k in self._revoked | self._conduct.resting(monotonic()))
 
+    @property
+    def resting(self) -> int:
+        """How many are not invited for a while."""
+        with self._changed:
+            return len(self._conduct.resting(monotonic()))
+
     def call_back(self, count: int) -> list[int]:
         """End the rest of some clients that are there and were only silent."""
         with self._changed:
@@ -235,6 +251,8 @@ class Hub:
             self._of_client = {k: collected for collected in self._collected for k in collected.group.clients}
             self._given: set[int] = set()
             self._round = round
+            self._cap = self._weight_cap()
+            self._conduct.new_attempt()
         self.wake(round.invited)
 
     @contextmanager
@@ -256,6 +274,7 @@ class Hub:
                 self._round.tick(monotonic())
             with self._changed:
                 if self._round.phase is not Phase.COLLECTING or self._stopping:
+                    self._strike_absent()
                     return self._round.phase
                 self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
 
@@ -282,6 +301,23 @@ class Hub:
             self._round.accepted = set(aggregate.survivors)
             self.accepted += len(aggregate.survivors)
         return aggregate
+
+    def _strike_absent(self) -> None:
+        """Who was asked and failed, or said nothing until the deadline, is not asked again for a while."""
+        if self._stopping or self.guards.anonymous or not self._round:
+            return
+        now, asked = monotonic(), set(self._round.invited) - self._revoked
+        silent = asked - self._round.accepted if now >= self._round.deadline else set()
+        self._conduct.strike(silent | (asked & self._round.failed), now)
+
+    def spoiled(self, reason: str) -> list[int]:
+        """What came out of the attempt can not be used: who stands out by the size of its update rests."""
+        with self._changed:
+            culprits = outstanding({k: size for each in self._collected for k, size in each.sizes.items()})
+            self._conduct.strike(culprits, monotonic(), guilty=True)
+            if self._round:
+                self._round.phase, self._round.reason = Phase.ABANDONED, reason
+            return culprits
 
     def session_bytes(self) -> tuple[list[int], int]:
         """Bytes that each client has sent in the session, and bytes that were sent to all of them."""
@@ -316,6 +352,7 @@ class Hub:
         """The round is on the disk: clients may let go of their updates."""
         with self._changed:
             self._committed = round
+            self._conduct.clear(self.counted())
             if self._round:
                 self._round.phase = Phase.DONE
                 self.remember(round, Counted(self._round.attempt, frozenset(self.counted())))
@@ -453,16 +490,19 @@ class Hub:
             collected = self._group_of(source)
         if collected is None:
             return Verdict.NOT_INVITED
-        decoded = decode_update(frame, self._bounded(collected.group.expected, source))
-        update = collected.group.arrived(decoded.vector, decoded.weight)
+        decoded = decode_update(frame, self._bounded(collected, source))
+        update = collected.group.arrived(decoded.vector, min(decoded.weight, self._cap))
         with self._adding:
             verdict = self.judge(source, round, attempt)
             if verdict is not Verdict.ACCEPTED:
                 return verdict
             if collected not in self._collected or self._secure:
                 return Verdict.WRONG_ROUND
-            _add(collected.sum, update)
+            size = _add(collected.sum, update)
             with self._changed:
+                if isinstance(source, int):
+                    collected.sizes[source] = size
+                self.capped += decoded.weight > self._cap
                 collected.received.append(Received(update.weight, {**decoded.metrics, **update.metrics}, len(frame)))
                 self._accept(source)
             return verdict
@@ -479,11 +519,18 @@ class Hub:
             return self._of_client.get(source)
         return next((collected for collected in self._collected if source in collected.tokens), None)
 
-    def _bounded(self, expected: Expected, source: Hashable) -> Expected:
-        """No client counts for more than the examples that it enrolled with."""
-        if not isinstance(source, int):
-            return expected
-        return replace(expected, max_weight=min(expected.max_weight, self._clients[source].examples))
+    def _bounded(self, collected: Collected, source: Hashable) -> Expected:
+        expected = collected.group.expected
+        """No client counts for more than the examples that it enrolled with, nor says what these can not give."""
+        most = expected.max_weight
+        if isinstance(source, int):
+            most = min(most, self._clients[source].examples)
+        return replace(expected, max_weight=most, metric_bounds=collected.group.metric_bounds(ceil(most)))
+
+    def _weight_cap(self) -> float:
+        """What an update counts for at the most: a client's n_k is its own word, and one must not outweigh all."""
+        sizes = [row.examples for row in self._clients.values() if row.examples and row.approved and not row.revoked]
+        return self.guards.times_median * median_low(sizes) if sizes else inf
 
     def refuse(self, source: Hashable, round: int, attempt: int, reason: str) -> None:
         """Count a refused update, and do not ask its client again: it would send the same."""
@@ -517,7 +564,7 @@ class Hub:
                 "done": self._done is not None,
                 "clients": len(self._clients),
                 "revoked": len(self._revoked),
-                "resting": len(self._conduct.resting(monotonic())),
+                "resting": self.resting,
                 "present": int(np.count_nonzero(self.sizes())),
                 "held_polls": self._held_in_all,
                 "round": None if not current else {
@@ -531,13 +578,16 @@ class Hub:
                     "seconds_left": round(max(0.0, current.deadline - monotonic()), 1),
                 },
                 "updates_accepted": self.accepted,
+                "updates_capped": self.capped,
                 "updates_refused": dict(self.refused),
                 "reports": dict(self._reports),
             }  # fmt: skip
 
 
-def _add(total: ExactSum, update: Update) -> None:
+def _add(total: ExactSum, update: Update) -> float:
     try:
-        total.add(update.vector, update.weight)
+        return total.add(update.vector, update.weight)
+    except TooLarge as error:
+        raise UpdateRefused(Reason.SHARE_EXCEEDED, str(error)) from None
     except Diverged as error:
         raise UpdateRefused(Reason.NOT_FINITE, str(error)) from None

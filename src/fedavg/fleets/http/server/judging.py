@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedavg.codecs import make_codec
+from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol import sums
 from fedavg.fleets.http.protocol.messages import JudgeOffer
 from fedavg.fleets.http.protocol.wire import Expected
@@ -86,7 +87,10 @@ class Judging:
             return self._hub.abandoned_because()
         decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
         up, more = self._hub.session_bytes()
-        return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down + more)
+        try:
+            return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down + more)
+        except FleetError as error:  # one client's doing must not end the run
+            return str(error)
 
     def _round(self, clients: Sequence[int], round: int, attempt: int, model: str) -> Round:
         goal = len(clients)
