@@ -22,19 +22,20 @@ run: $(READY)  ## Train MNIST 2NN by FedAvg on the embedded data to 97 %
 	$(BIN)/fedavg run mnist-2nn -C 0.1 -E 1 -B 10 --lr 0.215 --rounds 200 --partition iid --seed 0 --target 0.97
 
 test: $(READY)  ## Run the tests: side by side on all cores, then those that must run alone
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m 'not slow and not alone'
+	$(BIN)/python -m pytest -n auto --no-loadscope-reorder -m 'not slow and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow'
 
 slow: $(READY)  ## Run the slow tests on the real data sets
 	$(BIN)/python -m pytest -m slow
 
-lint: $(READY)  ## Check style and types
+lint: $(READY)  ## Check style, types and which module may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 bench: $(READY)  ## Measure speed against the floor of this machine
 	$(BIN)/fedavg bench
 
 clean:  ## Remove what make made (runs/ stays)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

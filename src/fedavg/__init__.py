@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fedavg.fleets import Fleet, LocalFleet
     from fedavg.metrics import Metric
     from fedavg.optimizers import SGD, Adam, AdamW, Correction, Optimizer
-    from fedavg.plan import Plan, Schedule
+    from fedavg.options import Schedule
+    from fedavg.plan import Plan
     from fedavg.ragged import Ragged, padded
     from fedavg.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.runner import Result, resume, run
@@ -32,7 +33,8 @@ _HOMES = {
     "fedavg.fleets": ["Fleet", "LocalFleet"],
     "fedavg.metrics": ["Metric"],
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
-    "fedavg.plan": ["Plan", "Schedule"],
+    "fedavg.options": ["Schedule"],
+    "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged", "padded"],
     "fedavg.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runner": ["Result", "resume", "run"],

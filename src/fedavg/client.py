@@ -1,6 +1,6 @@
 """The client's path, the same in every fleet: train on own data, pass the stages, encode."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, isfinite
@@ -40,8 +40,11 @@ class Client:
         round: int,
         state: dict[str, Tensor],
         drop_last: bool = False,
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
+        """`go_on` is asked before each epoch and each single step: it raises when the client is out of time."""
         self.state = state
+        self._go_on = go_on
         self._k, self._seed = k, seed
         self._examples = examples
         self._trainer = trainer
@@ -108,18 +111,21 @@ class Client:
         steps = self._begin(work.lr, correction)
         size, used = self._batch(work.batch)
         for _epoch in range(work.epochs):
+            self._go_on()
             total = self._trainer.epoch(self._ordered(size, used), size, steps, self._augment)
         self._end(steps)
         return float(total) / used
 
     def batches(self, batch: float) -> Iterator[tuple[Tree, Tree]]:
         """One epoch's batches (x, y) in a new order, as the module and the loss take them."""
+        self._go_on()
         size, used = self._batch(batch)
         for _, made in self._trainer.batches(self._ordered(size, used), size, self._augment):
             yield made.x, made.y
 
     def step(self, number: int, batch: float, lr: float) -> tuple[int, float]:
         """The step with this number (from 1) of endless reshuffled epochs. Returns its batch's size and mean loss."""
+        self._go_on()
         size, used = self._batch(batch)
         epoch, place = divmod(number - 1, self.steps(batch))
         order = seeds.rng(self._seed, epoch, self._k, "epoch order").permutation(self.n)[:used]
@@ -175,12 +181,16 @@ def run_client(
     work: Work,
     shared: Tensor,
     states: ClientStates | None,
+    go_on: Callable[[], None] = lambda: None,
 ) -> Message:
-    """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`."""
+    """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`.
+
+    `go_on` raises when there is no time left.
+    """
     state = states.load(k, work.round) if states else {}
     try:
         with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
-            client = Client(k, examples, trainer, setup.plan.seed, work.round, state, setup.plan.drop_last)
+            client = Client(k, examples, trainer, setup.plan.seed, work.round, state, setup.plan.drop_last, go_on)
             update = setup.algorithm.client_update(client, shared, work)
     except TaskError as error:
         raise TaskError(f"client {k}: {error}") from error

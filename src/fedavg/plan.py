@@ -6,18 +6,37 @@ from them, so an option exists in one place. Strings become values here, once.
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
-from importlib import import_module
 from json import dumps
 from math import inf, isfinite, isnan
 from os import cpu_count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 from fedavg import specs
 from fedavg.errors import PlanError
 from fedavg.identity import digest, identity
+from fedavg.options import (
+    Optional,
+    Parser,
+    PartParser,
+    PartsParser,
+    Schedule,
+    any_number,
+    batch,
+    choice,
+    data_value,
+    flag_value,
+    integer,
+    judges,
+    masking,
+    number,
+    of_metric,
+    option,
+    scheduled,
+    text,
+)
 from fedavg.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
@@ -27,207 +46,9 @@ if TYPE_CHECKING:
     from fedavg.data.partition import Partition
     from fedavg.metrics import Metric
     from fedavg.optimizers import Optimizer
+    from fedavg.samplers import Sampler
     from fedavg.stages import Stage
     from fedavg.tasks.task import Task
-
-Parser = Callable[[object], object]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A number that may change with the round: ((first round, value), ...), starting at round 1."""
-
-    steps: tuple[tuple[int, float], ...]
-
-    def at(self, round: int) -> float:
-        return [value for first, value in self.steps if first <= round][-1]
-
-    @property
-    def values(self) -> set[float]:
-        return {value for _, value in self.steps}
-
-    def __str__(self) -> str:
-        first, *later = self.steps
-        return ",".join([f"{first[1]:g}", *(f"{start}:{value:g}" for start, value in later)])
-
-
-# Parsers: each takes what TOML, a command line (always a string) or Python gives, and says what it expected.
-
-
-def _number(low: float, high: float, *, above: bool = False) -> Parser:
-    """A finite number from low to high; with `above`, low itself is not allowed."""
-    expected = f"a number {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < inf else "")
-
-    def parse(value: object) -> float:
-        try:
-            number = float(value) if not isinstance(value, bool) else inf  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            raise ValueError(expected) from None
-        if not isfinite(number) or not low <= number <= high or (above and number == low):
-            raise ValueError(expected)
-        return number
-
-    return parse
-
-
-def _integer(low: int) -> Parser:
-    def parse(value: object) -> int:
-        text = str(value).strip()
-        if isinstance(value, bool) or not text.removeprefix("-").isdecimal() or int(text) < low:
-            raise ValueError(f"a whole number of at least {low}")
-        return int(text)
-
-    return parse
-
-
-def _batch(value: object) -> float:
-    """A batch size; infinity means all local data."""
-    if str(value).strip().lower() in {"inf", "∞"}:
-        return inf
-    try:
-        return float(_integer(1)(value))  # type: ignore[arg-type]
-    except ValueError:
-        raise ValueError("a whole number of at least 1, or inf (all local data in one batch)") from None
-
-
-def _schedule(item: Parser) -> Parser:
-    """One value, or values by round: '20,100:5' is 20 from round 1 on and 5 from round 100 on."""
-
-    def step(part: str) -> tuple[int, float]:
-        first, _, value = part.rpartition(":")
-        return (int(str(_integer(1)(first))) if first else 1), float(str(item(value)))
-
-    def parse(value: object) -> float | Schedule:
-        steps = value.steps if isinstance(value, Schedule) else tuple(step(part) for part in str(value).split(","))
-        starts = [first for first, _ in steps]
-        if starts[0] != 1 or starts != sorted(set(starts)):
-            raise ValueError("rounds in rising order, the first value without one, as in '20,100:5'")
-        return _whole(steps[0][1]) if len(steps) == 1 else Schedule(steps)
-
-    return parse
-
-
-def _whole(number: float) -> float:
-    return int(number) if isfinite(number) else number
-
-
-def _flag(value: object) -> bool:
-    if str(value).lower() not in {"true", "false"}:
-        raise ValueError("true or false")
-    return str(value).lower() == "true"
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a text")
-    return value
-
-
-def _choice(*names: str) -> Parser:
-    def parse(value: object) -> str:
-        if value not in names:
-            raise ValueError(f"one of {', '.join(names)}")
-        return str(value)
-
-    return parse
-
-
-@dataclass(frozen=True)
-class Optional:
-    """What another parser reads, or nothing."""
-
-    parser: Parser
-
-    def __call__(self, value: object) -> object:
-        return None if value is None or value in ("", "none") else self.parser(value)
-
-
-def _any_number(value: object) -> float:
-    try:
-        number = float(str(value))
-    except ValueError:
-        number = inf
-    if not isfinite(number):
-        raise ValueError("a finite number")
-    return number
-
-
-def _of_metric(value_of: Parser, of_accuracy: Parser | None = None) -> Parser:
-    """A number, which belongs to the metric that matters most, or 'metric=number'."""
-
-    def parse(value: object) -> object:
-        name, equals, number = str(value).rpartition("=")
-        if isinstance(value, str) and equals and (name != "accuracy" or of_accuracy is None):
-            return f"{name}={value_of(number):g}"
-        return (of_accuracy or value_of)(number if equals else value)
-
-    return parse
-
-
-def _evaluate(value: object) -> str:
-    parts = {part.strip() for part in str(value).split(",")}
-    if parts <= {"server", "clients"}:
-        return ",".join(sorted(parts, reverse=True))
-    if len(parts) > 1 or not parts <= {"auto", "none"}:
-        raise ValueError("server, clients, 'server,clients', none, or auto (the server if it has a test set)")
-    return parts.pop()
-
-
-@dataclass(frozen=True)
-class PartParser:
-    """A part as `specs` writes it. Its base class is imported when first needed: PyTorch comes with it."""
-
-    home: str
-    name: str
-
-    def base(self) -> type[specs.Pluggable]:
-        found: type[specs.Pluggable] = getattr(import_module(self.home), self.name)
-        return found
-
-    def __call__(self, value: object) -> object:
-        return specs.checked(value, self.base())
-
-
-@dataclass(frozen=True)
-class PartsParser:
-    """Several parts: a list in Python and TOML, with commas between on the command line."""
-
-    one: PartParser
-
-    def base(self) -> type[specs.Pluggable]:
-        return self.one.base()
-
-    def __call__(self, value: object) -> tuple[object, ...]:
-        given = [text.strip() for text in value.split(",")] if isinstance(value, str) else value
-        if not isinstance(given, list | tuple):
-            raise ValueError(f"a list of fedavg.{self.one.name} or of texts")
-        return tuple(self.one(item) for item in given if item != "")
-
-
-def _data(value: object) -> object:
-    from fedavg.data import DATASETS, canonical, is_named
-
-    if isinstance(value, str) and is_named(value):
-        return canonical(value)
-    if isinstance(value, str) and not specs.is_import(value, FederatedData) and not value.startswith("object:"):
-        names = ", ".join(dataset.usage for dataset in DATASETS.values())
-        raise ValueError(f"one of {names}, 'module:Name' of installed FederatedData, or FederatedData itself")
-    return specs.checked(value, FederatedData)  # type: ignore[type-abstract]
-
-
-def _secagg(value: object) -> object:
-    if value != "none":
-        try:
-            from fedavg.secagg.options import make_masking
-        except ImportError as error:
-            raise PlanError(f"secagg needs {error.name}; install it with: pip install 'fedavg[secagg]'") from None
-        make_masking(str(value))
-    return str(value)
-
-
-def option(default: Any, parse: Parser, help: str, *, flag: str = "", runtime: bool = False) -> Any:
-    """A field of the plan. `runtime` options say where and how fast a run goes; they can not change its result."""
-    return field(default=default, metadata={"parse": parse, "help": help, "flag": flag, "runtime": runtime})
 
 
 @dataclass(frozen=True)
@@ -237,16 +58,16 @@ class Plan:
     task: Union[str, "Task"] = option(
         "mnist-2nn", PartParser("fedavg.tasks", "Task"), "what is learned: a task's name, or module:name of your own"
     )
-    data: str | FederatedData = option("mnist", _data, "the data set: its name, or module:name of your own")
+    data: str | FederatedData = option("mnist", data_value, "the data set: its name, or module:name of your own")
     partition: Union[str, "Partition", None] = option(
         None,
         Optional(PartParser("fedavg.data.partition", "Partition")),
         "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]",
     )
-    clients: int | None = option(None, Optional(_integer(1)), "K, the number of clients [the data set's own]")
+    clients: int | None = option(None, Optional(integer(1)), "K, the number of clients [the data set's own]")
     holdout: float = option(
         0.0,
-        _number(0, 0.9),
+        number(0, 0.9),
         "share of each client's examples kept out of training, to judge models on client by client",
     )
     algorithm: Union[str, "Algorithm"] = option(
@@ -254,32 +75,32 @@ class Plan:
         PartParser("fedavg.algorithms", "Algorithm"),
         "fedavg, fedprox, scaffold, fedadam, ... (docs/algorithms.md has all); settings after colons",
     )
-    C: float = option(0.1, _number(0, 1), "C, the fraction of clients in a round; 0 is one client", flag="-C")
+    C: float = option(0.1, number(0, 1), "C, the fraction of clients in a round; 0 is one client", flag="-C")
     E: int | str | Schedule = option(
-        1, _schedule(_integer(1)), "E, local epochs a round; '20,100:5' is 5 from round 100 on", flag="-E"
+        1, scheduled(integer(1)), "E, local epochs a round; '20,100:5' is 5 from round 100 on", flag="-E"
     )
     B: float | str | Schedule = option(
-        10, _schedule(_batch), "B, the local batch size; inf is all local data; may change by round as E", flag="-B"
+        10, scheduled(batch), "B, the local batch size; inf is all local data; may change by round as E", flag="-B"
     )
     drop_last: bool = option(
-        False, _flag, "leave out the short last batch of an epoch, unless it is the only one; another each epoch"
+        False, flag_value, "leave out the short last batch of an epoch, unless it is the only one; another each epoch"
     )
     lr: float | str | Rate | Callable[[int], float] = option(
         0.1, parse_rate, "eta, the learning rate; may change by round: '0.1,100:0.01', cosine:0.1, ... (rates.py)"
     )
-    lr_decay: float = option(1.0, _number(0, 1, above=True), "eta is multiplied by this after each round")
+    lr_decay: float = option(1.0, number(0, 1, above=True), "eta is multiplied by this after each round")
     optimizer: Union[str, "Optimizer"] = option(
         "sgd",
         PartParser("fedavg.optimizers", "Optimizer"),
         "how clients step: sgd:momentum=0.9:weight_decay=1e-4, adam, adamw; settings after colons",
     )
-    rounds: int = option(100, _integer(1), "rounds of communication at the most")
+    rounds: int = option(100, integer(1), "rounds of communication at the most")
     target: float | str | None = option(
-        None, Optional(_of_metric(_any_number, _number(0, 1, above=True))), "stop at this accuracy; f1=0.8: at this f1"
+        None, Optional(of_metric(any_number, number(0, 1, above=True))), "stop at this accuracy; f1=0.8: at this f1"
     )
     patience: int | str | None = option(
         None,
-        Optional(_of_metric(_integer(1))),
+        Optional(of_metric(integer(1))),
         "stop after so many rounds without a better accuracy (or the task's first metric); loss=20: a better loss",
     )
     metrics: Sequence[Union[str, "Metric"]] = option(
@@ -288,14 +109,14 @@ class Plan:
         "metrics beside the task's own: f1:10,topk:5 (docs/metrics.md)",
     )
     evaluate: str = option(
-        "auto", _evaluate, "who judges the model: server (its test set), clients (what they hold out), server,clients"
+        "auto", judges, "who judges the model: server (its test set), clients (what they hold out), server,clients"
     )
     eval_clients: int | None = option(
-        None, Optional(_integer(1)), "clients that judge the model each time, drawn by the seed [all]"
+        None, Optional(integer(1)), "clients that judge the model each time, drawn by the seed [all]"
     )
-    eval_every: int = option(1, _integer(1), "evaluate every so many rounds, and after the last")
-    eval_train: bool = option(False, _flag, "evaluate on the whole training set too")
-    seed: int = option(0, _integer(0), "every random draw of the run follows from it")
+    eval_every: int = option(1, integer(1), "evaluate every so many rounds, and after the last")
+    eval_train: bool = option(False, flag_value, "evaluate on the whole training set too")
+    seed: int = option(0, integer(0), "every random draw of the run follows from it")
     codec: Union[str, "Codec"] = option(
         "float32",
         PartParser("fedavg.codecs", "Codec"),
@@ -306,40 +127,42 @@ class Plan:
         PartParser("fedavg.codecs", "Codec"),
         "how the server's change is encoded; float32 sends the whole model",
     )
-    secagg: str = option("none", _secagg, "secure aggregation: none, complete:CLIP:CAP or sparse:CLIP:CAP")
+    secagg: str = option("none", masking, "secure aggregation: none, complete:CLIP:CAP or sparse:CLIP:CAP")
     stages: Sequence[Union[str, "Stage"]] = option(
         (),
         PartsParser(PartParser("fedavg.stages", "Stage")),
         "steps around the sum, in order: clip:1.0,weigh:equal,noise:1.1",
     )
-    sampling: str = option(
-        "fixed", _choice("fixed", "poisson"), "cohorts of a fixed size, or poisson: every client by its own coin"
+    sampling: Union[str, "Sampler"] = option(
+        "fixed",
+        PartParser("fedavg.samplers", "Sampler"),
+        "who is asked: fixed (m at random), poisson (by coins), weighted (by n_k), turns, choice:D (highest losses)",
     )
     dp_epsilon: float | None = option(
-        None, Optional(_number(0, inf, above=True)), "stop before the round that would cost more privacy than this"
+        None, Optional(number(0, inf, above=True)), "stop before the round that would cost more privacy than this"
     )
     dp_delta: float | None = option(
-        None, Optional(_number(0, 0.5, above=True)), "delta of the privacy that is reported [clients^-1.1]"
+        None, Optional(number(0, 0.5, above=True)), "delta of the privacy that is reported [clients^-1.1]"
     )
     noise_source: str = option(
         "seeded",
-        _choice("seeded", "os"),
+        choice("seeded", "os"),
         "noise and cohorts from the seed (repeatable: for simulation) or from the system's entropy",
     )
     engine: str = option(
-        "auto", _choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if it can)"
+        "auto", choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if it can)"
     )
-    device: str = option("cpu", _text, "where clients train: cpu or cuda")
-    uplink: float = option(1.0, _number(0, inf, above=True), "MB/s that a client uploads at, for the simulated clock")
-    workers: int = option(cpu_count() or 1, _integer(1), "processes that train clients [one per core]", runtime=True)
-    data_dir: str | None = option(None, Optional(_text), "where data sets are kept", runtime=True)
+    device: str = option("cpu", text, "where clients train: cpu or cuda")
+    uplink: float = option(1.0, number(0, inf, above=True), "MB/s that a client uploads at, for the simulated clock")
+    workers: int = option(cpu_count() or 1, integer(1), "processes that train clients [one per core]", runtime=True)
+    data_dir: str | None = option(None, Optional(text), "where data sets are kept", runtime=True)
     worker_timeout: float | None = option(
         None,
-        Optional(_number(0, inf, above=True)),
+        Optional(number(0, inf, above=True)),
         "seconds after which a silent worker is replaced [20 times what the jobs before took, at least 60]",
         runtime=True,
     )
-    checkpoint_s: float = option(10.0, _number(0, inf), "seconds between checkpoints", runtime=True)
+    checkpoint_s: float = option(10.0, number(0, inf), "seconds between checkpoints", runtime=True)
 
     def __post_init__(self) -> None:
         for spec in fields(self):

@@ -7,10 +7,9 @@ does not match its digest is damaged, which is never taken for the other. Knows 
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from fedavg.errors import RunDirError
 
@@ -19,12 +18,12 @@ MAGIC: Final = b"FAS1"
 _FIELDS: Final = struct.Struct("<4sIQQQ")
 DIGEST_BYTES: Final = 16
 HEADER_BYTES: Final = _FIELDS.size + 2 * DIGEST_BYTES
+_NOTHING: Final = bytes(HEADER_BYTES)
 #: A record that takes an earlier one of the same client and round back.
 WITHDRAWN: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a record is: its file's number, where its payload begins and how long that is."""
 
     client: int
@@ -52,46 +51,60 @@ def header(client: int, round: int, payload: bytes, flags: int = 0) -> bytes:
     return fields + _digest(fields)
 
 
-def _digest(data: bytes) -> bytes:
+def _digest(data: bytes | memoryview) -> bytes:
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def scan(path: Path, segment: int, start: int, *, payloads: bool, end: int | None = None) -> Iterator[Place]:
     """The records from `start` to `end`, or to one that was cut off; with `payloads`, those are checked too."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        size = os.fstat(file).st_size
         size = size if end is None else min(end, size)
         while start + HEADER_BYTES <= size:
-            file.seek(start)
-            head = file.read(HEADER_BYTES)
-            if head == bytes(HEADER_BYTES):  # the system had made room, but a crash came before the bytes
+            head = _pread(file, HEADER_BYTES, start)
+            if head == _NOTHING:  # the system had made room, but a crash came before the bytes
                 return
             place = _parse(path, segment, start, head)
             if place.end > size:
                 return
             if payloads:
-                _check_payload(path, place, head, file.read(place.length))
+                _check_payload(path, place, head, _pread(file, place.length, place.offset))
             yield place
             start = place.end
+    finally:
+        os.close(file)
 
 
-def read(path: Path, place: Place) -> bytes:
+def _pread(file: int, length: int, offset: int) -> bytes:
+    """So many bytes, or those up to the end of the file."""
+    os.lseek(file, offset, os.SEEK_SET)
+    parts = []
+    while length and (part := os.read(file, length)):
+        parts.append(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read(path: Path, place: Place) -> bytearray:
     """A payload, checked against its digest."""
     whole = read_whole(path, place)
-    return whole[HEADER_BYTES:]
+    return bytearray(memoryview(whole)[HEADER_BYTES:])
 
 
 def read_whole(path: Path, place: Place) -> bytes:
     """A record with its header, both checked."""
     try:
-        with path.open("rb") as file:
-            file.seek(place.offset - HEADER_BYTES)
-            whole = file.read(place.bytes)
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            whole = _pread(file, place.bytes, place.offset - HEADER_BYTES)
+        finally:
+            os.close(file)
     except OSError as error:
         raise Damaged(f"can not read {path}: {error.strerror}; expected what client {place.client} kept") from None
     if len(whole) != place.bytes or _parse(path, place.segment, place.offset - HEADER_BYTES, whole) != place:
         raise _damaged(path, place.offset - HEADER_BYTES, f"the record of client {place.client}, round {place.round}")
-    _check_payload(path, place, whole, whole[HEADER_BYTES:])
+    _check_payload(path, place, whole, memoryview(whole)[HEADER_BYTES:])
     return whole
 
 
@@ -104,7 +117,7 @@ def _parse(path: Path, segment: int, start: int, head: bytes) -> Place:
     return Place(client, round, segment, start + HEADER_BYTES, length, bool(flags & WITHDRAWN))
 
 
-def _check_payload(path: Path, place: Place, head: bytes, payload: bytes) -> None:
+def _check_payload(path: Path, place: Place, head: bytes, payload: bytes | memoryview) -> None:
     if _digest(payload) != head[_FIELDS.size : _FIELDS.size + DIGEST_BYTES]:
         what = f"what client {place.client} kept in round {place.round}"
         raise _damaged(path, place.offset, what)

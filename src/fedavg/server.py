@@ -175,8 +175,8 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         clients=result.total.count,
         examples=result.total.weight,
         train_loss=result.total.metrics.get("train_loss"),
-        bytes_up=result.bytes_up,
-        bytes_down=_bytes_down(setup, state, trained, work),
+        bytes_up=result.bytes_up + trained.cohort.bytes_up,
+        bytes_down=_bytes_down(setup, state, trained, work) + trained.cohort.bytes_down,
         simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
         seconds=ended - began,
         eval_seconds=perf_counter() - ended,
@@ -208,7 +208,7 @@ def _sound_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> tuple[
 def _trained_cohort(setup: Setup, fleet: Fleet, state: State, work: Work) -> _Trained:
     """Draw a cohort and have it train; where an attempt is abandoned, another cohort is drawn."""
     while True:
-        cohort = fleet.draw(work.round)
+        cohort = fleet.draw(work.round, state.weights)
         rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
         assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng)
         if setup.downlink:

@@ -24,6 +24,7 @@ from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
+from fedavg.samplers import Sampler, make_sampler
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
 from fedavg.stages.noise import Noise
@@ -43,6 +44,8 @@ class Draft:
     algorithm: Algorithm
     codec: Codec
     stages: tuple[Stage, ...]
+    #: Who is asked in a round.
+    sampler: Sampler
     secagg: "Masking | None"
     #: Who the clients are; None where whoever comes takes part, so that nobody knows how many there will be.
     population: Population | None
@@ -204,7 +207,9 @@ def _draft(plan: Plan, population: Population | None, test: Examples | None) -> 
     stages = tuple(make_stage(text) for text in plan.stages)
     task = resolve_task(plan)
     codec = _bound(plan.codec, task, algorithm.vectors_up)
-    draft = Draft(plan, task, algorithm, codec, stages, _resolve_secagg(plan), population, test)
+    draft = Draft(
+        plan, task, algorithm, codec, stages, _resolve_sampler(plan, task), _resolve_secagg(plan), population, test
+    )
     check_pairs(draft)
     return draft
 
@@ -259,6 +264,16 @@ def _check_evaluation(draft: Draft) -> None:
     if draft.judged_by_clients and draft.secagg and held is not None:
         able = int(np.count_nonzero(held))
         draft.secagg.check(min(plan.eval_clients or able, able))
+
+
+def _resolve_sampler(plan: Plan, task: Task) -> Sampler:
+    sampler = make_sampler(plan.sampling)
+    if sampler.needs_losses and "loss" not in task.judged_by:
+        raise PlanError(
+            f"sampling: got '{sampler}', which looks at clients' losses, and task '{task.name}' has no metric 'loss'; "
+            "expected one: metrics = ['loss']"
+        )
+    return sampler
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":

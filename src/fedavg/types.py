@@ -152,6 +152,9 @@ class Cohort:
 
     clients: Sequence[int]
     population: int
+    #: What it took to draw them, where candidates were sent the model and told their losses.
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 @dataclass(frozen=True)

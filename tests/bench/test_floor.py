@@ -1,5 +1,6 @@
 import json
 
+import pytest
 import torch
 from click.testing import CliRunner
 
@@ -44,6 +45,7 @@ def test_the_floor_runs_nothing_but_products():
     assert torch.equal(trainer.weights, before)
 
 
+@pytest.mark.alone
 def test_bench_reports_in_json():
     result = CliRunner().invoke(cli, ["bench", "W1", "--rounds", "3", "--repeats", "1", "--workers", "1", "--json"])
     report = json.loads(result.stdout)

@@ -85,9 +85,33 @@ def test_mistakes_are_named(tiny: ArrayData) -> None:
         tiny.client(3)
     with pytest.raises(DataError, match="no client -1"):
         tiny.client(-1)
-    with pytest.raises(DataError, match=r"training x has shape \(3, 2\) and y \(2,\)"):
+    with pytest.raises(DataError, match=r"training x has shape \(3, 2\) torch.float32 and y \(2,\)"):
         ArrayData("a", x, y[:2], [], test)
     with pytest.raises(DataError, match="test x has shape"):
         ArrayData("a", x, y, [], Examples(x, y[:1]))
     with pytest.raises(DataError, match="client 1 has rows outside 0 to 2"):
         ArrayData("a", x, y, [np.array([0]), np.array([3])], test)
+
+
+def test_arrays_and_lists_become_tensors() -> None:
+    x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 1], np.int32)
+    data = ArrayData("mine", x, y, [[2, 0], [1], []], (x[:1], [1]))
+    assert data.sizes.tolist() == [2, 1, 0]
+    assert data.client(0).x.dtype == torch.float32
+    assert data.client(0).y.tolist() == [1, 0]
+    assert data.client(0).y.dtype == torch.int64
+    assert data.test.y.tolist() == [1]
+    parts = [np.array([2, 0]), np.array([1]), np.array([], int)]
+    test = Examples(torch.tensor(x[:1]).float(), torch.tensor([1]))
+    tensors = ArrayData("mine", torch.tensor(x).float(), torch.tensor(y).long(), parts, test)
+    assert data.fingerprint == tensors.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [([[0.5]], "mine: parts has .0.5.; expected lists of row numbers"), ([["a"]], "expected lists of row numbers"),
+     ([[0, 3]], "client 0 has rows outside 0 to 2"), ([0, 1], "or not a flat list of them")],
+)  # fmt: skip
+def test_parts_that_are_no_rows_are_named(parts: list, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ArrayData("mine", np.zeros((3, 2)), [0, 1, 2], parts, None)

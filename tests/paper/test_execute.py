@@ -84,14 +84,13 @@ def test_another_seed_and_a_higher_target_go_on_from_there(searched):
 
 
 def test_a_record_without_its_run_starts_again_and_says_so(tmp_path):
-    campaign(tmp_path / "here", goal(replace(TOY_CELL, target=1.0, allowance=8)), jobs=1)
+    _, said = campaign(tmp_path / "here", fixed_plan(0.215, 8))
+    assert said[0].endswith("lr 0.215 seed 0, up to 8 rounds")
     (tmp_path / "clone").mkdir()
     (tmp_path / "here" / "records").rename(tmp_path / "clone" / "records")
-    _, said = campaign(tmp_path / "clone", goal(replace(TOY_CELL, target=1.0, allowance=12)), jobs=1)
-    starts = [line for line in said if "lr 0.215 seed 0, up to" in line]
-    assert starts[0].endswith("rounds; 8 are on record, but their run directory is not here: from the start")
-    assert all(line.endswith("rounds") for line in starts[1:])
-    assert Records(tmp_path / "clone" / "records").find(TOY_CELL.plan(0.215)).rounds_run == 12
+    _, said = campaign(tmp_path / "clone", fixed_plan(0.215, 12))
+    assert said[0].endswith("rounds; 8 are on record, but their run directory is not here: from the start")
+    assert Records(tmp_path / "clone" / "records").find(TOY_SETTING.plan(0.215)).rounds_run == 12
 
 
 SESSION = """

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from fedavg.cli.authority import authority
 from fedavg.cli.bench import bench
 from fedavg.cli.data import data
 from fedavg.cli.evaluate import evaluate
@@ -26,8 +27,8 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, evaluate, personalise, serve, join, status, token, approve, revoke, certs, fleet_demo, privacy, paper,
-    data, bench,
+    run, resume, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority, fleet_demo,
+    privacy, paper, data, bench,
 ):  # fmt: skip
     cli.add_command(command)
 

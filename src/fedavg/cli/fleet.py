@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedavg.types import Examples
 
 
-def _address(text: str, what: str) -> tuple[str, int]:
+def address(text: str, what: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise PlanError(f"{what}: got '{text}'; expected HOST:PORT, as in 0.0.0.0:8443")
@@ -44,6 +44,8 @@ def _address(text: str, what: str) -> tuple[str, int]:
 @click.option("--times-median", type=click.FloatRange(1), default=5.0, show_default=True,
               help="An update counts for at most so many times the median n_k of enrolled clients.")  # fmt: skip
 @click.option("--norm-bound", type=float, help="Refuse updates with a larger L2 norm.")
+@click.option("--authority", type=FILE, metavar="AUTHORITY.PUB",
+              help="The public key of the authority that vouches for devices; signed sessions need it.")  # fmt: skip
 @click.option("--anonymous", is_flag=True, help="Updates come with single-use tokens, not with names.")
 @click.option("--approval", is_flag=True, help="New clients wait until 'fedavg approve' lets them in.")
 @click.option(
@@ -64,6 +66,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     needs_server_extra()
     from fedavg.cli.report import print_summary
     from fedavg.fleets.http.protocol.certs import server_context
+    from fedavg.fleets.http.protocol.vouchers import load_public
     from fedavg.fleets.http.server.fleet import Stopped
     from fedavg.fleets.http.server.hub import Guards
     from fedavg.fleets.http.server.logs import log_to_stderr
@@ -72,7 +75,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from fedavg.programs.serve import serve as run_server
 
     plan = _plan(source, settings, options)
-    listen = Address(*_address(options["listen"], "--listen"))
+    listen = Address(*address(options["listen"], "--listen"))
     if bool(options["cert"]) != bool(options["key"]):
         raise PlanError("--cert and --key belong together; got one of them")
     if not options["cert"] and not options["insecure"]:
@@ -96,7 +99,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
                 directory,
                 database=options["db"],
                 tls=tls,
-                admin=Address(*_address(admin, "--admin-listen")) if admin else None,
+                admin=Address(*address(admin, "--admin-listen")) if admin else None,
                 rules=Rules(options["deadline"], options["over_selection"], options["quorum"]),
                 guards=Guards(
                     options["max_weight"],
@@ -106,6 +109,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
                     options["approval"],
                 ),
                 minimum=options["min_clients"],
+                authority=load_public(options["authority"]) if options["authority"] else None,
                 join_uses=options["join_uses"],
                 join_hours=options["join_hours"],
                 linger_s=options["linger"],
@@ -158,6 +162,18 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
 @click.option("--unmetered", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True)
 @click.option("--idle", type=click.Choice(["auto", "yes", "no"]), default="yes", show_default=True,
               help="Work only while these hold; auto looks at the machine.")  # fmt: skip
+@click.option("--authority", type=FILE, metavar="AUTHORITY.PUB",
+              help="The public key of the fleet's authority: work only with devices that it vouches for.")  # fmt: skip
+@click.option("--authority-url", metavar="URL", help="Ask the authority here for this device's voucher.")
+@click.option("--authority-token-file", type=FILE, help="The authority's token, for --authority-url.")
+@click.option("--authority-ca", type=FILE, help="The authority of that address's certificate, if not a public one.")
+@click.option("--require-secagg", is_flag=True, help="Decline plans without secure aggregation.")
+@click.option("--min-cohort", type=click.IntRange(2), metavar="N",
+              help="Be part of no sum of fewer clients; needs --require-secagg.")  # fmt: skip
+@click.option("--require-dp", type=click.FloatRange(0, min_open=True), metavar="EPSILON",
+              help="Decline plans whose rounds cost more privacy together, by noise that devices add.")  # fmt: skip
+@click.option("--max-epochs", type=click.IntRange(1), metavar="N", help="Decline work of more local epochs.")
+@click.option("--max-rounds-per-day", type=click.IntRange(1), metavar="N", help="Take part in no more rounds a day.")
 @click.option("--give-up-after", type=float, metavar="SECONDS", help="Stop if the server is away for so long [never].")
 def join(url: str, **options: Any) -> None:
     """Take part in the training of the server at URL with the data of this device, until the run is over.
@@ -166,8 +182,10 @@ def join(url: str, **options: Any) -> None:
     fedavg join https://server.example:8443 --data my-examples.npz --token-file join-token
     """
     needs_server_extra()
+    from fedavg.cli.authority import identity_source
     from fedavg.fleets.http.device.eligibility import look
     from fedavg.fleets.http.device.link import Link
+    from fedavg.fleets.http.device.policy import Policy
     from fedavg.fleets.http.protocol.certs import client_context
     from fedavg.fleets.http.server.logs import log_to_stderr
     from fedavg.programs.device import Device
@@ -186,6 +204,14 @@ def join(url: str, **options: Any) -> None:
         client=options["client"],
         name=options["name"],
         eligible=lambda: look(options["charging"], options["unmetered"], options["idle"]),
+        policy=Policy(
+            options["require_secagg"],
+            options["min_cohort"] or 0,
+            options["require_dp"],
+            options["max_epochs"],
+            options["max_rounds_per_day"],
+        ),
+        vouched=identity_source(options),
         allowed=options["allow"],
     )
     last = device.run()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedavg import trees
+from fedavg.data.values import Values, as_column, as_leaf
 from fedavg.errors import DataError
 from fedavg.ragged import Ragged
 from fedavg.types import Examples, FederatedData, Tree
@@ -21,16 +22,32 @@ class ArrayData(FederatedData):
 
     `x` and `y` have shape (N, ...), or are tuples or dicts of such tensors; `parts` names the rows of each client. The
     rows are put in the order of the clients once, so that a client is a slice: no copy when it is asked for, and forked
-    processes share the pages.
+    processes share the pages. Tensors are taken as they are; arrays and lists become tensors (float32, int64, uint8 or
+    bool), lists of rows of different lengths a `Ragged`.
+
+    >>> data = ArrayData("mine", [[1.0], [2.0], [3.0]], [0, 1, 1], parts=[[0, 2], [1]], test=([[4.0]], [0]))
+    >>> data.client(0).x.tolist()
+    [[1.0], [3.0]]
     """
 
-    def __init__(self, name: str, x: Tree, y: Tree, parts: Sequence[np.ndarray], test: Examples | None) -> None:
-        _check(name, x, y, parts, test)
+    def __init__(
+        self,
+        name: str,
+        x: Tree,
+        y: Tree,
+        parts: Sequence[Sequence[int] | np.ndarray],
+        test: Examples | tuple[Tree, Tree] | None,
+    ) -> None:
+        x, y = _tensors(x, f"{name}: x"), _tensors(y, f"{name}: y")
+        numbers = [_row_numbers(part, name) for part in parts]
+        if isinstance(test, tuple):
+            test = Examples(_tensors(test[0], f"{name}: test x"), _tensors(test[1], f"{name}: test y"))
+        _check(name, x, y, numbers, test)
         self.name = name
         self._test = test
-        self._sizes = np.array([len(part) for part in parts], np.int64)
+        self._sizes = np.array([len(part) for part in numbers], np.int64)
         self._ends = np.cumsum(self._sizes)
-        order = np.concatenate(parts) if len(parts) else np.empty(0, np.int64)
+        order = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
         in_order = np.array_equal(order, np.arange(trees.length(y)))
         self._all = Examples(x, y) if in_order else Examples(_rows(x, order), _rows(y, order))
 
@@ -67,6 +84,21 @@ def pooled(data: FederatedData) -> FederatedData:
     parts = [data.client(k) for k in range(len(data))]
     x, y = trees.joined([part.x for part in parts]), trees.joined([part.y for part in parts])
     return ArrayData(f"{data.name}, pooled", x, y, [np.arange(trees.length(y))], data.test)
+
+
+def _tensors(tree: Tree, what: str) -> Tree:
+    return trees.changed(tree, lambda leaf: _tensor(leaf, what))
+
+
+def _tensor(values: Values | Ragged, what: str) -> Tensor | Ragged:
+    return values if isinstance(values, Tensor | Ragged) else as_leaf(as_column(values, what), what)
+
+
+def _row_numbers(part: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
+    rows = np.asarray(part)
+    if rows.size and rows.dtype.kind not in "iu":
+        raise DataError(f"{name}: parts has {part!r:.60}; expected lists of row numbers, one for each client.")
+    return rows.astype(np.int64)
 
 
 def _rows(tree: Tree, order: np.ndarray) -> Tree:

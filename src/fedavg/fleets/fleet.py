@@ -86,8 +86,8 @@ class Fleet(ABC):
         """Get ready to train; returns the initial weights, shape (P,)."""
 
     @abstractmethod
-    def draw(self, round: int) -> Cohort:
-        """Who is asked in this round; after an abandoned attempt, who is asked next."""
+    def draw(self, round: int, weights: Tensor) -> Cohort:
+        """Who is asked in this round; after an abandoned attempt, who is asked next. Losses are those of `weights`."""
 
     @abstractmethod
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.codecs import make_codec
-from fedavg.cohort import sample_cohort
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
@@ -61,6 +60,7 @@ from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import model_sha256
+from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import Setup, check_population, cohort_size, population_of, probed, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
@@ -203,8 +203,23 @@ class LocalFleet(Fleet):
     def _client_states(self, directory: Path | None) -> ClientStates:
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
 
-    def draw(self, round: int) -> Cohort:
-        return Cohort(sample_cohort(self._setup.plan, self._population, round), self._population.count)
+    def draw(self, round: int, weights: Tensor) -> Cohort:
+        asked: list[int] = []
+
+        def losses(clients: Sequence[int]) -> np.ndarray:
+            asked.extend(clients)
+            return self._losses(weights, clients)
+
+        cohort = sample_cohort(self._setup.plan, self._population, round, losses=losses)
+        # Who is chosen has the model already, and fetches it only once.
+        down = make_codec("float32").max_bytes(len(weights)) * len(set(asked) - set(cohort))
+        return Cohort(cohort, self._population.count, SUM_BYTES * len(asked), down)
+
+    def _losses(self, weights: Tensor, clients: Sequence[int]) -> np.ndarray:
+        """The mean loss of each client on what it trains on, shape (len(clients),)."""
+        self._shared[: len(weights)].copy_(weights)
+        metrics, results = self._setup.task.judged_by, self._run([EvalJob("train", k) for k in clients]).results
+        return np.array([report(metrics, add_up([r]))["loss"] for r in results if isinstance(r, Evaluated)])
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         if self._states and self._kept_in is None:  # there is no checkpoint to go back to

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedavg.errors import PlanError
-from fedavg.privacy.accounting import EveryRound, FixedSize, Poisson, Sampling, spending
+from fedavg.privacy.accounting import EveryRound, Sampling, spending
 from fedavg.stages.localdp import LocalDP
 from fedavg.stages.noise import Noise
 
@@ -77,8 +77,12 @@ def _budget(setup: "Draft") -> Budget | None:
     delta = setup.plan.dp_delta or min(clients**-1.1, 0.5)
     for stage in setup.stages:
         if isinstance(stage, Noise):
-            poisson = setup.plan.sampling == "poisson"
-            sampling = Poisson(cohort / clients) if poisson else FixedSize(clients, cohort)
+            sampling = setup.sampler.privacy(clients, cohort)
+            if sampling is None:
+                raise PlanError(
+                    f"sampling: got '{setup.sampler}' with noise; expected one whose privacy is known: fixed, poisson "
+                    "or turns, or one of your own that says what it is charged by (`Sampler.privacy`)"
+                )
             kind = "discrete gaussian" if stage.bits else "gaussian"
             name = f"{kind}, {stage.where}"
             return Budget(name, stage.multiplier, sampling, clients, cohort, delta, setup.plan.noise_source)

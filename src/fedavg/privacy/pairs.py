@@ -143,4 +143,13 @@ PAIRS: tuple[Pair, ...] = (
     Pair("noise where=server", "secure aggregation", "the server sees the sum of a cohort, and publishes it noised"),
     Pair("noise with bits", "secure aggregation", "noise and updates are multiples of 2^-bits: exact in the ring"),
     Pair("noise", "sampling fixed or poisson", "both are accounted for as what they are; poisson costs less"),
+    Pair("noise", "sampling turns", "everybody knows who takes part when: each round is charged in full"),
+    Pair(
+        "noise or localdp", "sampling choice", "clients would tell their losses, which are not noised; use fixed",
+        lambda s: _private(s) and s.sampler.needs_losses,
+    ),
+    Pair(
+        "secure aggregation", "sampling choice", "the server would see the loss of single clients; use fixed",
+        lambda s: s.secagg is not None and s.sampler.needs_losses,
+    ),
 )  # fmt: skip

@@ -13,8 +13,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
-from time import sleep
-from typing import Final
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -25,31 +25,40 @@ from fedavg.data.holdout import hold_out
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError
-from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.allowance import Allowance
+from fedavg.fleets.http.device.enrolment import Application, Identity, enrolled, own_key
+from fedavg.fleets.http.device.files import DeviceFiles, private_umask
 from fedavg.fleets.http.device.judge import check_judging, sums_frame
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.masked import MaskedRounds
 from fedavg.fleets.http.device.models import Models
+from fedavg.fleets.http.device.policy import (
+    LONGEST_WAIT_S,
+    MOST_CLIENTS,
+    Declined,
+    OutOfTime,
+    Policy,
+    check_offer,
+    check_plan,
+    fewest_survivors,
+)
+from fedavg.fleets.http.device.reports import report
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import (
+    JUDGING,
     MAX_MESSAGE,
-    PROTOCOL,
     DoneAnswer,
     Eligibility,
-    Enrolled,
-    EnrolRequest,
     Holding,
     JudgeOffer,
     MaskAnswer,
     PollAnswer,
     PollRequest,
-    ReportRequest,
     Settling,
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
     parse,
-    printable,
 )
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.fleets.worker import judged, named_sums
@@ -60,22 +69,17 @@ from fedavg.specs import importing_only
 from fedavg.states import ClientStates
 from fedavg.types import Examples, Work
 
+if TYPE_CHECKING:
+    from fedavg.secagg import Identity as SigningIdentity
+
 log = logging.getLogger("fedavg.device")
 
+#: Seconds that a device pauses after it has declined an offer: a server that goes on offering does not keep it busy.
+DECLINED_S: Final = 1.0
 #: Seconds that a poll is held open by the server when there is nothing to do.
 HELD_S: Final = 25.0
 #: Refusals of an update that say nothing against it.
 _NOT_NOW: Final = ("wrong-round", "round-closed", "upload-token-unknown")
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What the device was told when it enrolled."""
-
-    server: str
-    client: int
-    plan: str
-    plan_digest: str
 
 
 @dataclass(frozen=True)
@@ -116,33 +120,47 @@ class Device:
         name: str = "",
         eligible: Callable[[], Eligibility],
         allowed: Sequence[str] = (),
+        policy: Policy | None = None,
+        vouched: "Callable[[DeviceFiles, ClientKey], SigningIdentity] | None" = None,
     ) -> None:
+        """`vouched` gives the identity that signs in sessions of secure aggregation, if an authority is pinned."""
         self._url, self._directory, self._examples, self._task = url, directory, examples, task
-        self._token, self._wanted, self._name, self._eligible = token, client, name, eligible
+        self._application = Application(token, len(examples), task, name, client)
+        self._eligible = eligible
+        self._policy = policy or Policy()
         self._allowed = tuple(allowed)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._link = make_link(_own_key(directory / "key.pem"))
-        self._states = ClientStates(directory / "states", durable=True)
         self._files = DeviceFiles(directory)
-        self._pending = self._load_pending()
+        self._files.prepare()
+        key = own_key(directory / "key.pem")
+        self._signer = vouched(self._files, key) if vouched else None
+        self._link = make_link(key)
+        self._states = ClientStates(directory / "states", durable=True)
+        self._allowance = Allowance(self._files, self._policy.max_rounds_per_day)
+        self._pending = self._files.read_as("update.json", Pending)
+        self._until = inf
 
     def run(self) -> int:
         """Work until the server says that the run is over; returns the last round."""
-        with RunDir(self._directory).locked(), one_thread(), closing(self._link):
-            identity = self._enrolled()
+        with private_umask(), RunDir(self._directory).locked(), one_thread(), closing(self._link):
+            identity = enrolled(self._url, self._link, self._files, self._application)
             self._link.signer.client = identity.client
             self._k = identity.client
             self._plan_digest = identity.plan_digest
-            self._setup = self._resolve(identity)
+            self._setup = self._agreed(identity)
             plan = self._setup.plan
             self._trained_on, self._held = hold_out(self._examples, plan.holdout, plan.seed, self._k)
             self._trainer = self._setup.new_trainer(self._trained_on)
             check_single(self._trainer, self._trained_on, np.array([len(self._trained_on)]), self._setup.plan)
             self._models = Models(self._link, self._files, self._setup.downlink)
-            self._masking = MaskedRounds(self._setup, self._k, self._link, self._files, self._message, self._found)
+            least = fewest_survivors(self._policy, self._setup)
+            parts = (self._setup, self._k, self._link, self._files, self._message, self._found, self._signer, least)
+            self._masking, self._judging = MaskedRounds(*parts), MaskedRounds(*parts, prefix="judge-")
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
             while True:
                 answer = self._poll()
+                if isinstance(answer, WorkOffer) and not self._agrees(answer):
+                    sleep(DECLINED_S * random.uniform(0.5, 1.5))
+                    continue
                 self._settle(answer)
                 if isinstance(answer, DoneAnswer):
                     return answer.round
@@ -151,38 +169,21 @@ class Device:
                 elif isinstance(answer, JudgeOffer):
                     self._judge(answer)
                 elif isinstance(answer, MaskAnswer):
-                    self._masking.step(answer)
+                    (self._judging if answer.attempt >= JUDGING else self._masking).step(answer)
                 elif isinstance(answer, WaitAnswer):
-                    sleep(answer.retry_after_s * random.uniform(0.9, 1.1))
+                    sleep(min(answer.retry_after_s, LONGEST_WAIT_S) * random.uniform(0.9, 1.1))
 
     # Joining
 
-    def _enrolled(self) -> Identity:
-        """Who this device is; asks the server the first time."""
-        known = self._files.read_json("enrolled.json")
-        if known is not None:
-            identity = Identity(**known)
-            if identity.server != self._url:
-                raise FleetError(
-                    f"{self._directory} belongs to {identity.server}, not to {self._url}; use another --state directory"
-                )
-            return identity
-        if self._token is None:
-            raise FleetError("this device is not enrolled yet; expected --token with a join token of the server")
-        request = EnrolRequest(
-            token=self._token,
-            key=_base64(self._link.signer.key.public),
-            examples=len(self._examples),
-            name=self._name,
-            client=self._wanted,
-            task=self._task,
-            protocol=PROTOCOL,
-        )
-        answer = self._link.ask(Enrolled, "/v1/enrol", request)
-        identity = Identity(self._url, answer.client, answer.plan, answer.plan_digest)
-        self._files.write_json("enrolled.json", asdict(identity))
-        log.info("enrolled", extra={"client": identity.client})
-        return identity
+    def _agreed(self, identity: Identity) -> Setup:
+        """The plan, if this device's user agrees to it; if not, the server is told why before the device ends."""
+        try:
+            setup = self._resolve(identity)
+            check_plan(self._policy, setup, self._signer is not None)
+        except Declined as error:
+            report(self._link, 0, 0, error, "bad-plan")
+            raise
+        return setup
 
     def _resolve(self, identity: Identity) -> Setup:
         """The server's plan on this device's data. No code is imported but what this device's owner named."""
@@ -199,6 +200,8 @@ class Device:
             raise FleetError(
                 f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
             )
+        if (sent.clients or 0) > MOST_CLIENTS:
+            raise Declined("bad-plan", f"the server's plan has {sent.clients} clients; expected at most {MOST_CLIENTS}")
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
         # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
         self._sent, others = sent, {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
@@ -211,8 +214,31 @@ class Device:
         pending = self._pending
         held = Holding(pending.round, pending.attempt, pending.model) if pending else None
         engine = self._trainer.engine.name.replace(" ", "-")
-        request = PollRequest(eligible=self._eligible(), holding=held, wait_s=HELD_S, engine=engine)
-        return self._link.ask(PollAnswer, "/v1/poll", request, HELD_S)
+        eligible = self._eligible()
+        if not self._allowance.left():
+            eligible = replace(eligible, idle=False)
+        request = PollRequest(eligible=eligible, holding=held, wait_s=HELD_S, engine=engine)
+        return self._link.insist(PollAnswer, "/v1/poll", request, HELD_S)
+
+    def _agrees(self, offer: WorkOffer) -> bool:
+        """Is the offer within the plan, the task and the policy? If not, the server is told why."""
+        try:
+            check_offer(self._policy, self._setup, self._numbers, offer)
+            self._masking.check(offer)
+            if not self._has_begun(offer) and not self._allowance.left():
+                most = self._policy.max_rounds_per_day
+                raise Declined("many-rounds", f"this device takes part in {most} rounds a day at the most")
+        except Declined as error:
+            report(self._link, offer.round, offer.attempt, error, error.reason)
+            return False
+        return True
+
+    def _has_begun(self, offer: WorkOffer) -> bool:
+        return self._pending is not None and self._pending.answers(offer)
+
+    @property
+    def _numbers(self) -> int:
+        return len(self._trainer.weights) * self._setup.algorithm.vectors_down
 
     def _settle(self, answer: PollAnswer) -> None:
         """Let go of the work before, if it is over, and of what this client keeps by it, if it did not count."""
@@ -229,6 +255,9 @@ class Device:
 
     def _work(self, offer: WorkOffer) -> None:
         """Do what is asked, or say why not: nobody should wait for a device that failed."""
+        self._until = monotonic() + offer.deadline_s
+        if self._pending is None:
+            self._allowance.spend()
         pending = self._pending or Pending(offer.round, offer.attempt, offer.model, offer.upload_token)
         self._note(replace(pending, token=offer.upload_token))  # a server that was restarted gives out other tokens
         if self._setup.secagg:
@@ -237,35 +266,37 @@ class Device:
         try:
             if not pending.trained:
                 self._train(offer)
-        except FedAvgError as error:
-            log.warning("failed", extra={"round": offer.round, "detail": str(error)})
-            self._say_failed(offer, str(error))
+        except Exception as error:  # neither a stranger's offer nor a mistake in the task ends the device
+            report(self._link, offer.round, offer.attempt, error, "training-failed")
             return
         try:
             self._upload()
         except ServerRefused as refusal:
             self._refused(offer, refusal)
+        except FedAvgError as error:  # it keeps the update, and hears at the next poll what became of it
+            log.warning("upload failed", extra={"round": offer.round, "detail": str(error)})
 
     def _judge(self, offer: JudgeOffer) -> None:
         """Judge the model as asked, or say why not. The update that is kept, if any, is not touched."""
         try:
-            check_judging(self._sent, self._setup, len(self._held), offer)
+            check_judging(self._policy, self._sent, self._setup, len(self._held), offer)
             if offer.session is not None:
-                self._masking.begin(offer)
+                self._judging.check(offer)
+                self._judging.begin(offer)
                 return
             frame = sums_frame(self._plan_digest, offer, self._found(offer))
             self._send(offer, offer.upload_token, frame)
-        except ServerRefused as refusal:
-            log.warning("sums refused", extra={"round": offer.round, "reason": refusal.error})
-        except FedAvgError as error:
-            log.warning("not judged", extra={"round": offer.round, "detail": str(error)})
-            self._say_failed(offer, str(error))
+        except Exception as error:  # neither a stranger's offer nor a mistake in a metric ends the device
+            report(self._link, offer.round, offer.attempt, error, "training-failed")
+            sleep(DECLINED_S * random.uniform(0.5, 1.5))
 
     def _found(self, offer: JudgeOffer) -> dict[str, float]:
         """What the model of an offer comes to on what this device holds out."""
         if offer.numbers != len(self._trainer.weights):
-            raise FleetError(f"the server offers {offer.numbers} numbers; the task has {len(self._trainer.weights)}")
-        self._trainer.load(self._checked(self._models.whole(offer)))
+            raise Declined(
+                "bad-offer", f"{offer.numbers} numbers are offered; the task has {len(self._trainer.weights)}"
+            )
+        self._trainer.load(_numbers_of(self._models.whole(offer)))
         return named_sums(judged(self._trainer, self._held, "what this device holds out"))
 
     def _train(self, offer: WorkOffer) -> None:
@@ -284,7 +315,13 @@ class Device:
             settings=offer.settings,
         )
         states = self._states if self._setup.keeps_state else None
-        return run_client(self._setup, self._trainer, self._k, self._trained_on, work, shared, states)
+        until = min(self._until, monotonic() + offer.deadline_s)  # a device that was restarted has its offer's time
+
+        def go_on() -> None:
+            if monotonic() >= until:
+                raise OutOfTime(f"round {offer.round}: the deadline came before the training was over")
+
+        return run_client(self._setup, self._trainer, self._k, self._trained_on, work, shared, states, go_on)
 
     def _frame(self, offer: WorkOffer, message: Message) -> bytes:
         header = UpdateHeader(
@@ -301,17 +338,7 @@ class Device:
 
     def _fetch(self, offer: WorkOffer) -> Tensor:
         """The shared vector, checked against the digest that it was asked for by."""
-        expected = len(self._trainer.weights) * self._setup.algorithm.vectors_down
-        if offer.numbers != expected:
-            raise FleetError(f"the server offers a model of {offer.numbers} numbers; the task here has {expected}")
-        return self._checked(self._models.fetch(offer))
-
-    def _checked(self, data: bytes) -> Tensor:
-        """The numbers of a model that came."""
-        numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
-        if not bool(torch.isfinite(numbers).all()):
-            raise FleetError("the model that came holds NaN or infinity")
-        return numbers
+        return _numbers_of(self._models.fetch(offer))
 
     def _upload(self) -> None:
         pending = self._pending
@@ -335,26 +362,9 @@ class Device:
         log.warning("update refused", extra={"round": offer.round, "reason": refusal.error})
         if refusal.error not in _NOT_NOW:
             self._drop_pending(keep_state=False)
-            self._say_failed(offer, str(refusal))
-
-    def _say_failed(self, offer: WorkOffer | JudgeOffer, detail: str) -> None:
-        report = ReportRequest(
-            round=offer.round,
-            attempt=offer.attempt,
-            kind="failed",
-            reason="training-failed",
-            detail=printable(detail, 500),
-        )
-        try:
-            self._link.ask(UpdateAnswer, "/v1/report", report)
-        except ServerRefused as refusal:
-            log.warning("report refused", extra={"reason": refusal.error})
+            report(self._link, offer.round, offer.attempt, refusal, "update-refused")
 
     # What is kept
-
-    def _load_pending(self) -> Pending | None:
-        known = self._files.read_json("update.json")
-        return Pending(**known) if known is not None else None
 
     def _note(self, pending: Pending) -> None:
         self._files.write_json("update.json", asdict(pending))
@@ -378,18 +388,12 @@ def _committed(answer: Settling) -> int:
     return answer.round - 1 if isinstance(answer, WorkOffer) else answer.round
 
 
-def _own_key(path: Path) -> ClientKey:
-    if path.exists():
-        return ClientKey.load(path)
-    key = ClientKey.generate()
-    key.save(path)
-    return key
-
-
-def _base64(data: bytes) -> str:
-    from base64 import b64encode
-
-    return b64encode(data).decode()
+def _numbers_of(data: bytes) -> Tensor:
+    """The numbers of a model that came, shape (P,) float32."""
+    numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
+    if not bool(torch.isfinite(numbers).all()):
+        raise FleetError("the model that came holds NaN or infinity")
+    return numbers
 
 
 def _runtime_options() -> list[str]:

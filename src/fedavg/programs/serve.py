@@ -36,6 +36,7 @@ from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, Watcher, finish
+from fedavg.samplers import make_sampler
 from fedavg.server import Event, Round, Start, event_row, rounds
 from fedavg.setup import Setup, cohort_size, population_of, resolve, resolve_data
 from fedavg.types import FederatedData, State
@@ -72,6 +73,8 @@ class Options:
     admin: Address | None = None
     rules: Rules = field(default_factory=Rules)
     guards: Guards = field(default_factory=Guards)
+    #: The public key (raw Ed25519) of the authority that vouches for devices, if the plan's sessions are signed.
+    authority: bytes | None = None
     #: Clients that must be there before a round begins; without it, a cohort.
     minimum: int | None = None
     #: How many clients the first join token is for (without it, K of the plan), and for how many hours.
@@ -90,6 +93,7 @@ def serve(
     """
     _check_plan(plan)
     _check_plain(options)
+    _check_authority(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
     setup = _resolve(plan, data, options.rules)
@@ -99,7 +103,7 @@ def serve(
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub.know(store.clients())
-        fleet = HttpFleet(population_of(data), data.test, hub, store, options.rules, options.minimum)
+        fleet = HttpFleet(population_of(data), data.test, hub, store, options.rules, options.minimum, options.authority)
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
@@ -130,10 +134,27 @@ def _check_plan(plan: Plan) -> None:
             f"{name}: got {part!r}, an object that has no text form, and devices know a plan only as text; install its "
             "code on the server and the devices, and name it: 'my_package.module:Name'"
         )
-    if plan.sampling == "poisson":
-        raise PlanError("sampling: got 'poisson'; clients that come and go can not be sampled so: expected 'fixed'")
+    sampler = make_sampler(plan.sampling)
+    if sampler.needs_everyone or sampler.needs_losses:
+        raise PlanError(
+            f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
+            "'turns', or one that needs neither everyone nor losses"
+        )
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
+
+
+def _check_authority(plan: Plan, options: Options) -> None:
+    masking = None
+    if plan.secagg != "none":
+        from fedavg.secagg.options import make_masking
+
+        masking = make_masking(plan.secagg)
+    signed = masking is not None and masking.signed
+    if signed and options.authority is None:
+        raise PlanError("secagg: sessions are signed; expected --authority with the public key that devices pin")
+    if options.authority is not None and not signed:
+        raise PlanError("--authority is for signed sessions; expected secagg = 'complete:CLIP:CAP:signed=true'")
 
 
 def _check_plain(options: Options) -> None:

@@ -30,7 +30,10 @@ from tiny import DATA
 
 from fedavg import Plan
 from fedavg.codecs import make_codec
+from fedavg.fleets.http.device.enrolment import own_key
+from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link
+from fedavg.fleets.http.device.policy import Policy
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import (
     MAX_MESSAGE,
@@ -45,8 +48,10 @@ from fedavg.fleets.http.protocol.messages import (
     WorkOffer,
     parse,
 )
+from fedavg.fleets.http.protocol.vouchers import voucher_text
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.fleets.http.server.store import Store
+from fedavg.secagg.identity import vouch
 
 #: A machine that is busy with other things must not fail a test of what happens at all.
 PATIENCE_S = 120.0
@@ -95,11 +100,22 @@ def _run_command(arguments: list[str], log: Path, clock: float = 0.0) -> None:
     main()
 
 
-def _run_device(url: str, directory: Path, k: int, token: str, log: Path, clock: float = 0.0) -> None:
+def _run_device(
+    url: str,
+    directory: Path,
+    k: int,
+    token: str,
+    log: Path,
+    clock: float = 0.0,
+    policy: Policy | None = None,
+    authority: bytes | None = None,
+) -> None:
+    """`authority` is pinned; the voucher is in the directory already."""
     _log_to(log)
     _set_clock(clock)
     from fedavg.fleets.http.device.eligibility import look
     from fedavg.fleets.http.device.link import Link
+    from fedavg.fleets.http.device.vouching import own_identity
     from fedavg.fleets.http.server.logs import log_to_stderr
     from fedavg.programs.device import Device
 
@@ -113,6 +129,8 @@ def _run_device(url: str, directory: Path, k: int, token: str, log: Path, clock:
         token=token,
         client=k,
         eligible=lambda: look("yes", "yes", "yes"),
+        policy=policy,
+        vouched=(lambda files, key: own_identity(files, key, authority, None)) if authority else None,
     )
     device.run()
 
@@ -219,9 +237,20 @@ class DeviceProcess:
         self.clock = 0.0
         self._server = server
         self.process: Any = None
+        self.policy: Policy | None = None
+        self.authority: bytes | None = None
+
+    def vouch(self, authority: ClientKey) -> None:
+        """A key of its own, and the authority's voucher for it, which it pins."""
+        files = DeviceFiles(self.directory)
+        files.prepare()
+        key = own_key(self.directory / "key.pem")
+        files.write("voucher", voucher_text(vouch(authority.private, key.public)).encode())
+        self.authority = authority.public
 
     def start(self, token: str) -> None:
-        arguments = (self._server.url, self.directory, self.k, token, self.log, self.clock)
+        own = (self.clock, self.policy, self.authority)
+        arguments = (self._server.url, self.directory, self.k, token, self.log, *own)
         self.process = FORK.Process(target=_run_device, args=arguments)
         self.process.start()
 
@@ -232,6 +261,9 @@ class DeviceProcess:
     @property
     def alive(self) -> bool:
         return bool(self.process.is_alive())
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in log_lines(self.log) if line.get("event") == event]
 
     def accepted(self) -> list[tuple[int, int]]:
         """The rounds and attempts in which it was told that its update is in."""

@@ -21,9 +21,9 @@ from harness import PATIENCE_S, Fleet, Hand, Server, serving, start_command, str
 from tiny import DATA, SIZES, tiny_plan
 
 import fedavg
-from fedavg.cohort import sample_cohort
 from fedavg.fleets.http.protocol.messages import DoneAnswer, WorkOffer
 from fedavg.fleets.http.server.store import Store, StoreError
+from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import population_of, resolve_data
 
 CLIENTS = len(SIZES)

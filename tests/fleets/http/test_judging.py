@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tiny import DATA, SIZES, TASK, tiny_plan
 
 import fedavg
-from fedavg.errors import FleetError
 from fedavg.fleets.http.device.judge import check_judging, sums_frame
+from fedavg.fleets.http.device.policy import Declined, Policy
 from fedavg.fleets.http.protocol import sums
 from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, JudgeOffer, UpdateAnswer, parse
 from fedavg.runlog.rundir import RunDir
@@ -144,19 +144,21 @@ def device_setup(plan):
         ({"holdout": 0.3, "evaluate": "server"}, "the plan has evaluate 'server'"),
         ({"holdout": 0.0}, "the plan has evaluate 'auto'"),
         ({"holdout": 0.3, "clients": 8, "stages": ("clip:1", "weigh:equal", "noise:1")}, "in a private run"),
-        ({"holdout": 0.3, "secagg": "complete:8:100"}, "sums that are not masked"),
+        ({"holdout": 0.3, "secagg": "complete:8:100"}, "do not agree on secure aggregation"),
         ({"holdout": 0.01}, "holds no examples out"),
     ],
 )
 def test_a_device_refuses_what_its_plan_does_not_say(options, message):
     plan = tiny_plan(**options)
-    with pytest.raises(FleetError, match=message):
-        check_judging(plan, device_setup(plan), round(plan.holdout * SIZES[0]), offer())
+    with pytest.raises(Declined, match=message):
+        check_judging(Policy(), plan, device_setup(plan), round(plan.holdout * SIZES[0]), offer())
 
 
 def test_a_device_judges_what_its_plan_says():
     plan = tiny_plan(holdout=0.3, evaluate="server,clients", secagg="complete:8:100")
-    check_judging(plan, device_setup(plan), 2, offer("0f" * 16))
+    check_judging(Policy(), plan, device_setup(plan), 2, offer("0f" * 16))
+    with pytest.raises(Declined, match="2 clients are invited; this device asks for 3"):
+        check_judging(Policy(require_secagg=True, min_cohort=3), plan, device_setup(plan), 2, offer("0f" * 16))
 
 
 @given(st.lists(st.floats(-1e30, 1e30).filter(lambda v: v == 0 or abs(v) > 1e-20), min_size=1, max_size=9))

@@ -11,6 +11,7 @@ import pytest
 from light_devices import Body, LightClient, poll_body
 
 pytest.importorskip("uvloop")
+pytestmark = pytest.mark.alone
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "fleet_load.py"
 

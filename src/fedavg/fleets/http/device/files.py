@@ -1,40 +1,101 @@
-"""The small files of a device, private and whole."""
+"""The small files of a device: 0600 in a folder of 0700, whole or not at all, and checked when they are read."""
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Any, Final, TypeVar, get_type_hints
 
 from fedavg.errors import FleetError
 from fedavg.files import write_atomically
 
+T = TypeVar("T")
+
+#: What a user can do about a file that is damaged; without a line of its own, a file is made anew when it is gone.
+_REMEDIES: Final = {
+    "enrolled.json": "restore it, or remove the whole folder and enrol as a new device",
+    "opened.json": "it keeps servers from opening two sums of one round: restore it, or remove the whole folder and "
+    "enrol as a new device",
+    "voucher": "have the authority sign device.pub again",
+}  # fmt: skip
+
 
 class DeviceFiles:
-    """The small files of a device."""
+    """The files of one device, in its own folder."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
+    def prepare(self) -> None:
+        """The folder, closed to other users."""
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.name == "posix" and self._directory.stat().st_mode & 0o077:
+                self._directory.chmod(0o700)
+        except OSError as error:
+            raise FleetError(
+                f"{self._directory} can not be this device's folder: {error.strerror}; expected for --state one that "
+                "belongs to this user"
+            ) from None
+
+    def path(self, name: str) -> Path:
+        return self._directory / name
+
     def exists(self, name: str) -> bool:
-        return (self._directory / name).exists()
+        return self.path(name).exists()
 
     def read(self, name: str) -> bytes:
-        return (self._directory / name).read_bytes()
+        try:
+            return self.path(name).read_bytes()
+        except OSError as error:
+            raise FleetError(f"can not read {self.path(name)}: {error.strerror}; {_remedy(name)}") from None
 
     def write(self, name: str, data: bytes) -> None:
-        write_atomically(self._directory / name, data, private=True)
+        write_atomically(self.path(name), data, private=True)
 
     def remove(self, name: str) -> None:
-        (self._directory / name).unlink(missing_ok=True)
+        self.path(name).unlink(missing_ok=True)
 
-    def read_json(self, name: str) -> dict[str, Any] | None:
+    def read_as(self, name: str, kind: type[T]) -> T | None:
+        """The dataclass that was written by `write_json`; None if there is no such file."""
+        if not self.exists(name):
+            return None
         try:
             content = json.loads(self.read(name))
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            raise FleetError(f"{self._directory / name} can not be read; expected what 'fedavg join' wrote") from None
-        assert isinstance(content, dict)
-        return content
+            hints = get_type_hints(kind)
+            if set(content) != set(hints):
+                raise ValueError(f"it has {sorted(content)}, not {sorted(hints)}")
+            if wrong := [key for key, hint in hints.items() if not _is(content[key], hint)]:
+                raise ValueError(f"{wrong[0]} is not a {hints[wrong[0]]}")
+            return kind(**content)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self.damaged(name, str(error)) from None
+
+    def damaged(self, name: str, why: str) -> FleetError:
+        return FleetError(f"{self.path(name)} is damaged: {why[:200]}; {_remedy(name)}")
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         self.write(name, json.dumps(content).encode())
+
+
+@contextmanager
+def private_umask() -> Iterator[None]:
+    """Whatever this process writes meanwhile is closed to other users."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _remedy(name: str) -> str:
+    return _REMEDIES.get(name, "remove it: what it held is made anew")
+
+
+def _is(value: object, hint: Any) -> bool:
+    if isinstance(hint, GenericAlias):  # list[float]
+        (inner,) = hint.__args__
+        return isinstance(value, list) and all(_is(each, inner) for each in value)
+    return isinstance(value, hint) or (hint is float and isinstance(value, int))

@@ -7,7 +7,7 @@ does not say so, nor see one device's sums where the plan has secure aggregation
 import numpy as np
 
 from fedavg.codecs import make_codec
-from fedavg.errors import FleetError
+from fedavg.fleets.http.device.policy import MOST_CLIENTS, Declined, Policy
 from fedavg.fleets.http.protocol import sums
 from fedavg.fleets.http.protocol.messages import JudgeOffer
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
@@ -16,16 +16,20 @@ from fedavg.seeds import NONE, rng
 from fedavg.setup import Setup
 
 
-def check_judging(plan: Plan, setup: Setup, held: int, offer: JudgeOffer) -> None:
-    """Refuse an offer that the server's plan does not provide for. `plan` is as the server sent it."""
-    if not ("clients" in plan.evaluate or (plan.evaluate == "auto" and plan.holdout)):
-        raise FleetError(f"the server asks for an evaluation; the plan has evaluate '{plan.evaluate}'")
+def check_judging(policy: Policy, plan: Plan, setup: Setup, held: int, offer: JudgeOffer) -> None:
+    """Refuse an offer that the plan, as the server sent it, or the user's policy does not provide for."""
+    if not ("clients" in plan.evaluate or (plan.evaluate == "auto" and plan.holdout)) or offer.round > plan.rounds:
+        raise Declined("bad-offer", f"an evaluation is asked for; the plan has evaluate '{plan.evaluate}'")
     if any(stage.hides_metrics for stage in setup.stages):
-        raise FleetError("the server asks for an evaluation; in a private run clients' own numbers do not leave them")
-    if setup.secagg and offer.session is None:
-        raise FleetError("the server asks for sums that are not masked; the plan has secure aggregation")
+        raise Declined("bad-offer", "an evaluation is asked for; in a private run clients' numbers do not leave them")
+    if (offer.session is None) != (setup.secagg is None):
+        raise Declined("bad-offer", "the offer and the plan do not agree on secure aggregation")
     if not held:
-        raise FleetError("this device holds no examples out to judge a model on")
+        raise Declined("bad-offer", "this device holds no examples out to judge a model on")
+    if not 1 <= offer.invited <= (plan.clients or MOST_CLIENTS):
+        raise Declined("bad-offer", f"{offer.invited} clients are invited, they say; the plan has {plan.clients}")
+    if offer.invited < policy.min_cohort:
+        raise Declined("small-cohort", f"{offer.invited} clients are invited; this device asks for {policy.min_cohort}")
 
 
 def sums_frame(plan_digest: str, offer: JudgeOffer, found: dict[str, float]) -> bytes:

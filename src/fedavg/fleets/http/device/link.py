@@ -46,6 +46,10 @@ class ServerRefused(FleetError):
         self.status, self.error = status, error
 
 
+class BadAnswer(FleetError):
+    """What the server answered is not what the protocol says."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a server answered, all of it."""
@@ -70,11 +74,25 @@ class Link:
 
     def ask(self, kind: type[T], path: str, message: object, held_s: float = 0.0) -> T:
         """POST a message and parse the answer."""
-        answer = self._signed("POST", path, dump(message), ANSWER_S + held_s)
+        return self._parsed(kind, path, self._signed("POST", path, dump(message), ANSWER_S + held_s))
+
+    def insist(self, kind: type[T], path: str, message: object, held_s: float = 0.0) -> T:
+        """The same, but an answer that is none is as if the server were away: it is asked again, after a pause."""
+        began, pause = monotonic(), PAUSES_S[0]
+        while True:
+            try:
+                return self.ask(kind, path, message, held_s)
+            except BadAnswer as error:
+                log.warning("malformed answer", extra={"detail": str(error)[:300]})
+                self._check_patience(began)
+                sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(2 * pause, PAUSES_S[1])
+
+    def _parsed(self, kind: type[T], path: str, answer: bytes) -> T:
         try:
             return parse(kind, answer, MAX_MESSAGE)
         except MessageRefused as error:
-            raise FleetError(f"{self._url}{path} answered something else than expected: {error}") from None
+            raise BadAnswer(f"{self._url}{path} answered something else than expected: {error}") from None
 
     def upload(self, path: str, frame: bytes) -> bytes:
         return self._signed("PUT", path, frame, ANSWER_S)
@@ -123,13 +141,13 @@ class Link:
         """
         with http.stream(method, self._url + path, **request) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise FleetError(f"{self._url}{path} answered with a content encoding; expected the bytes as they are")
+                raise BadAnswer(f"{self._url}{path} answered with a content encoding; expected the bytes as they are")
             body = into if into is not None and response.is_success else bytearray()
             if response.status_code != PARTIAL:
                 body.clear()
             for piece in response.iter_raw():
                 if len(body) + len(piece) > limit:
-                    raise FleetError(f"{self._url}{path} answered more than {limit} bytes")
+                    raise BadAnswer(f"{self._url}{path} answered more than {limit} bytes")
                 body += piece
             return Reply(response.status_code, response.headers, bytes(body))
 
@@ -150,13 +168,16 @@ class Link:
                 log.warning("the server does not answer", extra={"url": self._url, "detail": str(error)[:200]})
                 if isinstance(error, httpx.ConnectError) and "certificate" in str(error).lower():
                     raise FleetError(f"{self._url}: {error}; give the server's authority with --ca") from None
-            if self._patience_s is not None and monotonic() - began > self._patience_s:
-                raise FleetError(f"{self._url} has not answered for {self._patience_s:g} s; is the server running?")
+            self._check_patience(began)
             if wait:
                 sleep(wait * random.uniform(0.5, 1.5))
                 pause = min(GROWTH * pause, longest)
             else:  # it is there, and only wants another signature: should it go away again, that is a new beginning
                 pause = PAUSES_S[0]
+
+    def _check_patience(self, began: float) -> None:
+        if self._patience_s is not None and monotonic() - began > self._patience_s:
+            raise FleetError(f"{self._url} has not answered for {self._patience_s:g} s; is the server running?")
 
     def _refused(self, reply: Reply, pause: float, signed_again: int) -> float:
         """How long to wait before another try; raises if there is no use in one."""

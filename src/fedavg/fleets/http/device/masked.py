@@ -3,47 +3,57 @@
 The state of the session is on the disk before an answer is sent, so that a device that is started again goes on in the
 same session, and keeps refusing what it has refused. The terms follow from the device's own plan, never from the
 server's word.
+
+A device opens one sum per round number, whatever the attempt: two sums over nearly the same clients would show the
+update of the one in whom they differ. Which round it has opened is on the disk before its shares leave it.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from fedavg.client import Message
-from fedavg.errors import FedAvgError, FleetError
+from fedavg.errors import FedAvgError
 from fedavg.fleets.http.device.files import DeviceFiles
-from fedavg.fleets.http.device.link import Link, ServerRefused
-from fedavg.fleets.http.protocol.messages import (
-    JudgeOffer,
-    MaskAnswer,
-    PollAnswer,
-    ReportRequest,
-    UpdateAnswer,
-    WorkOffer,
-    dump,
-    parse,
-    printable,
-)
+from fedavg.fleets.http.device.link import Link
+from fedavg.fleets.http.device.policy import Declined
+from fedavg.fleets.http.device.reports import report
+from fedavg.fleets.http.protocol.messages import JudgeOffer, MaskAnswer, PollAnswer, WorkOffer, dump, parse
 from fedavg.metrics.spread import names_of_sums
 from fedavg.setup import Setup
 
 if TYPE_CHECKING:
-    from fedavg.secagg import ClientSession, Terms
+    from fedavg.secagg import ClientSession, Identity, Terms
 
 log = logging.getLogger("fedavg.device")
 
-_OFFER, _SESSION = "offer.json", "session.json"
+_OFFER: Final = "offer.json"
+_SESSION: Final = "session.json"
+OPENED: Final = "opened.json"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The last round, and the session in it, whose sum this device has helped to open."""
+
+    round: int
+    session: str
+
 
 Offer = WorkOffer | JudgeOffer
 
 
 class MaskedRounds:
-    """The session that this device is in, if any. `train` gives the update of an offer, the same each time, and
-    `judge` the sums of an evaluation."""
+    """The session that this device is in, if any. `train` gives the update of an offer, the same each time, and `judge`
+    the sums of an evaluation.
+
+    In signed sessions `identity` signs for this device; no sum of fewer than `least` clients is opened. Training and
+    evaluations have sessions of their own, whose files differ by `prefix`.
+    """
 
     def __init__(
         self,
@@ -53,48 +63,70 @@ class MaskedRounds:
         files: DeviceFiles,
         train: Callable[[WorkOffer], Message],
         judge: Callable[[JudgeOffer], dict[str, float]],
+        identity: "Identity | None",
+        least: int,
+        prefix: str = "",
     ) -> None:
         self._setup, self._k, self._link, self._files, self._train = setup, k, link, files, train
-        self._judge = judge
+        self._judge, self._identity, self._least = judge, identity, least
+        self._offer_file, self._session_file, self._opened = prefix + _OFFER, prefix + _SESSION, prefix + OPENED
+
+    def check(self, offer: Offer) -> None:
+        """Refuses an offer of a round that this device has opened: also one that names the very session again."""
+        self._check_unopened(offer.round)
 
     def begin(self, offer: Offer) -> None:
         """Take part in the session of an offer: send the first message."""
         from fedavg.secagg import ClientSession
 
         with self._leaving(offer.round, offer.attempt):
-            if not self._files.exists(_OFFER) or self._offer() != _bare(offer):
-                self._files.write(_SESSION, ClientSession(self._terms(offer), self._k).to_bytes())
-                self._files.write(_OFFER, dump(_bare(offer)))
+            known = self._known_offer()
+            if known is None or _bare(known) != _bare(offer):
+                session = ClientSession(self._terms(offer), self._k, self._identity, self._least)
+                self._files.write(self._session_file, session.to_bytes())
+                self._files.write(self._offer_file, dump(_kept(offer)))
             self._link.upload(_path(offer), self._session().advertise().to_bytes())
 
     def step(self, answer: MaskAnswer) -> None:
         """Fetch the message that waits, and answer it."""
         from fedavg.secagg import answer as reply_to
         from fedavg.secagg import parse as parse_message
+        from fedavg.secagg.messages import UnmaskRequest
 
         with self._leaving(answer.round, answer.attempt):
-            if not self._files.exists(_OFFER) or self._offer().session != answer.session:
-                raise FleetError("this device has no part in the session; it may have lost its files")
-            offer, session = self._offer(), self._session()
+            offer = self._known_offer()
+            if offer is None or (offer.session, offer.round) != (answer.session, answer.round):
+                raise Declined("session-left", "this device has no part in the session; it may have lost its files")
+            session = self._session()
             message = parse_message(self._link.fetch(_path(offer)))
+            if isinstance(message, UnmaskRequest):
+                self._check_unopened(offer.round, going_on=answer.session)
             try:
                 reply = reply_to(session, message, lambda: self._ring(offer, session)).to_bytes()
             finally:
-                self._files.write(_SESSION, session.to_bytes())
+                self._files.write(self._session_file, session.to_bytes())
+            if isinstance(message, UnmaskRequest):
+                self._files.write_json(self._opened, asdict(Opened(offer.round, answer.session)))
             self._link.upload(_path(offer), reply)
+
+    def _check_unopened(self, round: int, going_on: str | None = None) -> None:
+        """Round numbers only grow, so the last one is all that need be kept.
+
+        `going_on` names a session whose state this device has: asked for its sum again, it gives the same answer.
+        """
+        opened = self._files.read_as(self._opened, Opened)
+        if opened and round <= opened.round and (opened.round, opened.session) != (round, going_on):
+            raise Declined(
+                "round-opened", f"this device has opened a sum of round {opened.round}; it opens none of {round} now"
+            )
 
     @contextmanager
     def _leaving(self, round: int, attempt: int) -> Iterator[None]:
         """Whatever goes wrong, the server is told, so that nobody waits for this device."""
         try:
             yield
-        except FedAvgError as error:
-            log.warning("left the session", extra={"round": round, "detail": str(error)})
-            report = ReportRequest(
-                round=round, attempt=attempt, kind="failed", reason="session-left", detail=printable(str(error), 500)
-            )
-            with suppress(ServerRefused):
-                self._link.ask(UpdateAnswer, "/v1/report", report)
+        except Exception as error:  # a stranger's message must not end the device
+            report(self._link, round, attempt, error, "session-left")
 
     def _ring(self, offer: Offer, session: "ClientSession") -> np.ndarray:
         encoding = session.terms.encoding
@@ -117,22 +149,33 @@ class MaskedRounds:
         session = bytes.fromhex(offer.session or "")
         return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, metrics)
 
-    def _offer(self) -> Offer:
-        offer = parse(PollAnswer, self._files.read(_OFFER), 1 << 16)
-        assert isinstance(offer, WorkOffer | JudgeOffer)
-        return offer
+    def _known_offer(self) -> Offer | None:
+        """The offer of the session that this device is in; none if it, or the session's state, is gone or damaged."""
+        if not self._files.exists(self._offer_file):
+            return None
+        try:
+            self._session()
+            offer = parse(PollAnswer, self._files.read(self._offer_file), 1 << 16)
+            assert isinstance(offer, WorkOffer | JudgeOffer), "only offers are kept"
+            return offer
+        except FedAvgError as error:
+            log.warning("session lost", extra={"detail": str(error)})
+            return None
 
     def _session(self) -> "ClientSession":
         from fedavg.secagg import ClientSession
 
-        return ClientSession.from_bytes(self._files.read(_SESSION))
+        return ClientSession.from_bytes(self._files.read(self._session_file), self._identity, self._least)
+
+
+def _kept(offer: Offer) -> Offer:
+    """The offer without word of earlier rounds."""
+    return replace(offer, counted=None) if isinstance(offer, WorkOffer) else offer
 
 
 def _bare(offer: Offer) -> Offer:
     """The offer without what changes from poll to poll."""
-    if isinstance(offer, JudgeOffer):
-        return replace(offer, deadline_s=0.0)
-    return replace(offer, deadline_s=0.0, counted=None)
+    return replace(_kept(offer), deadline_s=0.0)
 
 
 def _path(offer: Offer) -> str:

@@ -55,7 +55,9 @@ class Models:
             return None
         missed = offer.round - _ROUND.unpack_from(kept)[0]
         weights = torch.from_numpy(np.frombuffer(kept, "<f4", offset=_ROUND.size).astype(np.float32))
-        if not 0 <= missed <= offer.changes:
+        # Changes are less than the whole model, and none is shorter than a byte after its length: an offer of more is
+        # a lie that would raise the limit of what is read.
+        if not 0 <= missed <= min(offer.changes, changes.most(4 * offer.numbers)):
             return None
         try:
             for frame in self._changes(offer, missed):

@@ -29,6 +29,11 @@ class Changes:
         return memoryview(self._data)[self._starts[-count] :]
 
 
+def most(whole: int) -> int:
+    """How many changes there can be at the most that are together less than a model of `whole` bytes."""
+    return whole // (_LENGTH.size + 1)
+
+
 def longest(count: int, whole: int) -> int:
     """No server sends more bytes for so many changes of a model that has `whole` bytes."""
     return whole + _LENGTH.size * count

@@ -91,7 +91,7 @@ class ClientKey:
     """A client's private key. What it signs is known by `public`, 32 bytes."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
-        self._private = private
+        self.private = private
         self.public: bytes = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
     @classmethod
@@ -108,11 +108,11 @@ class ClientKey:
         """Writes a PEM file (PKCS 8) that only its user can read; a key that is there already is never written over."""
         if path.exists():
             raise KeyFileError(f"{path} is there already; remove it, and with it the client's identity, or keep it")
-        pem = self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        pem = self.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         write_atomically(path, pem, private=True)
 
     def sign(self, request: SignedFields) -> str:
-        return b64encode(self._private.sign(request.text)).decode()
+        return b64encode(self.private.sign(request.text)).decode()
 
 
 class Signer:

@@ -285,6 +285,10 @@ class PollRequest:
     engine: str = item(Text(_LINE, 1, 128, "printable text"), "how the client trains: the engine's name")
 
 
+#: Attempts at an evaluation are numbered from here on, so that nobody takes an answer for an update.
+JUDGING: Final = 1 << 30
+
+
 class PollAnswer:
     """The answer to PollRequest, one of five: `WorkOffer`, `JudgeOffer`, `MaskAnswer`, `WaitAnswer`, `DoneAnswer`."""
 

@@ -375,7 +375,7 @@ class FleetApp:
         awaited = self._hub.fail(client.k, message.round, message.attempt)
         if not awaited and message.round > 0:
             raise Refusal("wrong-round", "no update of this client is wanted in that round")
-        self._hub.reported(message.reason)
+        self._hub.reported(client.k, message.reason)
         log.warning(
             "client reports",
             extra={"client": client.k, "round": message.round, "kind": message.kind, "reason": message.reason,

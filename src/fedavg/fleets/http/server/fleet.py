@@ -4,21 +4,22 @@ Where the simulator trains clients, this one invites them and waits. A round tha
 and tried again with other clients; a server that crashed asks the same cohort again.
 """
 
+import json
 import logging
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import fsum, inf, isfinite
 from secrets import token_bytes
 from time import monotonic
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
-from fedavg.cohort import eligible, sample_cohort
 from fedavg.data.holdout import held_out
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
@@ -34,16 +35,23 @@ from fedavg.fleets.worker import add_up, judged, test_pieces
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
+from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
+
+if TYPE_CHECKING:
+    from fedavg.fleets.http.server.secure import SecureRound
+    from fedavg.secagg import Aggregate
 
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
 
 #: Seconds between looks at whether enough clients are there, each with a line in the log.
 PATIENCE_S: Final = 30.0
-#: A round under secure aggregation has so many phases, each with its part of the deadline.
+#: A round under secure aggregation has so many phases, each with its part of the deadline; a signed one has one more.
 SECURE_PHASES: Final = 4
+#: The note under which the session is kept whose sum is being opened.
+OPENING: Final = "opening"
 #: The same while some rest that could be called back.
 CALL_BACK_S: Final = 3.0
 #: A client's loss may be so many times that of the untrained model (plus one).
@@ -69,16 +77,25 @@ class Stopped(FedAvgError):
 class HttpFleet(Fleet):
     """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
 
-    `population` is what the plan was made for, `test` what the server itself judges models on.
+    `population` is what the plan was made for, `test` what the server itself judges models on. `authority` is the
+    public key that signed sessions of secure aggregation are checked by.
     """
 
     fingerprint = "devices"
 
     def __init__(
-        self, population: Population, test: Examples | None, hub: Hub, store: Store, rules: Rules, minimum: int | None
+        self,
+        population: Population,
+        test: Examples | None,
+        hub: Hub,
+        store: Store,
+        rules: Rules,
+        minimum: int | None,
+        authority: bytes | None = None,
     ) -> None:
         self._population, self.test = population, test
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
+        self._authority = authority
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
         self._threads = ExitStack()
@@ -102,12 +119,13 @@ class HttpFleet(Fleet):
         """The listener, and the clients that wait there, outlive the last round."""
         self._threads.close()
 
-    def draw(self, round: int) -> Cohort:
+    def draw(self, round: int, weights: Tensor) -> Cohort:
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
         parked = self.retried(self._store.open_round)
         if parked and parked.round == round:
             self._attempt = parked.attempt
-            if self._setup.secagg:  # the session went down with the server: clients answer only in a new one
+            if self._setup.secagg and self._opening(round) is None:
+                # The session went down with the server: clients answer only in a new one.
                 self._abandon(round, "the server was started again")
             return Cohort(parked.cohort, self._present().count)
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
@@ -127,8 +145,8 @@ class HttpFleet(Fleet):
         sizes = self._sizes()
         return Population(len(sizes), sizes)
 
-    def _sizes(self) -> np.ndarray:
-        sizes, K = self._hub.sizes(), self._setup.plan.clients
+    def _sizes(self, opened: bool = False) -> np.ndarray:
+        sizes, K = self._hub.sizes(opened), self._setup.plan.clients
         # A number beyond K, enrolled before there was a check, never makes cohorts larger.
         return sizes if K is None else np.pad(sizes[:K], (0, max(0, K - len(sizes))))
 
@@ -200,28 +218,64 @@ class HttpFleet(Fleet):
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
-        from fedavg.fleets.http.server.secure import SecureRound
-        from fedavg.secagg import SecAggError, ServerSession
+        from fedavg.secagg import SecAggError
 
-        round, (group,) = invitation.round, invitation.groups
-        expected = group.expected
         try:
-            assert self._setup.secagg
-            self._setup.secagg.check(len(round.invited))
-            terms = self._setup.secagg.terms(
-                token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
-            )
-            secure = SecureRound(ServerSession(terms, round.invited), self._rules.deadline_s / SECURE_PHASES)
-            self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
-            aggregate = self._hub.aggregate()
+            aggregate = self._aggregate(invitation)
         except SecAggError as error:
             return Abandoned(f"secure aggregation: {error}")
         if aggregate is None:
             return Abandoned(self._hub.abandoned_because())
-        decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        decoded = self._hub.encoding.decode(aggregate.ring, len(aggregate.survivors))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
         up, down = self._hub.session_bytes()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
+
+    def _aggregate(self, invitation: "Invitation") -> "Aggregate | None":
+        """Carry a session to its end. It is on the disk before the first client is asked to open its sum.
+
+        A device opens one sum of a round. A server that forgot which one it had asked for could never end the round.
+        """
+        round, (group,) = invitation.round, invitation.groups
+        saved = self._opening(round.round)
+        secure = self._resumed(saved) if saved else self._new_session(round, group)
+        self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
+        if saved is None:
+            if not self._hub.mask():
+                return None
+            note = {"round": round.round, "attempt": round.attempt, "session": b64encode(secure.saved()).decode()}
+            self.retried(lambda: self._store.set_note(OPENING, json.dumps(note)))
+        return self._hub.unmask()
+
+    def _new_session(self, round: Round, group: Group) -> "SecureRound":
+        from fedavg.fleets.http.server.secure import SecureRound
+        from fedavg.secagg import ServerSession
+
+        assert self._setup.secagg
+        self._setup.secagg.check(len(round.invited))
+        expected = group.expected
+        terms = self._setup.secagg.terms(
+            token_bytes(16), round.round, round.model, len(round.invited), expected.numbers, expected.metrics
+        )
+        return SecureRound(ServerSession(terms, round.invited, self._authority), self._phase_s)
+
+    def _resumed(self, saved: bytes) -> "SecureRound":
+        from fedavg.fleets.http.server.secure import SecureRound
+
+        log.info("opening again", extra={"attempt": self._attempt})
+        return SecureRound.resumed(saved, self._authority, self._phase_s)
+
+    def _opening(self, round: int) -> bytes | None:
+        """The session of this attempt whose sum clients may have begun to open, if there is one."""
+        note = json.loads(self.retried(lambda: self._store.note(OPENING)) or "{}")
+        if (note.get("round"), note.get("attempt")) != (round, self._attempt):
+            return None
+        return b64decode(note["session"])
+
+    @property
+    def _phase_s(self) -> float:
+        assert self._setup.secagg
+        return self._rules.deadline_s / (SECURE_PHASES + self._setup.secagg.signed)
 
     def _invitation(self, parts: Sequence[Part], work: Work) -> "Invitation":
         models = self._hub.publish(parts)
@@ -297,8 +351,10 @@ class HttpFleet(Fleet):
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
-        able = np.flatnonzero(held_out(self._sizes(), self._setup.plan.holdout))
-        found = Judging(self._setup, self._hub, self._rules).judged(weights, round, self._attempt, able)
+        able = np.flatnonzero(held_out(self._sizes(opened=True), self._setup.plan.holdout))
+        phase_s = self._phase_s if self._setup.secagg else 0.0
+        judging = Judging(self._setup, self._hub, self._rules, self._authority, phase_s)
+        found = judging.judged(weights, round, self._attempt, able)
         self._check_stop()
         return found
 

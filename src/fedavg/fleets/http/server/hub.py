@@ -35,7 +35,7 @@ from fedavg.types import Part, Update
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
-    from fedavg.secagg import Aggregate
+    from fedavg.secagg import Aggregate, Encoding
 
 #: A client counts as present for so long after its last request: longer than a held poll and the pause after it.
 PRESENT_S: Final = 90.0
@@ -112,6 +112,8 @@ class Hub:
         self._held_in_all = 0
         self._round: Round | None = None
         self._secure: SecureRound | None = None
+        #: Clients that have opened a sum of the round under way: they open no other, so they are not invited again.
+        self._opened: set[int] = set()
         self._models: dict[str, bytes] = {}
         self._changes: dict[str, Changes] = {}
         self._latest: list[str] = []
@@ -175,13 +177,16 @@ class Hub:
             if k in self._seen:
                 self._seen[k] = monotonic()
 
-    def sizes(self) -> np.ndarray:
-        """n_k of every client that is there now, zero for the others."""
+    def sizes(self, opened: bool = False) -> np.ndarray:
+        """n_k of every client that is there now, zero for the others.
+
+        Who has opened a sum of this round is there only with `opened`: it trains no more in it, but may judge.
+        """
         with self._changed:
             sizes = np.zeros(max(self._clients, default=-1) + 1, np.int64)
             now = monotonic()
             for k, seen in self._seen.items():
-                there = seen >= now - PRESENT_S or self._held[k]
+                there = (seen >= now - PRESENT_S or self._held[k]) and (opened or k not in self._opened)
                 if there and self._clients[k].approved and not self._conduct.rests(k, now):
                     sizes[k] = self._clients[k].examples
             return sizes
@@ -192,9 +197,10 @@ class Hub:
         return len(self._clients)
 
     def shut_out(self, population: int) -> int:
-        """Of the first so many numbers, how many can not come: revoked, or at rest."""
+        """Of the first so many numbers, how many can not come: revoked, at rest, or bound by a sum they have opened."""
         with self._changed:
-            return sum(k < population for k in self._revoked | self._conduct.resting(monotonic()))
+            out = self._revoked | self._opened | self._conduct.resting(monotonic())
+            return sum(k < population for k in out)
 
     @property
     def resting(self) -> int:
@@ -260,11 +266,13 @@ class Hub:
         """Collect something else meanwhile; afterwards the round before is as it was."""
         with self._changed:
             before = self._round, self._secure, self._collected, self._of_client, self._given
+            opened = set(self._opened)
         try:
             yield
         finally:
             with self._adding, self._changed:
                 self._round, self._secure, self._collected, self._of_client, self._given = before
+                self._opened = opened
 
     def collect(self) -> Phase:
         """Wait until the round under way is full, over or abandoned, or the server is to stop."""
@@ -278,29 +286,54 @@ class Hub:
                     return self._round.phase
                 self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
 
-    def aggregate(self) -> "Aggregate | None":
-        """Carry the session under way to its end; None if the server is to stop or too many clients have failed."""
+    def mask(self) -> bool:
+        """Carry the session under way up to its last phase, which nobody hears of yet.
+
+        False if the server is to stop or too many clients have failed.
+        """
+        with self._changed:
+            assert self._secure
+            while not self._secure.last_phase:
+                if not self._phase_over():
+                    return False
+                self._secure.advance()
+                self.wake(self._secure.inbox)
+        return True
+
+    def unmask(self) -> "Aggregate | None":
+        """Have the sum of the session under way opened; None if the server is to stop or too many have failed."""
         with self._changed:
             assert self._round
             assert self._secure
-            while not self._stopping:
-                if self._round.phase is Phase.ABANDONED:
-                    return None
-                if not self._secure.over(self._round.failed):
-                    self._changed.wait(max(0.0, min(self._secure.deadline - monotonic(), 1.0)))
-                elif self._secure.last_phase:
-                    self._round.phase = Phase.COMMITTING  # nothing more is taken from here on
-                    break
-                else:
-                    self._secure.advance()
-                    self.wake(self._secure.inbox)
-            if self._stopping:
+            self._secure.begin_last_phase()
+            self._round.deadline = self._secure.last_deadline
+            self.wake(self._secure.inbox)
+            ended = self._phase_over()
+            self._opened |= self._secure.session.opened_by
+            if not ended:
                 return None
+            self._round.phase = Phase.COMMITTING  # nothing more is taken from here on
         aggregate = self._secure.finish()  # seconds of work, outside of the lock
         with self._changed:
             self._round.accepted = set(aggregate.survivors)
             self.accepted += len(aggregate.survivors)
         return aggregate
+
+    def _phase_over(self) -> bool:
+        """Wait for the end of the session's phase; False if there will be none."""
+        assert self._round
+        assert self._secure
+        while not self._stopping and self._round.phase is not Phase.ABANDONED:
+            if self._secure.over(self._round.failed):
+                return True
+            self._changed.wait(max(0.0, min(self._secure.deadline - monotonic(), 1.0)) or 0.1)
+        return False
+
+    @property
+    def encoding(self) -> "Encoding":
+        """How updates are written into the ring of the session under way."""
+        assert self._secure
+        return self._secure.session.terms.encoding
 
     def _strike_absent(self) -> None:
         """Who was asked and failed, or said nothing until the deadline, is not asked again for a while."""
@@ -352,6 +385,7 @@ class Hub:
         """The round is on the disk: clients may let go of their updates."""
         with self._changed:
             self._committed = round
+            self._opened.clear()
             self._conduct.clear(self.counted())
             if self._round:
                 self._round.phase = Phase.DONE
@@ -549,10 +583,12 @@ class Hub:
             self._changed.notify_all()
             return True
 
-    def reported(self, reason: str) -> None:
+    def reported(self, k: int, reason: str) -> None:
         """A client has said why it does not take part."""
         with self._changed:
             self._reports[reason] += 1
+            if reason == "round-opened":
+                self._opened.add(k)
 
     # What operators ask
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from secrets import token_bytes
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedavg.codecs import make_codec
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol import sums
-from fedavg.fleets.http.protocol.messages import JudgeOffer
+from fedavg.fleets.http.protocol.messages import JUDGING, JudgeOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub
 from fedavg.fleets.http.server.rounds import Phase, Round, Rules
@@ -27,19 +27,20 @@ from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.setup import Setup
 from fedavg.types import Part, Update
 
-log = logging.getLogger("fedavg.fleet")
+if TYPE_CHECKING:
+    from fedavg.fleets.http.server.secure import SecureRound
 
-#: Attempts at an evaluation are numbered from here on, so that nobody takes an answer for an update.
-JUDGING: Final = 1 << 30
-#: A session of secure aggregation has so many phases, each with its part of the deadline.
-SECURE_PHASES: Final = 4
+log = logging.getLogger("fedavg.fleet")
 
 
 class Judging:
-    """Asks the devices that are there, as many as the plan says."""
+    """Asks the devices that are there, as many as the plan says.
 
-    def __init__(self, setup: Setup, hub: Hub, rules: Rules) -> None:
-        self._setup, self._hub, self._rules = setup, hub, rules
+    `authority` vouches for them in signed sessions of secure aggregation, of which each phase may take `phase_s`.
+    """
+
+    def __init__(self, setup: Setup, hub: Hub, rules: Rules, authority: bytes | None, phase_s: float) -> None:
+        self._setup, self._hub, self._rules, self._authority, self._phase_s = setup, hub, rules, authority, phase_s
         self._metrics = setup.task.judged_by
         self._names = names_of_sums(self._metrics)
 
@@ -71,26 +72,32 @@ class Judging:
 
     def _masked(self, opened: Round, group: Group, down: int) -> OnClients | str:
         """Nothing but the sum over all devices is ever seen here."""
-        from fedavg.fleets.http.server.secure import SecureRound
-        from fedavg.secagg import SecAggError, ServerSession
+        from fedavg.secagg import SecAggError
 
-        masking, invited = self._setup.secagg, opened.invited
-        assert masking
         try:
-            terms = masking.terms(token_bytes(16), opened.round, opened.model, len(invited), 0, self._names)
-            secure = SecureRound(ServerSession(terms, invited), self._rules.deadline_s / SECURE_PHASES)
+            secure = self._session(opened)
             self._hub.open(opened, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
-            aggregate = self._hub.aggregate()
+            aggregate = self._hub.unmask() if self._hub.mask() else None
         except SecAggError as error:
             return f"secure aggregation: {error}"
         if aggregate is None:
             return self._hub.abandoned_because()
-        decoded = terms.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        decoded = self._hub.encoding.decode(aggregate.ring, len(aggregate.survivors))
         up, more = self._hub.session_bytes()
         try:
             return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down + more)
         except FleetError as error:  # one client's doing must not end the run
             return str(error)
+
+    def _session(self, opened: Round) -> "SecureRound":
+        from fedavg.fleets.http.server.secure import SecureRound
+        from fedavg.secagg import ServerSession
+
+        assert self._setup.secagg
+        terms = self._setup.secagg.terms(
+            token_bytes(16), opened.round, opened.model, len(opened.invited), 0, self._names
+        )
+        return SecureRound(ServerSession(terms, opened.invited, self._authority), self._phase_s)
 
     def _round(self, clients: Sequence[int], round: int, attempt: int, model: str) -> Round:
         goal = len(clients)

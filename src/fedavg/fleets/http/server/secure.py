@@ -14,6 +14,8 @@ from fedavg.secagg import Aggregate, MessageRefused, Phase, Reason, ServerSessio
 
 #: Bytes of a message beyond the masked vector: keys, shares and lists of clients.
 OVERHEAD: Final = 512 * 1024
+#: So many times the time of a phase are waited for enough shares to open a sum.
+LAST_PHASES: Final = 10
 
 
 @dataclass
@@ -27,6 +29,21 @@ class SecureRound:
     inbox: dict[int, bytes] = field(default_factory=dict)
     bytes_up: dict[int, int] = field(default_factory=dict)
     bytes_down: int = 0
+    #: The messages of the last phase, until the session is on the disk.
+    held: dict[int, bytes] = field(default_factory=dict)
+    #: When the last phase is given up: clients that have opened the sum can not help to open another of this round.
+    last_deadline: float = 0.0
+
+    @classmethod
+    def resumed(cls, saved: bytes, authority: bytes | None, phase_s: float) -> "SecureRound":
+        """The session as it was when its sum was to be opened."""
+        session, messages = ServerSession.from_bytes(saved, authority)
+        secure = cls(session, phase_s)
+        secure.held = {k: message.to_bytes() for k, message in messages.items()}
+        return secure
+
+    def saved(self) -> bytes:
+        return self.session.to_bytes()
 
     def __post_init__(self) -> None:
         self.deadline = monotonic() + self.phase_s
@@ -53,11 +70,14 @@ class SecureRound:
         return encoding.length * encoding.dtype.itemsize + OVERHEAD
 
     def waits_for(self, k: int) -> bool:
-        return k in self.session.awaited
+        return not self.held and k in self.session.awaited
 
     def over(self, failed: Set[int]) -> bool:
         """Has everybody answered who still can, or is the time of the phase over?"""
-        return self.session.awaited <= failed or monotonic() >= self.deadline
+        if self.session.awaited <= failed:
+            return True
+        now = monotonic()
+        return now >= self.deadline and (not self.last_phase or self.session.can_finish or now >= self.last_deadline)
 
     def receive(self, k: int, body: bytes | memoryview) -> None:
         """A client's answer; SecAggError if it is not its own, or not now."""
@@ -69,10 +89,17 @@ class SecureRound:
         self.bytes_up[k] = self.bytes_up.get(k, 0) + len(body)
 
     def advance(self) -> None:
-        """Close the phase: the next messages are there for those who are still in."""
-        self.inbox = {k: message.to_bytes() for k, message in self.session.advance().items()}
-        self.bytes_down += sum(map(len, self.inbox.values()))
+        """Close the phase: the next messages are there for those who are still in; the last ones are held back."""
+        messages = {k: message.to_bytes() for k, message in self.session.advance().items()}
+        self.inbox, self.held = ({}, messages) if self.last_phase else (messages, {})
+        self.bytes_down += sum(map(len, messages.values()))
         self.deadline = monotonic() + self.phase_s
+
+    def begin_last_phase(self) -> None:
+        """Give out the messages of the last phase."""
+        self.inbox, self.held = self.held, {}
+        self.deadline = monotonic() + self.phase_s
+        self.last_deadline = monotonic() + LAST_PHASES * self.phase_s
 
     def finish(self) -> Aggregate:
         return self.session.finish()

@@ -1,0 +1,73 @@
+"""Who a device is at its server: asked for once, then read from its own files."""
+
+import logging
+from base64 import b64encode
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from fedavg.errors import FleetError
+from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.link import Link
+from fedavg.fleets.http.protocol.keys import ClientKey
+from fedavg.fleets.http.protocol.messages import PROTOCOL, Enrolled, EnrolRequest
+
+log = logging.getLogger("fedavg.device")
+
+_FILE: Final = "enrolled.json"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the device was told when it enrolled."""
+
+    server: str
+    client: int
+    plan: str
+    plan_digest: str
+
+
+@dataclass(frozen=True)
+class Application:
+    """What a device says of itself when it enrols; `client` is the number that it would like."""
+
+    token: str | None
+    examples: int
+    task: str
+    name: str
+    client: int | None
+
+
+def enrolled(url: str, link: Link, files: DeviceFiles, application: Application) -> Identity:
+    """Who this device is; asks the server the first time."""
+    identity = files.read_as(_FILE, Identity)
+    if identity is not None:
+        if identity.server != url:
+            folder = files.path(_FILE).parent
+            raise FleetError(f"{folder} belongs to {identity.server}, not to {url}; use another --state directory")
+        return identity
+    if application.token is None:
+        raise FleetError("this device is not enrolled yet; expected --token with a join token of the server")
+    request = EnrolRequest(
+        token=application.token,
+        key=b64encode(link.signer.key.public).decode(),
+        examples=application.examples,
+        name=application.name,
+        client=application.client,
+        task=application.task,
+        protocol=PROTOCOL,
+    )
+    answer = link.ask(Enrolled, "/v1/enrol", request)
+    identity = Identity(url, answer.client, answer.plan, answer.plan_digest)
+    files.write_json(_FILE, asdict(identity))
+    log.info("enrolled", extra={"client": identity.client})
+    return identity
+
+
+def own_key(path: Path) -> ClientKey:
+    """The device's key, made the first time."""
+    if path.exists():
+        return ClientKey.load(path)
+    key = ClientKey.generate()
+    key.save(path)
+    return key

@@ -1,0 +1,123 @@
+"""What this device's user asks of any server. A plan or an offer that gives less, or asks for more, is declined.
+
+The plan and every offer come from the server: nothing in them is taken on trust beyond what the device's own task, its
+own copy of the plan and its user's policy imply. A reason is one of `messages.REPORTS`: it travels to the operator.
+"""
+
+import logging
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import Final
+
+from fedavg.errors import FleetError
+from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.privacy.accounting import EveryRound, spending
+from fedavg.setup import Setup
+from fedavg.stages.localdp import LocalDP
+from fedavg.stages.noise import Noise
+
+log = logging.getLogger("fedavg.device")
+
+#: No fleet has more clients: numbers are below this.
+MOST_CLIENTS: Final = 2**20
+#: Seconds that a server may send a device away for; what it asks for beyond is cut.
+LONGEST_WAIT_S: Final = 3600.0
+#: The delta of `require_dp`: the device's own, for with a delta of a server's choice any epsilon can be had.
+DELTA: Final = 1e-5
+
+
+class Declined(FleetError):
+    """The device takes no part; `reason` is for programs."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class OutOfTime(FleetError):
+    """The deadline of an offer came before its work was done."""
+
+    reason: Final = "out-of-time"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the device's user asks for; by default only what any device needs."""
+
+    require_secagg: bool = False
+    #: The fewest clients whose sum the device's update may be part of.
+    min_cohort: int = 0
+    #: The most that all rounds of a plan may cost in privacy, by noise that the devices themselves add.
+    require_dp: float | None = None
+    max_epochs: int | None = None
+    max_rounds_per_day: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_cohort and not self.require_secagg:
+            raise FleetError(
+                "--min-cohort: the server sees each update without secure aggregation; add --require-secagg"
+            )
+
+
+def check_plan(policy: Policy, setup: Setup, pinned: bool) -> None:
+    """Refuses a plan that this device's user would not agree to. `pinned`: the user has named an authority."""
+    if policy.require_secagg and setup.secagg is None:
+        raise Declined("no-secagg", "the plan has no secure aggregation; this device asks for it (--require-secagg)")
+    signed = setup.secagg is not None and setup.secagg.signed
+    if pinned and not signed:
+        raise Declined("unsigned-session", "this device pins an --authority; the plan has no signed sessions")
+    if signed and not pinned:
+        raise Declined("no-authority", "the plan's sessions are signed; give this device --authority and a voucher")
+    _check_privacy(policy, setup, signed)
+    if not signed and policy.min_cohort:
+        log.warning("peers are not vouched for", extra={"detail": "a lying server can invent them; use --authority"})
+
+
+def check_offer(policy: Policy, setup: Setup, numbers: int, offer: WorkOffer) -> None:
+    """Refuses an offer beyond the plan, the device's own task (whose model has so many `numbers`) or the policy."""
+    plan = setup.plan
+    if offer.round > plan.rounds:
+        raise Declined("bad-offer", f"round {offer.round} is offered; the plan has {plan.rounds}")
+    if offer.numbers != numbers:
+        raise Declined("bad-offer", f"a model of {offer.numbers} numbers is offered; the task here has {numbers}")
+    most = plan.work(offer.round).epochs
+    if offer.epochs > most:
+        raise Declined("bad-offer", f"{offer.epochs} epochs are asked for; the plan has {most} in round {offer.round}")
+    if (offer.session is None) != (setup.secagg is None):
+        raise Declined("bad-offer", "the offer and the plan do not agree on secure aggregation")
+    if not 1 <= offer.invited <= (plan.clients or MOST_CLIENTS):
+        raise Declined("bad-offer", f"{offer.invited} clients are invited, they say; the plan has {plan.clients}")
+    if not all(isfinite(number) for number in (offer.lr, *offer.settings.values())):
+        raise Declined("bad-offer", "a number of the offer is not finite")
+    if policy.max_epochs is not None and offer.epochs > policy.max_epochs:
+        raise Declined("many-epochs", f"{offer.epochs} epochs are asked for; this device allows {policy.max_epochs}")
+    if offer.invited < policy.min_cohort:
+        raise Declined("small-cohort", f"{offer.invited} clients are invited; this device asks for {policy.min_cohort}")
+
+
+def fewest_survivors(policy: Policy, setup: Setup) -> int:
+    """The fewest clients whose sum this device helps to open: with noise in shares, as many as make up all of it."""
+    shares = [ceil(noise.cohort * (1 - noise.dropout)) for noise in _shared_noise(setup)] if policy.require_dp else []
+    return max(policy.min_cohort, *shares, 0)
+
+
+def _shared_noise(setup: Setup) -> list[Noise]:
+    """The stages by which each client of a cohort adds its share of the noise."""
+    return [stage for stage in setup.stages if isinstance(stage, Noise) and stage.where == "clients"]
+
+
+def _check_privacy(policy: Policy, setup: Setup, signed: bool) -> None:
+    """Noise counts if devices add it, and as if this one took part in every round: a server may see to that."""
+    limit, budget = policy.require_dp, setup.budget
+    if limit is None:
+        return
+    shared = _shared_noise(setup)
+    if budget is None or not (shared or any(isinstance(stage, LocalDP) for stage in setup.stages)):
+        raise Declined("weak-privacy", f"no noise is added on the devices; this one asks for epsilon {limit:g} at most")
+    if shared and not signed:
+        raise Declined("weak-privacy", "devices add noise in shares, and peers that nobody vouches for may add none; "
+                       "expected signed sessions")  # fmt: skip
+    cost = spending(EveryRound(), budget.noise_multiplier, DELTA).epsilon(setup.plan.rounds)
+    if cost > limit:
+        spent = f"{setup.plan.rounds} rounds cost epsilon {cost:.4g} at delta {DELTA:g}"
+        raise Declined("weak-privacy", f"{spent}; this device allows {limit:g}")

@@ -1,0 +1,30 @@
+"""A device says that it takes no part, and why: nobody should wait for it, and its operator should know."""
+
+import logging
+from typing import Literal
+
+from fedavg.errors import FedAvgError, FleetError
+from fedavg.fleets.http.device.link import Link, ServerRefused
+from fedavg.fleets.http.device.policy import Declined, OutOfTime
+from fedavg.fleets.http.protocol.messages import ReportRequest, UpdateAnswer, printable
+
+log = logging.getLogger("fedavg.device")
+
+
+def report(link: Link, round: int, attempt: int, error: Exception, otherwise: str) -> None:
+    """Log what went wrong and tell the server; `otherwise` is the reason if the error has none of its own.
+
+    Round 0 stands for the plan itself. A server that does not want to hear it changes nothing.
+    """
+    kind: Literal["declined", "failed"] = "declined" if isinstance(error, Declined) else "failed"
+    reason = error.reason if isinstance(error, Declined | OutOfTime) else otherwise
+    if not isinstance(error, FedAvgError):
+        log.error("unexpected", exc_info=error)
+    log.warning(kind, extra={"round": round, "attempt": attempt, "reason": reason, "detail": str(error)})
+    message = ReportRequest(round, attempt, kind, reason, printable(str(error), 500))
+    try:
+        link.ask(UpdateAnswer, "/v1/report", message)
+    except ServerRefused as refusal:
+        log.warning("report refused", extra={"reason": refusal.error})
+    except FleetError as trouble:
+        log.warning("report not taken", extra={"detail": str(trouble)})

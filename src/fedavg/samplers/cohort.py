@@ -1,0 +1,40 @@
+"""S_t: which clients take part in a round."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedavg import seeds
+from fedavg.errors import PlanError
+from fedavg.plan import Plan
+from fedavg.samplers import make_sampler
+from fedavg.samplers.sampler import Losses, Pool
+from fedavg.setup import cohort_size
+from fedavg.types import Population
+
+
+def _unknown(clients: Sequence[int]) -> np.ndarray:
+    raise PlanError("sampling: losses of clients are not known here; expected a sampler that does not ask for them")
+
+
+def sample_cohort(
+    plan: Plan, clients: Population, round: int, attempt: int = 0, losses: Losses = _unknown
+) -> list[int]:
+    """The clients that the plan's sampler draws from those that have data. Another attempt at a round draws others."""
+    seeded = plan.noise_source == "seeded"  # else who takes part must be as unknown as the noise
+    purpose = f"cohort {attempt}" if attempt else "cohort"
+    rng = seeds.rng(plan.seed, round, seeds.NONE, purpose) if seeded else seeds.fresh_rng()
+    able, sampler = eligible(clients), make_sampler(plan.sampling)
+    sizes = np.ones(clients.count, np.int64) if clients.sizes is None else clients.sizes
+    pool = Pool(round, attempt, cohort_size(plan.C, clients), able, sizes[able], rng, losses)
+    cohort = [int(k) for k in sampler.draw(pool)]
+    if len(set(cohort)) < len(cohort) or not all(0 <= k < len(sizes) and sizes[k] for k in cohort):
+        raise PlanError(
+            f"sampling: {sampler} drew {cohort[:10]} in round {round}; expected clients of the pool, each once"
+        )
+    return cohort
+
+
+def eligible(clients: Population) -> np.ndarray:
+    """The clients that have data, as far as is known: one without any is never asked."""
+    return np.arange(clients.count) if clients.sizes is None else np.flatnonzero(clients.sizes)

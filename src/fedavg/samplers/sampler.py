@@ -1,0 +1,66 @@
+"""`Sampler`: who is asked in a round. It knows clients by number, how many examples they have and, if it asks, their
+losses; it knows nothing of where they run."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedavg.privacy.accounting import Sampling
+from fedavg.specs import Pluggable
+
+#: From client numbers to the mean loss of the current model on the training examples of each, shape (len,).
+Losses = Callable[[Sequence[int]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What a sampler may know when a cohort is drawn.
+
+    `clients` are the numbers of those who can be asked, in rising order, and `sizes` their n_k, both of shape (N,).
+    `size` is m, the clients wanted. All that is random comes from `rng`, which belongs to this round and attempt.
+    """
+
+    round: int
+    #: 0, or how many cohorts of this round came to nothing before.
+    attempt: int
+    size: int
+    clients: np.ndarray
+    sizes: np.ndarray
+    rng: np.random.Generator
+    losses: Losses
+
+
+class Sampler(Pluggable, ABC):
+    """A way to choose S_t. A sampler of one's own is a frozen dataclass of this class:
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Largest(Sampler):
+    ...     def draw(self, pool):
+    ...         return pool.clients[np.argsort(-pool.sizes, kind="stable")[: pool.size]]
+    """
+
+    kind = "sampling"
+    #: True if `pool.losses` is asked: only where the server may see the loss of single clients.
+    needs_losses: bool = False
+    #: True if all clients must be within reach: in a simulation, not over a network.
+    needs_everyone: bool = False
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Sampler"]]:
+        from fedavg.samplers import SAMPLERS
+
+        return SAMPLERS
+
+    @abstractmethod
+    def draw(self, pool: Pool) -> Sequence[int] | np.ndarray:
+        """The clients that are asked, each once. The same pool gives the same cohort."""
+
+    def privacy(self, clients: int, cohort: int) -> Sampling | None:
+        """What noise on the sum is charged by; None: this way of choosing does not go with differential privacy.
+
+        `EveryRound()` charges each round in full. It holds only if the choice does not depend on what clients have.
+        """
+        return None

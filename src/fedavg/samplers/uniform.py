@@ -1,0 +1,47 @@
+"""Samplers that look at nobody's data: uniform, by coins, in turns. Privacy accounting knows what each is worth."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedavg.privacy import accounting
+from fedavg.samplers.sampler import Pool, Sampler
+
+
+@dataclass(frozen=True)
+class Uniform(Sampler):
+    """m clients without replacement, all alike: Algorithm 1 of the paper."""
+
+    def draw(self, pool: Pool) -> np.ndarray:
+        return pool.rng.choice(pool.clients, pool.size, replace=False)
+
+    def privacy(self, clients: int, cohort: int) -> accounting.Sampling:
+        return accounting.FixedSize(clients, cohort)
+
+
+@dataclass(frozen=True)
+class Poisson(Sampler):
+    """Every client by its own coin, so that m come on average."""
+
+    needs_everyone = True
+
+    def draw(self, pool: Pool) -> np.ndarray:
+        heads: np.ndarray = pool.clients[pool.rng.random(len(pool.clients)) < pool.size / len(pool.clients)]
+        return heads
+
+    def privacy(self, clients: int, cohort: int) -> accounting.Sampling:
+        return accounting.Poisson(cohort / clients)
+
+
+@dataclass(frozen=True)
+class InTurns(Sampler):
+    """In the order of their numbers, m at a time, and from the start again: everyone takes part equally often."""
+
+    def draw(self, pool: Pool) -> np.ndarray:
+        first = (pool.round - 1 + pool.attempt) * pool.size
+        turn: np.ndarray = pool.clients[(first + np.arange(pool.size)) % len(pool.clients)]
+        return turn
+
+    def privacy(self, clients: int, cohort: int) -> accounting.Sampling:
+        """Everybody knows who takes part when, so that a round is charged in full."""
+        return accounting.EveryRound()

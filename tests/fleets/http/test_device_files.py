@@ -1,0 +1,69 @@
+"""The files of a device when something is wrong with them: a clear message that names the file, never a traceback."""
+
+import pytest
+from liar import lying
+from tiny import DATA, SIZES, tiny_plan
+
+from fedavg.errors import FedAvgError
+from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.link import Link
+from fedavg.fleets.http.device.policy import Policy
+from fedavg.fleets.http.protocol.messages import DoneAnswer, Eligibility
+from fedavg.programs.device import Device
+
+NUMBERS = 195
+DAMAGE = [b"", b"{", b"[]", b"null", b'{"round": "x"}', b"\xff\xfe\x00", b"[" * 5000]
+
+
+def device_of(liar, folder, policy=None):
+    return Device(
+        liar.url, folder, DATA.client(0), "tiny:TASK", token="token", client=0, policy=policy,
+        make_link=lambda key: Link(liar.url, key, None, 30.0), eligible=lambda: Eligibility(True, True, True),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def masked():
+    plan = tiny_plan(rounds=5, C=1.0, clients=len(SIZES), secagg="complete:4:20")
+    with lying(plan, NUMBERS) as liar:
+        liar.say(0, DoneAnswer(1, "00" * 32, None))
+        yield liar
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: repr(damage[:8]))
+@pytest.mark.parametrize("name", ["enrolled.json", "update.json", "opened.json", "rounds.json", "key.pem"])
+def test_a_damaged_file_is_named(masked, tmp_path, name, damage):
+    assert device_of(masked, tmp_path, Policy(max_rounds_per_day=3)).run() == 1
+    DeviceFiles(tmp_path).write(name, damage)
+    masked.say(0, masked.offer(1, 0, bytes(16), 4))
+    with pytest.raises(FedAvgError) as caught:
+        device_of(masked, tmp_path, Policy(max_rounds_per_day=3)).run()
+    assert str(tmp_path / name) in str(caught.value)
+    assert masked.sent == {}, "nothing is answered by a device that does not know what it has answered"
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: repr(damage[:8]))
+@pytest.mark.parametrize("name", ["offer.json", "session.json"])
+def test_a_damaged_session_is_lost_and_the_next_one_is_not(masked, tmp_path, name, damage):
+    """What else the session had is there: damage to one of two files is enough."""
+    offer = masked.offer(1, 0, bytes(16), 4)
+    masked.after_upload = lambda: masked.say(0, DoneAnswer(1, "00" * 32, None))
+    for damaged in (False, True):
+        if damaged:
+            DeviceFiles(tmp_path).write(name, damage)
+        masked.say(0, offer)
+        assert device_of(masked, tmp_path).run() == 1
+    first, second = masked.sent[0]
+    assert first != second, "fresh keys: the old ones are gone"
+
+
+def test_a_folder_that_can_not_be_one_is_told_clearly(masked, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedAvgError, match="can not be this device's folder"):
+        device_of(masked, tmp_path / "file")
+
+
+def test_a_folder_that_others_can_look_into_is_closed(masked, tmp_path):
+    (tmp_path / "open").mkdir(mode=0o755)
+    device_of(masked, tmp_path / "open").run()
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
