@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import fedavg
+from fedavg import Task
+from fedavg.cli.report import summary_rows
 from fedavg.errors import Diverged, RunDirError
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.seals import unsealed
@@ -197,3 +200,24 @@ def test_the_summary_is_the_same_with_and_without_a_directory(tmp_path):
     timed = {"seconds": 0, "seconds_per_round": 0, "run_dir": None}
     with_directory = replace(fedavg.run(toy_plan(), tmp_path / "run").summary, **timed)
     assert with_directory == replace(fedavg.run(toy_plan()).summary, **timed)
+
+
+class LooksAtItsData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(x if x.sum() > 0 else -x)
+
+
+def test_a_fall_back_to_the_plain_path_is_said_at_the_end_too(tmp_path):
+    """In the summary, in its file, and after a resume that has nothing left to do."""
+    plan = toy_plan(task=Task("moody", LooksAtItsData), rounds=1)
+    result = fedavg.run(plan, tmp_path / "run")
+    again = fedavg.resume(tmp_path / "run", task=plan.task, data=plan.data)
+    written = json.loads((tmp_path / "run/summary.json").read_text())
+    for summary in (result.summary.to_dict(), again.summary.to_dict(), written):
+        assert summary["engine"] == "plain"
+        assert "it looks at the values of its data" in summary["engine_reason"]
+    assert any("looks at the values" in text for _, text in summary_rows(result.summary, None))

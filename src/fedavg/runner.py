@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fedavg.engine.model import Model
+from fedavg.engine.trainer import Engine
 from fedavg.errors import DiskError, FedAvgError, RunDirError, TaskError
 from fedavg.fleets import Fleet, LocalFleet
 from fedavg.metrics.goal import Goal
@@ -93,7 +94,8 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
         rows = directory.rows()
         if start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped":
             directory.extend(setup.plan)
-            return finish(setup, rows, start.state, identity["engine"], directory)
+            engine = Engine(identity["engine"], identity.get("engine_reason", ""))
+            return finish(setup, rows, start.state, engine, directory)
         return _follow(setup, fleet, directory, start or Start(0, State(torch.empty(0))), rows, watch)
 
 
@@ -105,7 +107,7 @@ def _follow(
     rows: list[dict[str, Any]],
     watch: Watcher | None,
 ) -> Result:
-    engine, state = "", State(torch.empty(0))
+    engine, state = Engine("", ""), State(torch.empty(0))
     with _recording(setup, fleet.fingerprint, directory, resumed=start is not None) as record:
         for event in rounds(setup, fleet, start if start and start.round else None):
             record(event)
@@ -113,7 +115,7 @@ def _follow(
                 watch(event)
             state = event.state
             if isinstance(event, Start):
-                engine = event.engine
+                engine = Engine(event.engine, event.engine_reason)
             else:
                 rows.append(event_row(event))
         return finish(setup, rows, state, engine, directory)
@@ -151,7 +153,8 @@ def _recording(setup: Setup, data: str, directory: RunDir | None, resumed: bool)
         else:
             directory.create(setup.plan)
             locks.enter_context(directory.locked())
-            directory.write_identity(setup.plan, event.engine, data, started_with(setup))
+            facts = started_with(setup) | {"engine_reason": event.engine_reason}
+            directory.write_identity(setup.plan, event.engine, data, facts)
         last = event
         if isinstance(event, Start) or (not private and monotonic() - saved_at >= setup.plan.checkpoint_s):
             checkpoint(event)
@@ -170,8 +173,18 @@ def _recording(setup: Setup, data: str, directory: RunDir | None, resumed: bool)
             checkpoint(last)
 
 
-def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, directory: RunDir | None) -> Result:
-    """The result of a run from its rows and last state; also written to the directory."""
+def finish(
+    setup: Setup,
+    rows: list[dict[str, Any]],
+    state: State,
+    engine: Engine,
+    directory: RunDir | None,
+    spent: dict[str, Any] | None = None,
+) -> Result:
+    """The result of a run from its rows and last state; also written to the directory.
+
+    `spent` is the ledger's last word, if the budget ended the run in the middle of a round.
+    """
     model = Model(setup.task, setup.plan.seed)
     model.load(state.weights)
     summary = summarise(
@@ -184,6 +197,7 @@ def finish(setup: Setup, rows: list[dict[str, Any]], state: State, engine: str, 
         engine=engine,
         sha256=model_sha256(state.weights),
         run_dir=str(directory.path) if directory else None,
+        spent=spent,
     )
     if directory:
         directory.write_json("summary.json", summary.to_dict())

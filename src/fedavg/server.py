@@ -167,8 +167,8 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
     on_clients = found.to_dict() if found else None
-    entry = setup.budget.entry(work.round) if setup.budget else None
     result = trained.result
+    entry = setup.budget.entry(work.round, result.releases) if setup.budget else None
     return Round(
         round=work.round,
         lr=work.lr,

@@ -248,3 +248,14 @@ def test_a_full_disk_loses_nothing(small_disk, uninterrupted):
     filler.unlink()
     resumed = json.loads(fedavg("resume", small_disk / "run", "--json", "--no-plot").stdout)
     assert resumed["model_sha256"] == uninterrupted["model_sha256"]
+
+
+def test_noise_from_a_seed_is_warned_of_in_the_first_line(tmp_path):
+    private = ("--stages", "clip:0.3,weigh:equal,noise:1.0", "-C", "0.02", "--rounds", "1", "--no-plot", "--quiet")
+    seeded = fedavg("run", "mnist-2nn", *private, "--run-dir", tmp_path / "seeded")
+    assert seeded.stderr.splitlines()[0].startswith("warning: the noise follows from --seed")
+    again = fedavg("resume", tmp_path / "seeded", "--no-plot", "--quiet")
+    assert again.stderr.splitlines()[0].startswith("warning: the noise follows from --seed")
+    drawn = fedavg("run", "mnist-2nn", *private, "--noise-source", "os", "--run-dir", tmp_path / "os")
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    assert fedavg("run", "mnist-2nn", *private[2:], "--run-dir", tmp_path / "plain").stderr == ""

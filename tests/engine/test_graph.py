@@ -78,6 +78,30 @@ class Constant(nn.Module):
         return self.out(x * self.scale + torch.arange(8) * 0.1 + torch.tensor([0.5]))
 
 
+class Factored(nn.Module):
+    """A weight that is a product of two: the gradient of each is made from the other, before either is stepped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 8) / 3)
+
+    def forward(self, x):
+        return F.linear(x, self.u @ self.v)
+
+
+class ByNumber(nn.Module):
+    """Picks columns by their numbers, which depends on no value of the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+        self.order: torch.Tensor
+        self.register_buffer("order", torch.tensor([7, 0, 1, 2, 3, 4, 5, 6]))
+
+    def forward(self, x):
+        return self.out(x[:, self.order])
+
+
 def images(n):
     g = torch.Generator().manual_seed(0)
     return torch.rand(n, 3, 8, 8, generator=g), torch.randint(0, 3, (n,), generator=g)
@@ -141,6 +165,8 @@ MODULES = {
     "constants": (Task("t", Constant), points),
     "attention": (Task("t", Attention), tokens),
     "lstm": (Task("t", sequence_net), tokens),
+    "factored": (Task("t", Factored), points),
+    "columns by number": (Task("t", ByNumber), points),
     "squared loss": (Task("t", tanh_net, loss=own_loss), points),
 }
 

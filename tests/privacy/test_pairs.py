@@ -30,7 +30,10 @@ REFUSED = {
     ("noise or localdp", "evaluation by clients"): {"stages": PRIVATE, "evaluate": "clients", "holdout": 0.3},
     ("secure aggregation", "a codec other than float32"): {"secagg": "complete:4:20", "codec": "float16"},
     ("secure aggregation", "an asynchronous algorithm"): {"secagg": "complete:4:20", "algorithm": "fedbuff:2"},
+    ("noise or localdp", "sampling choice"): {"stages": PRIVATE, "sampling": "choice:4"},
+    ("secure aggregation", "sampling choice"): {"secagg": "complete:4:20", "sampling": "choice:4"},
     ("noise or localdp", "fednova, adaptive"): {"stages": PRIVATE, "algorithm": "fednova"},
+    ("noise or localdp", "an asynchronous algorithm"): {"stages": PRIVATE, "algorithm": "fedbuff:2"},
     ("noise or localdp", "a codec with error feedback"): {"stages": PRIVATE, "codec": "topk:0.1"},
 }
 

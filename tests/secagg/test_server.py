@@ -207,3 +207,42 @@ def test_an_identity_is_refused_that_nobody_vouched_for_or_that_is_there_already
     double = ClientSession(session.server.terms, 1, make_identities([0])[0])
     refused("not-vouched", session.server, double.advertise())
     session.server.receive(session.reply(1))
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_wrong_shares_of_a_few_do_not_keep_the_sum_closed_and_name_their_senders(signed):
+    """Of 12 with t = 7, clients 0 and 4 send wrong shares of everything; client 7 was lost after it had shared."""
+    session = party(small_terms(12, threshold=7, signed=signed)).until(Phase.UNMASKING, {Phase.INPUTS: [7]})
+    for client in sorted(session.server.awaited):
+        reply = session.reply(client)
+        if client in (0, 4):
+            wrong = [tuple((owner, (share + 1) % PRIME) for owner, share in part) for part in (reply.seeds, reply.keys)]
+            reply = replace(reply, seeds=wrong[0], keys=wrong[1])
+        session.server.receive(reply)
+    aggregate = session.server.finish()
+    assert np.array_equal(aggregate.ring, plain_sum(session.server.terms, set(range(12)) - {7}))
+    assert session.server.liars == {0, 4}
+
+
+def test_nobody_is_named_where_wrong_shares_could_be_right_ones():
+    """Of 9 with t = 6 two are wrong: the sum is opened, but who they are is not beyond doubt."""
+    session = party(small_terms(9, threshold=6)).until(Phase.UNMASKING, {Phase.INPUTS: [7]})
+    for client in sorted(session.server.awaited):
+        reply = session.reply(client)
+        if client in (0, 4):
+            reply = replace(reply, seeds=tuple((owner, (share + 1) % PRIME) for owner, share in reply.seeds))
+        session.server.receive(reply)
+    assert np.array_equal(session.server.finish().ring, plain_sum(session.server.terms, set(range(9)) - {7}))
+    assert session.server.liars == frozenset()
+
+
+def test_more_wrong_shares_than_can_be_spared_abandon_the_session():
+    """t = 6 of 7 right ones: with two wrong there are five."""
+    session = party(small_terms(7, threshold=6)).until(Phase.UNMASKING)
+    for client in range(7):
+        reply = session.reply(client)
+        if client in (2, 5):
+            reply = replace(reply, seeds=tuple((owner, (share + 1) % PRIME) for owner, share in reply.seeds))
+        session.server.receive(reply)
+    with pytest.raises(SessionAbandoned, match="do not give the secret"):
+        session.server.finish()

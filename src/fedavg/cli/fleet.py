@@ -174,6 +174,10 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
               help="Decline plans whose rounds cost more privacy together, by noise that devices add.")  # fmt: skip
 @click.option("--max-epochs", type=click.IntRange(1), metavar="N", help="Decline work of more local epochs.")
 @click.option("--max-rounds-per-day", type=click.IntRange(1), metavar="N", help="Take part in no more rounds a day.")
+@click.option("--max-epsilon", type=click.FloatRange(min=0, min_open=True),
+              help="Stop before all that this device sent could cost more privacy than this [the plan's].")  # fmt: skip
+@click.option("--spent", type=click.Path(path_type=Path),
+              help="Where it counts what it has spent: one file for all runs on its data [in --state].")  # fmt: skip
 @click.option("--give-up-after", type=float, metavar="SECONDS", help="Stop if the server is away for so long [never].")
 def join(url: str, **options: Any) -> None:
     """Take part in the training of the server at URL with the data of this device, until the run is over.
@@ -188,6 +192,7 @@ def join(url: str, **options: Any) -> None:
     from fedavg.fleets.http.device.policy import Policy
     from fedavg.fleets.http.protocol.certs import client_context
     from fedavg.fleets.http.server.logs import log_to_stderr
+    from fedavg.privacy.served import BudgetSpent
     from fedavg.programs.device import Device
 
     check_url(url, options["insecure"])
@@ -213,8 +218,14 @@ def join(url: str, **options: Any) -> None:
         ),
         vouched=identity_source(options),
         allowed=options["allow"],
+        max_epsilon=options["max_epsilon"],
+        spent=options["spent"],
     )
-    last = device.run()
+    try:
+        last = device.run()
+    except BudgetSpent as spent:
+        click.echo(str(spent), err=True)
+        return
     click.echo(f"the run is over after round {last}", err=True)
 
 
@@ -274,6 +285,8 @@ def fleet_demo(settings: tuple[str, ...], run_dir: Path | None, as_json: bool, *
         return
     equal = outcome["model_sha256"] == outcome["simulated_sha256"]
     click.echo(f"fleet      {outcome['model_sha256']}")
-    click.echo(f"simulated  {outcome['simulated_sha256']}  ({'the same, bit for bit' if equal else 'NOT the same'})")
+    if outcome["simulated_sha256"]:
+        same = "the same, bit for bit" if equal else "NOT the same"
+        click.echo(f"simulated  {outcome['simulated_sha256']}  ({same})")
     click.echo(f"accuracy   {outcome['accuracy']:.4f} after {outcome['rounds']} rounds; files in {outcome['run_dir']}")
     click.echo(f"sent       {outcome['bytes_up'] / 1e6:.1f} MB up, {outcome['bytes_down'] / 1e6:.1f} MB down")

@@ -65,7 +65,7 @@ def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]
         ("simulated clock", f"{clock(summary.simulated_s)} of upload at the plan's uplink"),
         ("time", f"{pace}{summary.seconds:.1f} s in all"),
         ("model", f"{summary.parameters:,} numbers, sha256 {summary.model_sha256[:16]}…"),
-        ("engine", summary.engine),
+        ("engine", summary.engine + (f" ({summary.engine_reason})" if summary.engine_reason else "")),
         ("run directory", str(summary.run_dir)),
     ]
     return [*rows, ("picture", str(picture))] if picture else rows

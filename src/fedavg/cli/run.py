@@ -79,6 +79,7 @@ def run(
         return
     from fedavg import runner
 
+    _warn_of_seeded_noise(plan)
     directory = run_dir or _new_directory(Path(source).stem)
     try:
         with _progress(plan, directory, quiet) as watch:
@@ -126,9 +127,22 @@ def resume(run_dir: Path, plot: bool, quiet: bool, as_json: bool, **options: str
     find_own_code()
     changes = {name: value for name, value in options.items() if value is not None}
     plan = RunDir(run_dir).plan(**changes)
+    _warn_of_seeded_noise(plan)
     with _progress(plan, run_dir, quiet) as watch:
         result = runner.resume(run_dir, watch, **changes)
     _report(result, plot, as_json)
+
+
+def _warn_of_seeded_noise(plan: "Plan") -> None:
+    """The first line: a simulation that can be repeated must not be taken for a private release."""
+    from fedavg.stages import make_stage
+
+    if plan.noise_source == "seeded" and any(make_stage(stage).hides_metrics for stage in plan.stages):
+        click.echo(
+            "warning: the noise follows from --seed, so whoever knows the seed can take it off again; this protects "
+            "nobody outside of a simulation (--noise-source os does)",
+            err=True,
+        )
 
 
 def find_own_code() -> None:

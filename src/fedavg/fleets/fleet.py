@@ -26,6 +26,8 @@ class CohortResult:
     bytes_down: int
     #: Numbers that secure aggregation had to cut to its clip range, over all clients.
     saturated: int = 0
+    #: How many releases the client that has the most has behind it, this round's among them; None: one a round.
+    releases: int | None = None
 
 
 class Measured(Protocol):

@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from fedavg import seeds
+from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged, FedAvgError
 from fedavg.metrics import report
@@ -155,7 +156,11 @@ def _sampling(order: Order, directory: RunDir) -> list[TrainingSample]:
 
 
 def main(path: Path) -> int:
-    torch.set_num_threads(1)  # other runs have the other cores
+    with one_thread():  # other runs have the other cores
+        return _main(path)
+
+
+def _main(path: Path) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # workers just end
     directory = RunDir(run_directory(path))

@@ -6,7 +6,7 @@ without its neighbouring relation: each kind of sampling states its own.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,6 +100,15 @@ def epsilon(
     with _only_errors_logged():
         ledger.compose(_event(library, sampling, noise_multiplier), rounds)
     return float(ledger.get_epsilon(delta))
+
+
+def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
+    """What releases of one client's data cost together, so many with each noise multiplier, without any sampling.
+
+    Gaussian mechanisms compose to one: with multipliers z_i, that of (Σ z_i⁻²)^-½.
+    """
+    precision = sum(count * noise**-2 for noise, count in releases.items())
+    return epsilon(EveryRound(), precision**-0.5, 1, delta) if precision else 0.0
 
 
 def noise_for(target: float, sampling: Sampling, rounds: int, delta: float, accountant: Accountant = "rdp") -> float:

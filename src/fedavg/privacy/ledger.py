@@ -6,12 +6,11 @@ round and, together with the noised state, in the round's checkpoint.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedavg.errors import PlanError
 from fedavg.privacy.accounting import EveryRound, Sampling, spending
-from fedavg.stages.localdp import LocalDP
-from fedavg.stages.noise import Noise
+from fedavg.stages.stage import Mechanism
 
 if TYPE_CHECKING:
     from fedavg.setup import Draft
@@ -28,14 +27,21 @@ class Budget:
     cohort: int
     delta: float
     noise: str
+    #: What a round gives away of a client: a share in the model, in a sum that the server sees, or its update.
+    releases: Literal["model", "sum", "update"]
 
-    def entry(self, round: int) -> dict[str, Any]:
-        """The ledger's line for a round: what all rounds up to it cost together, and with one more."""
+    def entry(self, round: int, releases: int | None = None) -> dict[str, Any]:
+        """The ledger's line for a round: what everything up to it costs together, and with one release more.
+
+        `releases` are those of the client that has the most. Without it: one a round, as the sampling has it.
+        """
         cost = spending(self.sampling, self.noise_multiplier, self.delta)
+        count = round if releases is None else releases
         return {
             "round": round,
-            "epsilon": cost.epsilon(round),
-            "epsilon_next": cost.epsilon(round + 1),
+            "releases": count,
+            "epsilon": cost.epsilon(count),
+            "epsilon_next": cost.epsilon(count + 1),
             "delta": self.delta,
             "mechanism": self.mechanism,
             "noise_multiplier": self.noise_multiplier,
@@ -53,12 +59,17 @@ def budget_spent(limit: float | None, entry: Mapping[str, Any] | None) -> bool:
     return limit is not None and entry is not None and entry["epsilon_next"] > limit
 
 
-def budget_of(setup: "Draft") -> Budget | None:
+def budget_of(draft: "Draft") -> Budget | None:
     """What the plan's stages cost; a plan whose first round is too dear is refused."""
-    budget = _budget(setup)
-    limit = setup.plan.dp_epsilon
+    budget = _budget(draft)
+    check_limit(draft.plan.dp_epsilon, budget)
+    return budget
+
+
+def check_limit(limit: float | None, budget: Budget | None) -> None:
+    """Refuse a limit that does not allow one round."""
     if limit is None:
-        return budget
+        return
     if budget is None:
         raise PlanError(f"dp_epsilon: got {limit:g}, but no stage adds noise; expected one, as in 'noise:1.1'")
     first = budget.entry(0)["epsilon_next"]
@@ -67,26 +78,37 @@ def budget_of(setup: "Draft") -> Budget | None:
             f"dp_epsilon: got {limit:g}, but round 1 alone costs {first:.4g} ({budget.sampling.relation}); "
             "expected more, or more noise, more clients or a smaller C"
         )
-    return budget
 
 
-def _budget(setup: "Draft") -> Budget | None:
-    if not any(isinstance(stage, Noise | LocalDP) for stage in setup.stages):
+def _budget(draft: "Draft") -> Budget | None:
+    mechanism = draft.mechanism
+    if mechanism is None:
         return None
-    clients, cohort = setup.clients.with_data, setup.cohort_size
-    delta = setup.plan.dp_delta or min(clients**-1.1, 0.5)
-    for stage in setup.stages:
-        if isinstance(stage, Noise):
-            sampling = setup.sampler.privacy(clients, cohort)
-            if sampling is None:
-                raise PlanError(
-                    f"sampling: got '{setup.sampler}' with noise; expected one whose privacy is known: fixed, poisson "
-                    "or turns, or one of your own that says what it is charged by (`Sampler.privacy`)"
-                )
-            kind = "discrete gaussian" if stage.bits else "gaussian"
-            name = f"{kind}, {stage.where}"
-            return Budget(name, stage.multiplier, sampling, clients, cohort, delta, setup.plan.noise_source)
-        if isinstance(stage, LocalDP):
-            name = "gaussian, each client by itself"
-            return Budget(name, stage.multiplier, EveryRound(), clients, cohort, delta, setup.plan.noise_source)
-    return None
+    clients, cohort = draft.clients.with_data, draft.cohort_size
+    return Budget(
+        mechanism=mechanism.name,
+        noise_multiplier=mechanism.multiplier,
+        sampling=EveryRound() if mechanism.by == "each" else _sampling(draft),
+        clients=clients,
+        cohort=cohort,
+        delta=draft.plan.dp_delta or min(clients**-1.1, 0.5),
+        noise=draft.plan.noise_source,
+        releases=_released(mechanism, masked=draft.secagg is not None),
+    )
+
+
+def _sampling(draft: "Draft") -> Sampling:
+    """What noise on a sum is charged by: the draw of the cohort that a client may hide in."""
+    sampling = draft.sampler.privacy(draft.clients.with_data, draft.cohort_size)
+    if sampling is None:
+        raise PlanError(
+            f"sampling: got '{draft.sampler}' with noise; expected one whose privacy is known: fixed, poisson "
+            "or turns, or one of your own that says what it is charged by (`Sampler.privacy`)"
+        )
+    return sampling
+
+
+def _released(mechanism: Mechanism, masked: bool) -> Literal["model", "sum", "update"]:
+    if mechanism.by == "server":
+        return "model"
+    return "sum" if mechanism.by == "clients" or masked else "update"

@@ -42,6 +42,7 @@ from fedavg.fleets.http.device.policy import (
     check_plan,
     fewest_survivors,
 )
+from fedavg.fleets.http.device.releases import Releases
 from fedavg.fleets.http.device.reports import report
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import (
@@ -63,6 +64,7 @@ from fedavg.fleets.http.protocol.messages import (
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.fleets.worker import judged, named_sums
 from fedavg.plan import Plan, make_plan
+from fedavg.privacy.served import BudgetSpent, served
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import Setup, resolve_on_device
 from fedavg.specs import importing_only
@@ -122,6 +124,8 @@ class Device:
         allowed: Sequence[str] = (),
         policy: Policy | None = None,
         vouched: "Callable[[DeviceFiles, ClientKey], SigningIdentity] | None" = None,
+        max_epsilon: float | None = None,
+        spent: Path | None = None,
     ) -> None:
         """`vouched` gives the identity that signs in sessions of secure aggregation, if an authority is pinned."""
         self._url, self._directory, self._examples, self._task = url, directory, examples, task
@@ -129,6 +133,7 @@ class Device:
         self._eligible = eligible
         self._policy = policy or Policy()
         self._allowed = tuple(allowed)
+        self._max_epsilon, self._spent = max_epsilon, spent or directory / "spent.json"
         self._files = DeviceFiles(directory)
         self._files.prepare()
         key = own_key(directory / "key.pem")
@@ -147,6 +152,7 @@ class Device:
             self._k = identity.client
             self._plan_digest = identity.plan_digest
             self._setup = self._agreed(identity)
+            self._releases = Releases(self._setup, self._files, self._spent, self._max_epsilon)
             plan = self._setup.plan
             self._trained_on, self._held = hold_out(self._examples, plan.holdout, plan.seed, self._k)
             self._trainer = self._setup.new_trainer(self._trained_on)
@@ -206,7 +212,7 @@ class Device:
         # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
         self._sent, others = sent, {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
         with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return resolve_on_device(make_plan({**values, **own, **others, "device": "cpu"}))
+            return served(resolve_on_device(make_plan({**values, **own, **others, "device": "cpu"})))
 
     # Rounds
 
@@ -251,10 +257,18 @@ class Device:
             # A server that takes updates without a name does not know whose counted.
             self._drop_pending(keep_state=pending.accepted)
         elif isinstance(answer, WorkOffer) and not pending.answers(answer):  # another attempt at the same round
-            self._drop_pending(keep_state=False)
+            if self._releases.has(answer):
+                self._note(replace(pending, attempt=answer.attempt, trained=False, accepted=False))
+            else:
+                self._drop_pending(keep_state=False)
 
     def _work(self, offer: WorkOffer) -> None:
         """Do what is asked, or say why not: nobody should wait for a device that failed."""
+        try:
+            self._releases.check(offer)
+        except BudgetSpent as error:
+            report(self._link, offer.round, offer.attempt, error, "budget-spent")
+            raise
         self._until = monotonic() + offer.deadline_s
         if self._pending is None:
             self._allowance.spend()
@@ -305,7 +319,10 @@ class Device:
         self._note(replace(self._pending, trained=True))
 
     def _message(self, offer: WorkOffer) -> Message:
-        """Train as asked; what comes out is the same whenever it is asked."""
+        """The update that is asked for; what comes out is the same whenever it is asked."""
+        return self._releases.message(offer, self._trained)
+
+    def _trained(self, offer: WorkOffer) -> Message:
         shared = self._fetch(offer)
         work = Work(
             round=offer.round,
@@ -361,7 +378,8 @@ class Device:
         """An update that is not wanted now may be asked for by a server that was just restarted; a bad one never is."""
         log.warning("update refused", extra={"round": offer.round, "reason": refusal.error})
         if refusal.error not in _NOT_NOW:
-            self._drop_pending(keep_state=False)
+            if not self._releases.has(offer):  # what was noised is not made again, with other noise
+                self._drop_pending(keep_state=False)
             report(self._link, offer.round, offer.attempt, refusal, "update-refused")
 
     # What is kept

@@ -32,6 +32,7 @@ from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
+from fedavg.privacy.served import BudgetSpent, ServedLedger, served
 from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
@@ -45,6 +46,7 @@ log = logging.getLogger("fedavg.fleet")
 
 ADMIN_TOKEN: Final = "admin-token"
 JOIN_TOKEN: Final = "join-token"
+LEDGER: Final = "ledger.jsonl"
 #: The first join token is good for a week, and where the plan does not say K, for so many clients.
 JOIN_HOURS: Final = 7 * 24.0
 JOIN_USES: Final = 1000
@@ -93,17 +95,22 @@ def serve(
     """
     _check_plan(plan)
     _check_plain(options)
+    _check_guards(plan, options.guards)
     _check_authority(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
     setup = _resolve(plan, data, options.rules)
+    _check_minimum(setup, options.minimum)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub.know(store.clients())
-        fleet = HttpFleet(population_of(data), data.test, hub, store, options.rules, options.minimum, options.authority)
+        ledger = _ledger(setup, store, options.directory)
+        fleet = HttpFleet(
+            population_of(data), data.test, hub, store, options.rules, options.minimum, options.authority, ledger
+        )
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(_stopped_by_signals(hub))
@@ -120,12 +127,30 @@ def serve(
 def _resolve(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
     """The plan for the clients that will come, as many as its data has; of that the server keeps the test set."""
     clients = population_of(data)
-    setup = resolve(plan, clients, data.test)
-    if setup.budget and plan.clients is None:
-        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
+    setup = served(resolve(plan, clients, data.test))
+    if setup.budget and clients.count != plan.clients:
+        raise PlanError(
+            f"clients: got {plan.clients}, but data '{data.name}' has {clients.count}; a private run needs the same "
+            "number: its noise and its mean are made for K clients"
+        )
     if setup.secagg:
         setup.secagg.check(rules.invited(cohort_size(plan.C, clients)))
     return setup
+
+
+def _ledger(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:
+    """What the run has cost so far, from the record of who took part."""
+    if setup.budget is None:
+        return None
+    return ServedLedger(setup.budget, setup.plan.dp_epsilon, directory / LEDGER, store.attempts())
+
+
+def _check_minimum(setup: Setup, minimum: int | None) -> None:
+    least = setup.secagg.shares.least if setup.secagg and setup.secagg.shares else 0
+    if minimum is not None and minimum < least:
+        raise PlanError(
+            f"--min-clients: got {minimum}; expected at least {least}: so many together carry the noise of the plan"
+        )
 
 
 def _check_plan(plan: Plan) -> None:
@@ -142,6 +167,14 @@ def _check_plan(plan: Plan) -> None:
         )
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
+
+
+def _check_guards(plan: Plan, guards: Guards) -> None:
+    if plan.secagg != "none" and guards.max_norm is not None:
+        raise PlanError(
+            "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
+            "updates there is the plan's secagg, CLIP for each number and CAP for n_k"
+        )
 
 
 def _check_authority(plan: Plan, options: Options) -> None:
@@ -234,19 +267,25 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
+    spent = None
     if not (start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped"):
-        for event in rounds(setup, fleet, start):
-            state = event.state
-            if isinstance(event, Round):
-                _commit(event, fleet, hub, store)
-                rows.append(event_row(event))
-                _append_metrics(run, rows, fleet)
-            elif event.round == 0:
-                _save_initial(event, fleet, store)
-            if watch:
-                watch(event)
+        try:
+            for event in rounds(setup, fleet, start):
+                state = event.state
+                if isinstance(event, Round):
+                    _commit(event, fleet, hub, store)
+                    rows.append(event_row(event))
+                    _append_metrics(run, rows, fleet)
+                elif event.round == 0:
+                    _save_initial(event, fleet, store)
+                if watch:
+                    watch(event)
+        except BudgetSpent as error:
+            log.warning("budget spent", extra={"detail": str(error)})
+            assert fleet.ledger
+            spent = fleet.ledger.entry(len(rows))
     assert state
-    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine.name, run))
+    return fleet.retried(lambda: finish(setup, rows, state, fleet.engine, run, spent))
 
 
 def _check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
@@ -288,6 +327,7 @@ def _commit(event: Round, fleet: HttpFleet, hub: Hub, store: Store) -> None:
             store.commit_round(event.round, fleet.attempt, blob, digest, event_row(event), counted, event.ledger)
 
     fleet.retried(write)
+    fleet.committed(event.round)
     hub.committed(event.round)
     log.info("committed", extra={"round": event.round, "clients": event.clients, "test": event.test, "model": digest})
 

@@ -6,6 +6,7 @@ from math import nan
 from statistics import median
 from typing import Any
 
+from fedavg.engine.trainer import Engine
 from fedavg.metrics import Metric
 from fedavg.metrics.goal import Goal, improved, stalled
 from fedavg.plan import Plan
@@ -35,6 +36,8 @@ class Summary:
     seconds: float
     parameters: int
     engine: str
+    #: Why it is that one: 'auto' falls back to the slow, plain path where the fast one can not be taken.
+    engine_reason: str
     plan: str
     model_sha256: str
     run_dir: str | None
@@ -99,9 +102,10 @@ def summarise(
     goal: Goal,
     ended: bool,
     parameters: int,
-    engine: str,
+    engine: Engine,
     sha256: str,
     run_dir: str | None,
+    spent: dict[str, Any] | None = None,
 ) -> Summary:
     found = {name: _final_and_best(values, metrics.get(name)) for name, values in curves(rows)[1].items()}
     crossed = None
@@ -109,7 +113,7 @@ def summarise(
         crossed = rounds_to_target(*curve(rows, goal.metric), goal.target, bool(goal.higher_is_better))
     asked = [row["on_clients"] for row in rows if row.get("on_clients")]
     return Summary(
-        status=status_of(plan, rows, goal, ended),
+        status="budget spent" if spent else status_of(plan, rows, goal, ended),
         rounds=len(rows),
         metric=goal.metric,
         target=goal.target,
@@ -124,11 +128,12 @@ def summarise(
         seconds_per_round=median(row["seconds"] for row in rows) if rows else None,
         seconds=sum(row["seconds"] + row["eval_seconds"] for row in rows),
         parameters=parameters,
-        engine=engine,
+        engine=engine.name,
+        engine_reason=engine.reason,
         plan=plan.digest,
         model_sha256=sha256,
         run_dir=run_dir,
-        privacy=rows[-1].get("ledger") if rows else None,
+        privacy=spent or (rows[-1].get("ledger") if rows else None),
         metrics=found,
         on_clients=asked[-1] if asked else None,
     )

@@ -207,8 +207,8 @@ class ClientSession:
         self._aborted, self._secrets = error, None
         self._agreed, self._held, self._peers, self._roster, self._delivery = {}, {}, {}, None, None
 
-    def _abort(self, reason: Reason, message: str) -> NoReturn:
-        raise ClientAborted(reason, f"client {self.client} leaves the session: {message}")
+    def _abort(self, reason: Reason, message: str, culprit: int | None = None) -> NoReturn:
+        raise ClientAborted(reason, f"client {self.client} leaves the session: {message}", culprit)
 
     def _after(self, earlier: object, what: str) -> None:
         if earlier is None:
@@ -315,11 +315,11 @@ class ClientSession:
         try:
             text = self._cipher(sender, sender, self.client).decrypt(_NONCE, sealed, self.terms.digest)
         except InvalidTag:
-            self._abort(Reason.BAD_SHARE, f"the shares from client {sender} were altered")
+            self._abort(Reason.BAD_SHARE, f"the shares from client {sender} were altered", sender)
         size = field.SHARE_BYTES
         held = _Held(int.from_bytes(text[:size], "big"), int.from_bytes(text[size:], "big"))
         if len(text) != 2 * size or max(held.key, held.seed) >= field.PRIME:
-            self._abort(Reason.BAD_SHARE, f"the shares from client {sender} are not two elements of the field")
+            self._abort(Reason.BAD_SHARE, f"the shares from client {sender} are not two elements of the field", sender)
         return held
 
     def _mask_keys(self, secrets: _Secrets) -> tuple[list[bytes], list[bytes]]:

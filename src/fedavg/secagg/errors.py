@@ -28,9 +28,10 @@ class Reason(StrEnum):
 class SecAggError(FedAvgError):
     """Secure aggregation can not go on as asked."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, culprit: int | None = None) -> None:
+        """`culprit` is the client that spoiled it, where that is known."""
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.culprit = reason, culprit
 
 
 class TermsError(SecAggError):

@@ -7,13 +7,13 @@ session. In the last phase it must go on with the old one, saved by `to_bytes()`
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from secrets import SystemRandom
 from struct import error as StructError
 from struct import pack, unpack_from
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -35,6 +35,9 @@ from fedavg.secagg.messages import (
     UnmaskShares,
 )
 from fedavg.secagg.terms import Terms
+
+#: Sets of shares that are tried before a secret is given up: enough for one wrong share in a hundred clients, or a few.
+TRIES: Final = 300
 
 
 class Phase(IntEnum):
@@ -83,6 +86,7 @@ class ServerSession:
         self._seed_shares: dict[int, dict[int, int]] = {}
         self._key_shares: dict[int, dict[int, int]] = {}
         self._opened_by: set[int] = set()
+        self._liars: set[int] = set()
 
     @property
     def phase(self) -> Phase:
@@ -92,6 +96,11 @@ class ServerSession:
     def awaited(self) -> frozenset[int]:
         """The clients whose message of this phase has not arrived."""
         return frozenset(self._awaited)
+
+    @property
+    def opened(self) -> frozenset[int]:
+        """The clients whose sum others were asked to open: whatever came of it, it may have been."""
+        return frozenset(self._survivor_set.survivors)
 
     def receive(self, message: Message) -> None:
         """Take a client's message of this phase, or refuse it; a refused one changes nothing."""
@@ -182,6 +191,11 @@ class ServerSession:
     def opened_by(self) -> frozenset[int]:
         """The clients that have given out their shares of the last phase."""
         return frozenset(self._opened_by)
+
+    @property
+    def liars(self) -> frozenset[int]:
+        """The clients whose shares were found wrong when secrets were opened."""
+        return frozenset(self._liars)
 
     @property
     def can_finish(self) -> bool:
@@ -325,22 +339,62 @@ class ServerSession:
         return added, subtracted
 
     def _seed(self, owner: int) -> bytes:
-        seed = self._opened(owner, self._seed_shares[owner])
-        if masks.commitment(seed, self.terms.digest, owner) != self._adverts[owner].commitment:
-            self._abandon(Reason.BAD_SHARE, f"the shares of client {owner} do not give the seed that it is bound to")
-        return seed
+        binding = self._adverts[owner].commitment
+        return self._opened(
+            owner, self._seed_shares[owner], lambda seed: masks.commitment(seed, self.terms.digest, owner) == binding
+        )
 
     def _masking_key(self, owner: int) -> X25519PrivateKey:
-        private = masks.private_key(self._opened(owner, self._key_shares[owner]))
-        if masks.public_key(private) != self._adverts[owner].mask_key:
-            self._abandon(Reason.BAD_SHARE, f"the shares of client {owner} do not give the key that it advertised")
-        return private
+        public = self._adverts[owner].mask_key
+        key = self._opened(
+            owner, self._key_shares[owner], lambda key: masks.public_key(masks.private_key(key)) == public
+        )
+        return masks.private_key(key)
 
-    def _opened(self, owner: int, shares: dict[int, int]) -> bytes:
+    def _opened(self, owner: int, shares: dict[int, int], fits: Callable[[bytes], bool]) -> bytes:
+        """The secret that any t right shares give. What it must fit tells wrong shares apart, and so their senders.
+
+        Clients open one sum of a round: whoever sends a wrong share must not be able to stop it.
+        """
         threshold = self.terms.topology.threshold
         if len(shares) < threshold:
             self._abandon(Reason.TOO_FEW, f"{len(shares)} shares of client {owner} arrived; expected {threshold}")
+        honest = [holder for holder in sorted(shares) if holder not in self._liars]
+        for holders in _choices(honest, threshold):
+            secret = self._fitting(shares, holders, fits)
+            if secret is None:
+                continue
+            if holders != honest[:threshold]:
+                self._find_liars(shares, honest, holders, fits)
+            return secret
+        return self._abandon(
+            Reason.BAD_SHARE, f"the shares of client {owner} do not give the secret that it is bound to"
+        )
+
+    @staticmethod
+    def _fitting(shares: dict[int, int], holders: list[int], fits: Callable[[bytes], bool]) -> bytes | None:
         try:
-            return field.reconstruct({holder: shares[holder] for holder in sorted(shares)[:threshold]})
-        except SecAggError as error:
-            self._abandon(error.reason, str(error))
+            secret = field.reconstruct({holder: shares[holder] for holder in holders})
+        except SecAggError:
+            return None
+        return secret if fits(secret) else None
+
+    def _find_liars(
+        self, shares: dict[int, int], holders: list[int], right: list[int], fits: Callable[[bytes], bool]
+    ) -> None:
+        """Whose share does not go with those that gave the secret.
+
+        Wrong shares can cancel among a few. Nobody is named unless so many agree that no others could.
+        """
+        wrong = {h for h in set(holders) - set(right) if self._fitting(shares, [h, *right[1:]], fits) is None}
+        if len(holders) - 2 * len(wrong) >= len(right):
+            self._liars |= wrong
+
+
+def _choices(holders: list[int], count: int) -> Iterator[list[int]]:
+    """Sets of so many holders: the first of them, then others by lot."""
+    if len(holders) < count:
+        return
+    yield holders[:count]
+    for _ in range(TRIES if len(holders) > count else 0):
+        yield sorted(SystemRandom().sample(holders, count))

@@ -244,7 +244,7 @@ def test_who_has_opened_a_sum_is_not_invited_to_another_attempt(tmp_path):
         shares = until_unmasking(invited, setup)
         invited[0].send(shares[0])
         for hand in invited[1:]:
-            gone = ReportRequest(hand.offer.round, hand.offer.attempt, "failed", "session-left", "gone")
+            gone = ReportRequest(hand.offer.round, hand.offer.attempt, "failed", "session-left", None, "gone")
             hand.link.ask(UpdateAnswer, "/v1/report", gone)
         others = [hand for hand in hands if hand is not invited[0]]
         offers = [hand.offered() for hand in others]

@@ -12,7 +12,7 @@ from fedavg.fleets.http.protocol.messages import DoneAnswer, Eligibility
 from fedavg.programs.device import Device
 
 NUMBERS = 195
-DAMAGE = [b"", b"{", b"[]", b"null", b'{"round": "x"}', b"\xff\xfe\x00", b"[" * 5000]
+DAMAGE = [b"", b"[]", b'{"round": "x"}', b"\xff\xfe\x00"]
 
 
 def device_of(liar, folder, policy=None):

@@ -6,7 +6,6 @@ from tiny import SIZES, tiny_plan
 
 import fedavg
 
-PRIVATE = ("clip:0.5", "weigh:equal", "noise:0.5:where=clients")
 PLANS = {
     "fedprox": {"algorithm": "fedprox:0.1"},
     "fedavgm": {"algorithm": "fedavgm:0.9"},
@@ -19,10 +18,9 @@ PLANS = {
     "both directions": {"codec": "stc:0.1", "downlink": "stc:0.1", "rounds": 8},
     "a downlink that is drawn": {"downlink": "quantise:4", "rounds": 4},
     "entropy of quantised": {"codec": "entropy:quantise:4"},
-    "adaptive clipping, noise": {"stages": ("clip:0.5:quantile=0.5", "weigh:equal", "noise:0.5")},
+    "adaptive clipping": {"stages": ("clip:0.5:quantile=0.5", "weigh:equal")},
     "secure aggregation": {"secagg": "complete:4:20"},
     "secure aggregation, scaffold": {"algorithm": "scaffold", "secagg": "complete:4:20"},
-    "secure aggregation, noise of the clients": {"secagg": "complete:4:1", "stages": PRIVATE},
 }
 
 

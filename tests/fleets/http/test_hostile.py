@@ -311,7 +311,12 @@ def test_odd_headers(target):
         path = rng.choice(["/v1/report", "/v1/enrol", "/admin/tokens", "/admin/stop", "/v1/rounds/1/0/update"])
         method = "PUT" if path.endswith("update") else "POST"
         body = rng.choice(
-            [b"", b"{}", b'{"round":1,"attempt":0,"kind":"failed","reason":"bad-offer","detail":""}', rng.randbytes(50)]
+            [
+                b"",
+                b"{}",
+                b'{"round":1,"attempt":0,"kind":"failed","reason":"bad-offer","blames":null,"detail":""}',
+                rng.randbytes(50),
+            ]
         )
         lines = "".join(f"{name}: {value}\r\n" for name, value in odd_headers(target, rng, body, path))
         head = f"{method} {path} HTTP/1.1\r\n{lines}Content-Length: {len(body)}\r\n\r\n"

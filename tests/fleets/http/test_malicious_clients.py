@@ -1,7 +1,9 @@
 """What one client, or a crowd of them, tries against a server and its run; each over a real socket on a real server."""
 
 import json
+import re
 import threading
+from dataclasses import replace
 from time import sleep
 
 import numpy as np
@@ -13,10 +15,15 @@ from safetensors.torch import load_file
 
 from fedavg.cli import cli
 from fedavg.engine.trainer import Trainer
+from fedavg.errors import PlanError
 from fedavg.fleets.http.server.hub import Guards
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store
 from fedavg.fleets.http.server.store import rows as store_rows
+from fedavg.secagg import ClientAborted, ClientSession, answer
+from fedavg.secagg import parse as parse_message
+from fedavg.secagg.messages import SealedShares
+from fedavg.secagg.options import make_masking
 from fleet_peers import EVERYONE, HOST, NUMBERS, Peer, fleet_plan, serving, until
 from toys import TOY, small_net
 
@@ -252,6 +259,117 @@ def test_a_crowd_of_the_mute_does_not_stop_a_run(tmp_path):
             working.join()
 
 
+# Secure aggregation with one who does not keep to it
+
+SECURE = fleet_plan(secagg="complete:1.0:100", clients=5, rounds=3)
+
+
+class Masked:
+    """A client in a session, led by hand; `ring` is what it masks, `spoil` what it does to its answers."""
+
+    def __init__(self, peer, offer, ring, spoil=lambda reply: reply):
+        masking = make_masking(SECURE.secagg)
+        session = bytes.fromhex(offer["session"])
+        terms = masking.terms(session, offer["round"], offer["model"], offer["invited"], NUMBERS, {"train_loss"})
+        self.peer, self.offer, self._ring, self._spoil = peer, offer, ring(terms.encoding), spoil
+        self.session = ClientSession(terms, peer.k)
+        self._path = f"/v1/rounds/{offer['round']}/{offer['attempt']}/session"
+        self._put(self.session.advertise())
+
+    def _put(self, message):
+        return self.peer.signed("PUT", self._path, self._spoil(message).to_bytes())
+
+    def step(self):
+        """Answers the message that waits, if one does; whoever leaves says so, and whom it blames."""
+        if self.peer.poll().json["type"] != "mask":
+            return
+        message = parse_message(self.peer.signed("GET", self._path).body)
+        try:
+            self._put(answer(self.session, message, lambda: self._ring))
+        except ClientAborted as error:
+            report = {"round": self.offer["round"], "attempt": self.offer["attempt"], "kind": "failed",
+                      "reason": "session-left", "blames": error.culprit, "detail": ""}  # fmt: skip
+            self.peer.signed("POST", "/v1/report", json.dumps(report).encode())
+
+
+def honest(encoding, value=0.5, weight=10.0):
+    return encoding.encode(np.full(NUMBERS, value, np.float32), weight, {"train_loss": 0.5}).ring
+
+
+def play(server, clients, over):
+    """Lets clients of a session go on until a condition holds."""
+
+    def done():
+        for client in clients:
+            client.step()
+        return over(server.status())
+
+    until(done, "for the session")
+
+
+def test_who_spoils_a_session_is_named_by_its_peers_and_shut_out(tmp_path):
+    """Client 4 deals shares that nobody can open: all four others leave and name it; the next attempt is theirs."""
+
+    def garbage(reply):
+        if not isinstance(reply, SealedShares):
+            return reply
+        return replace(reply, sealed=tuple((k, bytes(len(sealed))) for k, sealed in reply.sealed))
+
+    with serving(tmp_path / "run", SECURE) as server:
+        peers, offers = server.cohort(10, 10, 10, 10, 10)
+        clients = [Masked(peer, offer, honest) for peer, offer in zip(peers[:4], offers, strict=False)]
+        clients.append(Masked(peers[4], offers[4], honest, garbage))
+        play(server, clients, lambda status: status["round"]["attempt"] == 1)
+        assert server.status()["resting"] == 1
+        offers = [peer.offer() for peer in peers[:4]]
+        assert {offer["invited"] for offer in offers} == {4}
+        clients = [Masked(peer, offer, honest) for peer, offer in zip(peers, offers, strict=False)]
+        play(server, clients, lambda status: status["committed"] == 1)
+
+
+def test_one_client_alone_can_not_have_another_shut_out(tmp_path):
+    with serving(tmp_path / "run", SECURE) as server:
+        peers, offers = server.cohort(10, 10, 10, 10, 10)
+        report = {"round": 1, "attempt": 0, "kind": "failed", "reason": "session-left", "blames": peers[0].k,
+                  "detail": ""}  # fmt: skip
+        for liar in peers[3:]:  # two of the four that can know are not more than half
+            assert liar.signed("POST", "/v1/report", json.dumps(report).encode()).status == 200
+        clients = [Masked(peer, offer, honest) for peer, offer in zip(peers[:3], offers, strict=False)]
+        until(lambda: server.status()["round"]["attempt"] == 1)
+        assert clients[0].peer.offer()["attempt"] == 1
+
+
+@pytest.mark.parametrize("lie", ["values", "negative weight", "weight"])
+def test_a_sum_that_its_clients_can_not_have_is_discarded(tmp_path, lie):
+    def ring(encoding):
+        good = honest(encoding)
+        if lie == "values":
+            good[:NUMBERS] = encoding.limit * 2
+        else:  # digits of n_k: as if it were -10^6, or 10^6
+            scalar = encoding._scalar(-1e6 if lie == "negative weight" else 1e6)[0]
+            good[NUMBERS : NUMBERS + encoding._digits] = encoding._cut(scalar)
+        return good
+
+    with serving(tmp_path / "run", SECURE) as server:
+        peers, offers = server.cohort(10, 10, 10, 10, 10)
+        rings = [honest] * 4 + [ring]
+        clients = [Masked(peer, offer, each) for peer, offer, each in zip(peers, offers, rings, strict=True)]
+        play(server, clients, lambda status: status["committed"] == 1)
+        assert server.status()["resting"] == 3  # half of those who may have been it, by lot
+    (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert (row["clients"], row["examples"]) == (0, 0)
+    with Store.open(tmp_path / "run" / "fleet.db") as store:
+        assert not store.counted(1).clients
+
+
+def test_a_bound_on_norms_is_refused_where_it_can_not_apply(tmp_path):
+    with (
+        pytest.raises(PlanError, match="--norm-bound: nobody can see the norm"),
+        serving(tmp_path / "run", SECURE, guards=Guards(max_norm=1.0)),
+    ):
+        pass
+
+
 # Waiting
 
 
@@ -291,3 +409,18 @@ def test_the_server_of_the_compose_file_has_neither_the_authoritys_key_nor_a_pas
     assert {path for path in mounted if "certificates" in path} == {
         "./certificates/server.pem", "./certificates/server.key",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["server.lock", "dev.lock"])
+def test_every_locked_package_has_its_hash_and_the_version_that_is_tested(request, name):
+    root = request.config.rootpath
+    tested = dict(re.findall(r"^([\w.-]+)==(\S+)$", (root / "constraints.txt").read_text().lower(), re.M))
+    lines = [line for line in (root / "deploy" / name).read_text().splitlines() if not line.startswith("#")]
+    locked = [re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert all(locked), "a line without a hash, or with anything else"
+    versions = {found[1].replace("-", "_"): found[2].partition("+")[0] for found in locked}
+    known = {package.replace("-", "_"): version for package, version in tested.items()}
+    assert {"torch", "starlette", "cryptography"} <= versions.keys()
+    assert {name: versions[name] for name in versions.keys() & known.keys()} == {
+        name: known[name] for name in versions.keys() & known.keys()
+    }

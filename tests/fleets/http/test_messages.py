@@ -53,7 +53,7 @@ EXAMPLES = [
     WaitAnswer(1.5, 0, False),
     DoneAnswer(100, MODEL, True),
     UpdateAnswer(True, False),
-    ReportRequest(3, 0, "failed", "training-failed", "out of memory\n  at step 3"),
+    ReportRequest(3, 0, "failed", "training-failed", 7, "out of memory\n  at step 3"),
     NewToken(None, "", 3, None),
     NewToken(5, "the lab", None, 24.0),
     Selection(None, "0f" * 8, "10.0.0.0/8", 2.0, None),
@@ -137,7 +137,7 @@ def test_what_is_not_strict_json_is_refused(body):
 
 
 def test_brackets_in_texts_are_not_depth():
-    report = ReportRequest(1, 0, "failed", "bad-offer", '[[[[[[{{{{{{ "\\" ]')
+    report = ReportRequest(1, 0, "failed", "bad-offer", None, '[[[[[[{{{{{{ "\\" ]')
     assert parse(ReportRequest, dump(report), 1000) == report
 
 
@@ -228,6 +228,7 @@ BAD = {
         "attempt": [-1],
         "kind": ["", "Failed", "ok", None, 1],
         "reason": ["", "a-reason-of-my-own", None, 1],
+        "blames": [-1, 2**20, "1", True],
         "detail": ["x" * 501, "\x00", "\r", "\u2028", HALF, None],
     },
     Selection: {
@@ -301,7 +302,7 @@ def test_what_would_be_refused_is_not_written(message, field):
 
 @given(text=st.text(st.characters(), max_size=600))
 def test_any_text_can_be_made_a_detail(text):
-    report = ReportRequest(1, 0, "failed", "bad-offer", printable(text, 500))
+    report = ReportRequest(1, 0, "failed", "bad-offer", None, printable(text, 500))
     assert parse(ReportRequest, dump(report), MAX_MESSAGE) == report
 
 

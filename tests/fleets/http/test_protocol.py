@@ -92,7 +92,7 @@ def test_the_limits_are_those_of_the_code():
 
 def test_the_example_of_a_signature_can_be_made_again():
     signed, signature = (block.strip() for block in re.findall(r"```\n(.*?)```", SECTIONS["Signing"], re.DOTALL))
-    body = dump(ReportRequest(7, 1, "declined", "many-epochs", ""))
+    body = dump(ReportRequest(7, 1, "declined", "many-epochs", None, ""))
     assert f"`{body.decode()}`" in SECTIONS["Signing"]
     assert signed.splitlines()[-1] == sha256(body).hexdigest()
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

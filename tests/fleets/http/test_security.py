@@ -65,7 +65,7 @@ def collecting(tmp_path):
 
 def test_a_request_counts_once(served):
     peer = served.peer()
-    body = b'{"round":1,"attempt":0,"kind":"failed","reason":"bad-offer","detail":""}'
+    body = b'{"round":1,"attempt":0,"kind":"failed","reason":"bad-offer","blames":null,"detail":""}'
     once = request_bytes("POST", "/v1/report", body, peer.signer.headers("POST", "/v1/report", body))
     answers = []
     for _ in range(2):
@@ -78,7 +78,9 @@ def test_a_request_counts_once(served):
 @pytest.mark.parametrize("change", ["path", "method", "body", "client", "epoch", "counter", "key", "query"])
 def test_a_signature_is_good_for_one_request_of_one_client_only(served, change):
     peer, other = served.peer(), served.peer()
-    body = json.dumps({"round": 1, "attempt": 0, "kind": "failed", "reason": "bad-offer", "detail": ""}).encode()
+    body = json.dumps(
+        {"round": 1, "attempt": 0, "kind": "failed", "reason": "bad-offer", "blames": None, "detail": ""}
+    ).encode()
     method, path = "POST", "/v1/report"
     headers = peer.signer.headers(method, path, body)
     error = "bad-signature"

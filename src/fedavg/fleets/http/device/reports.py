@@ -7,6 +7,7 @@ from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.policy import Declined, OutOfTime
 from fedavg.fleets.http.protocol.messages import ReportRequest, UpdateAnswer, printable
+from fedavg.secagg import SecAggError
 
 log = logging.getLogger("fedavg.device")
 
@@ -21,7 +22,8 @@ def report(link: Link, round: int, attempt: int, error: Exception, otherwise: st
     if not isinstance(error, FedAvgError):
         log.error("unexpected", exc_info=error)
     log.warning(kind, extra={"round": round, "attempt": attempt, "reason": reason, "detail": str(error)})
-    message = ReportRequest(round, attempt, kind, reason, printable(str(error), 500))
+    blames = error.culprit if isinstance(error, SecAggError) else None
+    message = ReportRequest(round, attempt, kind, reason, blames, printable(str(error), 500))
     try:
         link.ask(UpdateAnswer, "/v1/report", message)
     except ServerRefused as refusal:

@@ -385,6 +385,7 @@ REPORTS: Final[dict[str, str]] = {
     "no-authority": "sessions are signed, and the device has no authority or no voucher",
     "small-cohort": "fewer clients are invited than the device asks for",
     "weak-privacy": "the device asks for more privacy than the plan gives",
+    "budget-spent": "another update would cost more privacy than the device may spend",
     "many-epochs": "more local epochs than the device allows",
     "many-rounds": "more rounds a day than the device allows",
     "round-opened": "the device has opened a sum of this round already, and opens no second one",
@@ -399,6 +400,7 @@ class ReportRequest:
     attempt: int = item(ATTEMPT, "the attempt of the offer")
     kind: Literal["failed", "declined"] = item(Choice(("failed", "declined")), "failed while training, or never began")
     reason: str = item(Choice(tuple(REPORTS)), "why, for programs")
+    blames: int | None = item(Nullable(CLIENT), "the client that spoiled a session of secure aggregation, or null")
     detail: str = item(Text(_LINES, 0, 500, "printable text"), "what went wrong, without personal data")
 
 

@@ -376,6 +376,8 @@ class FleetApp:
         if not awaited and message.round > 0:
             raise Refusal("wrong-round", "no update of this client is wanted in that round")
         self._hub.reported(client.k, message.reason)
+        if message.blames is not None and awaited and self._hub.complain(client.k, message.blames):
+            log.warning("shut out by its peers", extra={"client": message.blames, "round": message.round})
         log.warning(
             "client reports",
             extra={"client": client.k, "round": message.round, "kind": message.kind, "reason": message.reason,

@@ -29,6 +29,7 @@ class Conduct:
         self._guilty: set[int] = set()
         self._suspicion: Counter[int] = Counter()
         self._named: dict[int, set[int]] = {}
+        self._excused: set[int] = set()
 
     def strike(self, clients: Iterable[int], now: float, guilty: bool = False) -> None:
         """Send clients to rest."""
@@ -69,17 +70,26 @@ class Conduct:
         return called
 
     def new_attempt(self) -> None:
-        self._named = {}
+        self._named, self._excused = {}, set()
+
+    @property
+    def excused(self) -> set[int]:
+        """Who left the session under way because of one that is known to have spoiled it."""
+        return self._excused
 
     def complain(self, by: int, of: int, witnesses: int, now: float) -> bool:
         """A client says that another spoiled the session; true if with this more than half of who can know say so."""
-        named = self._named.setdefault(of, set())
-        before = 2 * len(named) > witnesses
-        named.add(by)
-        if before or by == of or 2 * len(named) <= witnesses:
+        if by == of:
             return False
-        self.strike([of], now, guilty=True)
-        return True
+        named = self._named.setdefault(of, set())
+        known = 2 * len(named) > witnesses
+        named.add(by)
+        if 2 * len(named) <= witnesses:
+            return False
+        self._excused |= named
+        if not known:
+            self.strike([of], now, guilty=True)
+        return not known
 
     def suspect(self, clients: Collection[int], now: float) -> list[int]:
         """One of these spoiled a sum, and nobody can tell who: half of the most suspicious rest, by lot.

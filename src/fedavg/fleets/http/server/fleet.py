@@ -35,13 +35,14 @@ from fedavg.fleets.worker import add_up, judged, test_pieces
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
+from fedavg.privacy.served import Attempt, ServedLedger
 from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
-    from fedavg.secagg import Aggregate
+    from fedavg.secagg import Aggregate, ServerSession
 
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
@@ -78,7 +79,8 @@ class HttpFleet(Fleet):
     """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
 
     `population` is what the plan was made for, `test` what the server itself judges models on. `authority` is the
-    public key that signed sessions of secure aggregation are checked by.
+    public key that signed sessions of secure aggregation are checked by. `ledger` is what the run has spent of its
+    clients' privacy; None for a run that is not private.
     """
 
     fingerprint = "devices"
@@ -92,10 +94,13 @@ class HttpFleet(Fleet):
         rules: Rules,
         minimum: int | None,
         authority: bytes | None = None,
+        ledger: ServedLedger | None = None,
     ) -> None:
-        self._population, self.test = population, test
+        self._population, self.test, self.ledger = population, test, ledger
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
         self._authority = authority
+        self._session: ServerSession | None = None
+        self._cohort: Sequence[int] = ()
         self.engine = Engine("devices", "each client trains by its own engine")
         self._attempt = 0
         self._threads = ExitStack()
@@ -123,9 +128,9 @@ class HttpFleet(Fleet):
         """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
         parked = self.retried(self._store.open_round)
         if parked and parked.round == round:
-            self._attempt = parked.attempt
+            self._attempt, self._cohort = parked.attempt, parked.cohort
             if self._setup.secagg and self._opening(round) is None:
-                # The session went down with the server: clients answer only in a new one.
+                # The session went down with the server: clients answer only in a new one. None was opened.
                 self._abandon(round, "the server was started again")
             return Cohort(parked.cohort, self._present().count)
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
@@ -175,10 +180,15 @@ class HttpFleet(Fleet):
         if self._minimum is not None:
             return self._minimum
         population = self._setup.plan.clients or self._hub.enrolled
+        shares = self._setup.secagg.shares if self._setup.secagg else None
         cohort = max(round(self._setup.plan.C * population), 1)
-        return max(self._rules.minimum(cohort), min(cohort, population - self._hub.shut_out(population)))
+        least = max(self._rules.minimum(cohort), shares.least if shares else 0)
+        return max(least, min(cohort, population - self._hub.shut_out(population)))
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
+        self._cohort = cohort.clients
+        if self.ledger:
+            self.ledger.check(work.round, cohort.clients)
         invitation = self._invitation(parts, work)
         self._begin(work.round, cohort.clients, invitation)
         collect = self._collect_masked if self._setup.secagg else self._collect
@@ -186,7 +196,8 @@ class HttpFleet(Fleet):
         if isinstance(result, Abandoned):
             self._check_stop()
             self._abandon(work.round, result.reason)
-        return result
+            return result
+        return replace(result, releases=self.ledger.releases_with(self._done(work.round))) if self.ledger else result
 
     def reject(self, work: Work, reason: str) -> bool:
         """The round is as if it had not been; who most likely spoiled it rests, and others are asked."""
@@ -196,6 +207,14 @@ class HttpFleet(Fleet):
         self._abandon(work.round, reason)
         return True
 
+    def committed(self, round: int) -> None:
+        """The round is in the database: what it costs is spent."""
+        if self.ledger:
+            self.ledger.settle(self._done(round))
+
+    def _done(self, round: int) -> Attempt:
+        return Attempt(round, self._attempt, "done", tuple(self._cohort), tuple(self._hub.counted()))
+
     def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
         attempt = self._attempt
         self.retried(lambda: self._store.begin_round(round, attempt, cohort, invitation.round.model))
@@ -203,9 +222,11 @@ class HttpFleet(Fleet):
         log.info("collecting", extra={"round": round, "attempt": attempt, "invited": invited})
 
     def _abandon(self, round: int, reason: str) -> None:
-        """Give the attempt up; the next one is with other clients."""
-        attempt = self._attempt
-        self.retried(lambda: self._store.abandon_round(round, attempt, reason))
+        """Give the attempt up; the next one is with other clients. Whose sum may have been seen is on record."""
+        attempt, opened = self._attempt, tuple(sorted(self._session.opened)) if self._session else ()
+        self.retried(lambda: self._store.abandon_round(round, attempt, reason, opened))
+        if self.ledger:
+            self.ledger.settle(Attempt(round, attempt, "abandoned", tuple(self._cohort), opened))
         log.warning("abandoned", extra={"round": round, "attempt": attempt, "reason": reason})
         self._attempt += 1
 
@@ -218,16 +239,26 @@ class HttpFleet(Fleet):
 
     def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
+        from fedavg.fleets.http.server.secure import implausible
         from fedavg.secagg import SecAggError
 
+        self._session = None
         try:
             aggregate = self._aggregate(invitation)
-        except SecAggError as error:
+        except (SecAggError, PlanError) as error:
             return Abandoned(f"secure aggregation: {error}")
+        finally:
+            self._hub.session_over()
         if aggregate is None:
             return Abandoned(self._hub.abandoned_because())
-        decoded = self._hub.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        encoding = self._hub.encoding
+        decoded = encoding.decode(aggregate.ring, len(aggregate.survivors))
+        examples, (group,) = self._hub.examples(aggregate.survivors), invitation.groups
+        problem = implausible(decoded, encoding, examples, group.metric_bounds(max(examples)))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        if problem:  # its clients open no second sum of this round, so that it is over, without a change
+            log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": self._hub.discard()})
+            total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
         up, down = self._hub.session_bytes()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
 
@@ -239,6 +270,7 @@ class HttpFleet(Fleet):
         round, (group,) = invitation.round, invitation.groups
         saved = self._opening(round.round)
         secure = self._resumed(saved) if saved else self._new_session(round, group)
+        self._session = secure.session
         self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
         if saved is None:
             if not self._hub.mask():

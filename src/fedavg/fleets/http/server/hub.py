@@ -315,6 +315,7 @@ class Hub:
             self._round.phase = Phase.COMMITTING  # nothing more is taken from here on
         aggregate = self._secure.finish()  # seconds of work, outside of the lock
         with self._changed:
+            self._conduct.strike(self._secure.session.liars, monotonic(), guilty=True)
             self._round.accepted = set(aggregate.survivors)
             self.accepted += len(aggregate.survivors)
         return aggregate
@@ -342,6 +343,35 @@ class Hub:
         now, asked = monotonic(), set(self._round.invited) - self._revoked
         silent = asked - self._round.accepted if now >= self._round.deadline else set()
         self._conduct.strike(silent | (asked & self._round.failed), now)
+
+    def session_over(self) -> None:
+        """Who left the session, or was silent in it, is not asked again for a while."""
+        with self._changed:
+            if self._stopping or not self._round or not self._secure:
+                return
+            absent = (self._secure.silent | self._round.failed) - self._revoked - self._opened - self._conduct.excused
+            self._conduct.strike(absent, monotonic())
+
+    def complain(self, by: int, of: int) -> bool:
+        """A client has left the session because of another; true if that one is shut out for it now."""
+        with self._changed:
+            if not self._secure or not self._round or of not in self._round.invited:
+                return False
+            witnesses = self._secure.session.terms.topology.degree
+            return self._conduct.complain(by, of, witnesses, monotonic())
+
+    def discard(self) -> list[int]:
+        """The sum of the session is one that its clients can not have: nobody counts, and some rest."""
+        with self._changed:
+            assert self._round
+            survivors = [k for k in self._round.accepted if isinstance(k, int)]
+            self._round.accepted = set()
+            return self._conduct.suspect(survivors, monotonic())
+
+    def examples(self, clients: Iterable[int]) -> list[int]:
+        """n_k, as clients enrolled with it."""
+        with self._changed:
+            return [self._clients[k].examples for k in clients]
 
     def spoiled(self, reason: str) -> list[int]:
         """What came out of the attempt can not be used: who stands out by the size of its update rests."""

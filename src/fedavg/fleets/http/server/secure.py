@@ -5,12 +5,15 @@ fetches it, and puts its answer in its place. A phase ends when everybody who is
 is over.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
+import numpy as np
+
 from fedavg.secagg import Aggregate, MessageRefused, Phase, Reason, ServerSession, parse
+from fedavg.secagg.ring import Decoded, Encoding
 
 #: Bytes of a message beyond the masked vector: keys, shares and lists of clients.
 OVERHEAD: Final = 512 * 1024
@@ -29,6 +32,8 @@ class SecureRound:
     inbox: dict[int, bytes] = field(default_factory=dict)
     bytes_up: dict[int, int] = field(default_factory=dict)
     bytes_down: int = 0
+    #: Who was waited for in vain when a phase was closed.
+    silent: set[int] = field(default_factory=set)
     #: The messages of the last phase, until the session is on the disk.
     held: dict[int, bytes] = field(default_factory=dict)
     #: When the last phase is given up: clients that have opened the sum can not help to open another of this round.
@@ -90,6 +95,7 @@ class SecureRound:
 
     def advance(self) -> None:
         """Close the phase: the next messages are there for those who are still in; the last ones are held back."""
+        self.silent |= self.session.awaited
         messages = {k: message.to_bytes() for k, message in self.session.advance().items()}
         self.inbox, self.held = ({}, messages) if self.last_phase else (messages, {})
         self.bytes_down += sum(map(len, messages.values()))
@@ -103,3 +109,27 @@ class SecureRound:
 
     def finish(self) -> Aggregate:
         return self.session.finish()
+
+
+def implausible(
+    decoded: Decoded, encoding: Encoding, examples: Sequence[int], bounds: Mapping[str, tuple[float, float]]
+) -> str | None:
+    """Why a sum can not come from clients with so many examples that kept to the terms; None if it can.
+
+    A masked update can not be looked at, so that this is all there is: a client that stays within it is believed.
+    """
+    most = sum(min(n, encoding.weight_cap) for n in examples)
+    if not 0 < decoded.weight <= most * (1 + 1e-9):
+        return f"the weights add up to {decoded.weight:g}; expected above 0 and at most {most:g}"
+    if not 0 <= decoded.saturated <= decoded.count * (encoding.dimension + len(encoding.metrics)):
+        return f"{decoded.saturated} numbers are said to be clipped; expected none below 0 nor more than there are"
+    reach = decoded.count * encoding.weight_cap if encoding.wraps else decoded.weight  # noise may exceed the range
+    limit = encoding.clip * reach + decoded.count * 2.0**-encoding.fraction_bits
+    largest = float(np.abs(decoded.vector).max(initial=0.0))
+    if largest > limit:
+        return f"a number of the sum is {largest:g}; expected at most {limit:g}"
+    for name, mean in decoded.metrics.items():
+        low, high = bounds.get(name, (-np.inf, np.inf))
+        if not low <= mean <= high:
+            return f"the mean of {name} is {mean:g}; expected {low:g} to {high:g}"
+    return None

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, select
 from fedavg.fleets.http.server.store.rows import RoundRow, StoreError
 from fedavg.fleets.http.server.store.schema import rounds, states
 from fedavg.fleets.http.server.store.sealed import insert_row, one_row
+from fedavg.privacy.served import Attempt
 
 
 def this(round: int, attempt: int) -> ColumnElement[bool]:
@@ -29,6 +30,11 @@ def open_round(connection: Connection) -> RoundRow | None:
     if row is None:
         return None
     return RoundRow(row.round, row.attempt, row.state, tuple(json.loads(row.cohort)), row.model_sha256)
+
+
+def attempt_of(row: Any) -> Attempt:
+    counted = None if row.counted is None else tuple(json.loads(row.counted))
+    return Attempt(row.round, row.attempt, row.state, tuple(json.loads(row.cohort)), counted)
 
 
 def begin(connection: Connection, wanted: RoundRow) -> None:

@@ -20,6 +20,7 @@ from fedavg.fleets.http.server.store.rows import ClientRow, Counted, RoundRow, R
 from fedavg.fleets.http.server.store.schema import clients, ledger, meta, notes, rounds, run, states, tokens
 from fedavg.fleets.http.server.store.sealed import Damaged, check_all, insert_row, one_row, rows, seal_all, update_rows
 from fedavg.fleets.http.server.store.sqlite import SQLite
+from fedavg.privacy.served import Attempt
 
 #: Blobs kept besides the newest, so that a damaged one is not the end of a run.
 OLD_STATES_KEPT: Final = 2
@@ -189,15 +190,19 @@ class Store:
         with self._write(f"begin round {round}") as connection:
             progress.begin(connection, wanted)
 
-    def abandon_round(self, round: int, attempt: int, reason: str) -> None:
-        """Ends an attempt without a result; asked again it is quiet, for a lost connection may hide that it worked."""
+    def abandon_round(self, round: int, attempt: int, reason: str, opened: Sequence[int] | None = None) -> None:
+        """Ends an attempt without a result; asked again it is quiet, for a lost connection may hide that it worked.
+
+        `opened` are the clients whose sum may have been seen; without it nobody knows.
+        """
         with self._write(f"abandon round {round}") as connection:
             this = progress.this(round, attempt)
             there = one_row(connection, rounds, this)
             if there is not None and there.state == "abandoned":
                 return
             progress.expect_open(connection, round, attempt, "abandoned")
-            update_rows(connection, rounds, this, state="abandoned", reason=reason)
+            seen = None if opened is None else json.dumps(list(opened))
+            update_rows(connection, rounds, this, state="abandoned", reason=reason, counted=seen)
 
     def commit_round(
         self,
@@ -256,6 +261,12 @@ class Store:
         if row is None:
             raise StoreError(f"round {round} is not committed; expected one of those that `committed()` gives")
         return Counted(row.attempt, frozenset(json.loads(row.counted)))
+
+    def attempts(self) -> list[Attempt]:
+        """Every attempt at a round so far, in order: who was asked, and of whom something was seen."""
+        with self._read("read the attempts") as connection:
+            found = rows(connection, rounds, order=(rounds.c.round, rounds.c.attempt))
+        return [progress.attempt_of(row) for row in found]
 
     def last_state(self) -> tuple[int, bytes] | None:
         """The newest committed round and its state, checked against the digest it was stored with."""

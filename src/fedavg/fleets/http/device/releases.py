@@ -1,0 +1,126 @@
+"""What a device gives away of its data under differential privacy, by its own count.
+
+For a round number it makes one update, and sends that same one in every attempt at the round: noise that is drawn anew
+for the same update could be averaged out. Under secure aggregation it is one for each session instead, for there only
+sums are seen, and two sums with the same noise would show their difference. Each is charged to this device's own
+budget, on its disk, before it is sent; when the next might cost too much, the device takes part no more.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from fedavg.client import Message
+from fedavg.errors import FleetError
+from fedavg.files import write_atomically
+from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.privacy.accounting import epsilon_of
+from fedavg.privacy.served import BudgetSpent
+from fedavg.setup import Setup
+
+_KEPT: Final = "kept.update"
+
+
+class Releases:
+    """Does nothing for a plan without noise. `limit` is what this device may spend, besides the plan's own limit."""
+
+    def __init__(self, setup: Setup, files: DeviceFiles, spent: Path, limit: float | None) -> None:
+        self._budget, self._files, self._spent = setup.budget, files, spent
+        self._masked = setup.secagg is not None
+        self._limits = [each for each in (limit, setup.plan.dp_epsilon) if each is not None]
+        if limit is not None and self._budget is None:
+            raise FleetError(
+                f"--max-epsilon {limit:g}: the server's plan adds no noise, so that nothing bounds what an update "
+                "tells; expected a plan with noise, or no --max-epsilon"
+            )
+
+    def has(self, offer: WorkOffer) -> bool:
+        """Is the update of this offer made already?"""
+        return self._budget is not None and (kept := self._kept()) is not None and kept[0] == self._name(offer)
+
+    def check(self, offer: WorkOffer) -> None:
+        """BudgetSpent if the update of this offer might cost more than this device may spend."""
+        if self._budget is None or not self._limits or self.has(offer):
+            return
+        counts = self._counts()
+        cost = epsilon_of(self._one_more(counts), self._budget.delta)
+        if cost > min(self._limits):
+            raise BudgetSpent(
+                f"this device's privacy budget is spent: after {sum(counts.values())} updates another one would cost "
+                f"epsilon {cost:.4g} in all, more than {min(self._limits):g}; it takes part no more"
+            )
+
+    def message(self, offer: WorkOffer, train: Callable[[WorkOffer], Message]) -> Message:
+        """The update of an offer: the one that is kept, or a new one, charged and kept before anybody has it."""
+        if self._budget is None:
+            return train(offer)
+        kept = self._kept()
+        if kept and kept[0] == self._name(offer):
+            return kept[1]
+        if kept and not self._masked and offer.round <= kept[0]["round"]:
+            raise FleetError(
+                f"the update of round {kept[0]['round']} is made already, from another model or for a later round than "
+                f"{offer.round}; under differential privacy a device makes one a round"
+            )
+        message = train(offer)
+        self._charge(offer)
+        self._keep(offer, message)
+        return message
+
+    def _name(self, offer: WorkOffer) -> dict[str, Any]:
+        model = {"round": offer.round, "model": offer.model}
+        return model | {"session": offer.session} if self._masked else model
+
+    def _kept(self) -> tuple[dict[str, Any], Message] | None:
+        if not self._files.exists(_KEPT):
+            return None
+        head, _, frame = self._files.read(_KEPT).partition(b"\n")
+        try:
+            values = json.loads(head)
+            return values["name"], Message(frame, values["weight"], values["metrics"])
+        except (ValueError, KeyError, TypeError):
+            raise FleetError(f"the file {_KEPT} of this device is damaged; expected what 'fedavg join' wrote") from None
+
+    def _keep(self, offer: WorkOffer, message: Message) -> None:
+        head = {"name": self._name(offer), "weight": message.weight, "metrics": message.metrics}
+        self._files.write(_KEPT, json.dumps(head).encode() + b"\n" + message.frame)
+
+    def _charge(self, offer: WorkOffer) -> None:
+        with _alone(self._spent):
+            self.check(offer)
+            counts = self._one_more(self._counts())
+            content = {"releases": {repr(noise): count for noise, count in counts.items()}}
+            write_atomically(self._spent, json.dumps(content).encode(), private=True)
+
+    def _one_more(self, counts: dict[float, int]) -> dict[float, int]:
+        assert self._budget
+        noise = self._budget.noise_multiplier
+        return counts | {noise: counts.get(noise, 0) + 1}
+
+    def _counts(self) -> dict[float, int]:
+        """How many updates were made so far, by noise multiplier."""
+        try:
+            content = json.loads(self._spent.read_bytes())
+            return {float(noise): int(count) for noise, count in content["releases"].items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise FleetError(
+                f"{self._spent} can not be read, and without it nobody knows what this device has spent; restore it"
+            ) from None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Devices that share what they may spend charge it one after another."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,156 @@
+"""Privacy of a run over the network, where nobody can promise how cohorts are drawn.
+
+Who is there to be asked depends on the clients, and may depend on their data: there is no sampling to hide in. So a
+release of a client's data is charged in full, and a run's epsilon is that of the client with the most releases. What a
+release is depends on where the noise is added, and to whom it promises anything:
+
+    model     noise at the server: the model of a committed round, to all who see models
+    sum       noise of clients under secure aggregation: every sum that may have been opened, to the server too
+    update    noise on each client by itself: every update that was asked for, to the server too; a device sends the
+              same one in every attempt at a round, so a round counts once
+
+The database has each attempt and its cohort before anybody is invited: nothing is released without a record.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedavg.errors import FedAvgError, PlanError
+from fedavg.files import write_atomically
+from fedavg.privacy.accounting import EveryRound, spending
+from fedavg.privacy.ledger import Budget, check_limit
+
+if TYPE_CHECKING:
+    from fedavg.setup import Setup
+
+
+log = logging.getLogger("fedavg.fleet")
+
+
+class BudgetSpent(FedAvgError):
+    """Another attempt might cost more than the plan allows."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt at a round, as it is on record. `counted`: whose data is in a sum; None if nobody knows any more."""
+
+    round: int
+    attempt: int
+    #: collecting, abandoned or done
+    state: str
+    cohort: tuple[int, ...]
+    counted: tuple[int, ...] | None
+
+    def released(self, by: str) -> tuple[int, ...]:
+        """The clients of whom something was released, or may have been."""
+        if by == "update":
+            return self.cohort
+        if self.state == "done":
+            return self.counted or self.cohort  # updates without names: it can have been anybody who was asked
+        if by == "model":
+            return ()
+        return self.cohort if self.counted is None else self.counted
+
+
+class Participation:
+    """How many releases each client has behind it."""
+
+    def __init__(self, by: str) -> None:
+        self._by = by
+        self._releases: Counter[int] = Counter()
+        self._last: dict[int, int] = {}
+        self.most = 0
+
+    def add(self, attempt: Attempt) -> None:
+        new = self._new(attempt.round, attempt.released(self._by))
+        self._releases.update(new)
+        self._last.update(dict.fromkeys(new, attempt.round))
+        self.most = max([self.most, *(self._releases[k] for k in new)])
+
+    def after(self, round: int, cohort: Iterable[int]) -> int:
+        """What `most` would be, if something of each of these clients was released in this round."""
+        return max([self.most, *(self._releases[k] + 1 for k in self._new(round, cohort))])
+
+    def _new(self, round: int, clients: Iterable[int]) -> list[int]:
+        """Who has a release more: an update that was sent in an earlier attempt at the round is sent again as it is."""
+        once = self._by == "update"
+        return [k for k in clients if not (once and self._last.get(k) == round)]
+
+
+class ServedLedger:
+    """What the attempts so far cost, kept in memory and published as lines of `ledger.jsonl`."""
+
+    def __init__(self, budget: Budget, limit: float | None, path: Path, attempts: Sequence[Attempt]) -> None:
+        self._budget, self._limit, self._path = budget, limit, path
+        self._spent = Participation(budget.releases)
+        #: Not yet in the file.
+        self._lines: list[str] = []
+        lines = [self._settled(attempt) for attempt in attempts if attempt.state != "collecting"]
+        write_atomically(path, "".join(lines).encode(), private=True)
+
+    @property
+    def releases(self) -> int:
+        """Those of the client that has the most."""
+        return self._spent.most
+
+    def releases_with(self, attempt: Attempt) -> int:
+        """What they will be when this attempt is settled."""
+        return self._spent.after(attempt.round, attempt.released(self._budget.releases))
+
+    def entry(self, round: int) -> dict[str, Any]:
+        """What all attempts so far cost together."""
+        return self._budget.entry(round, self.releases)
+
+    def check(self, round: int, cohort: Iterable[int]) -> None:
+        """Before an attempt: BudgetSpent if it might cost more than the limit."""
+        cost = spending(self._budget.sampling, self._budget.noise_multiplier, self._budget.delta)
+        if self._limit is not None and cost.epsilon(self._spent.after(round, cohort)) > self._limit:
+            raise BudgetSpent(
+                f"the privacy budget is spent: another attempt at round {round} could cost more than epsilon "
+                f"{self._limit:g}, after {self.releases} releases of one client's data"
+            )
+
+    def settle(self, attempt: Attempt) -> None:
+        """An attempt is over. Its line is a copy of what the database has: without space for it the run goes on."""
+        self._lines.append(self._settled(attempt))
+        try:
+            with self._path.open("a") as file:
+                file.writelines(self._lines)
+            self._lines.clear()
+        except OSError as error:
+            log.error("can not write; trying again", extra={"detail": f"{self._path}: {error.strerror}"})
+
+    def _settled(self, attempt: Attempt) -> str:
+        self._spent.add(attempt)
+        released = sorted(attempt.released(self._budget.releases))
+        epsilon = self._budget.entry(attempt.round, self.releases)["epsilon"]
+        row = {"round": attempt.round, "attempt": attempt.attempt, "state": attempt.state, "released": released}
+        return json.dumps(row | {"releases": self.releases, "epsilon": epsilon, "delta": self._budget.delta}) + "\n"
+
+
+def served(setup: "Setup") -> "Setup":
+    """The setup with what its rounds cost over the network; a plan whose promise can not be kept there is refused."""
+    if setup.budget is None:
+        return setup
+    if setup.plan.noise_source == "seeded":
+        raise PlanError(
+            "noise_source: got 'seeded', with which whoever has the plan can take the noise off again; a private run "
+            "over the network needs 'os'"
+        )
+    if setup.plan.clients is None:
+        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
+    by_clients = any(stage.mechanism and stage.mechanism.by == "clients" for stage in setup.stages)
+    if by_clients and setup.secagg is None:
+        raise PlanError(
+            "noise where=clients: over the network the server would see each update with a share of the noise alone; "
+            "expected secagg, as in secagg = 'complete:4:1', or where=server"
+        )
+    budget = replace(setup.budget, sampling=EveryRound())
+    check_limit(setup.plan.dp_epsilon, budget)
+    return replace(setup, budget=budget)
