@@ -1,4 +1,6 @@
 import shutil
+import subprocess
+import sys
 import time
 from multiprocessing import get_context
 
@@ -122,7 +124,7 @@ def test_no_flipped_bit_is_taken_for_what_a_client_kept(tmp_path):
         with pytest.raises(RunDirError, match="damaged at byte|of another kind"):
             ClientStates.verify(tmp_path, mark)
     path.write_bytes(whole[:-2] + b"??")
-    with pytest.raises(RunDirError, match="what client 5 kept in round 2 does not match its digest"):
+    with pytest.raises(RunDirError, match="what client 5 kept in round 2 does not match its digest.*begins afresh"):
         ClientStates(tmp_path).load(5, before=3)
 
 
@@ -141,3 +143,33 @@ def test_half_a_million_clients_cost_nothing_until_they_are_picked(tmp_path):
     assert torch.equal(states.load(490_000, 3)["residual"], residual)
     assert len(list(tmp_path.iterdir())) == 2  # of 64 MB each
     assert seconds < 0.02  # for one client: load and save
+
+
+ORPHAN = """
+import os, sys, time
+from pathlib import Path
+import torch
+from fedavg.errors import FleetError
+from fedavg.states import ClientStates
+
+states = ClientStates(Path(sys.argv[1]) / "states")
+server = os.getpid()
+if os.fork():
+    os._exit(0)
+while os.getppid() == server:
+    time.sleep(0.01)
+try:
+    states.save(5, 2, {"c": torch.tensor([2.0])})
+except FleetError as error:
+    Path(sys.argv[1], "said").write_text(str(error))
+"""
+
+
+def test_a_worker_without_its_server_keeps_nothing_more(tmp_path):
+    """Another server may have gone on with the run from an earlier round."""
+    subprocess.run([sys.executable, "-c", ORPHAN, str(tmp_path)], check=True, timeout=60)
+    until = time.monotonic() + 60
+    while not (tmp_path / "said").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert "is gone; nothing more is kept there" in (tmp_path / "said").read_text()
+    assert not (tmp_path / "states").exists()

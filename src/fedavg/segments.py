@@ -124,7 +124,10 @@ def _check_payload(path: Path, place: Place, head: bytes, payload: bytes | memor
 
 
 def _damaged(path: Path, offset: int, what: str) -> Damaged:
-    return Damaged(f"{path} is damaged at byte {offset}: {what} does not match its digest")
+    return Damaged(
+        f"{path} is damaged at byte {offset}: {what} does not match its digest. A simulation is resumed from before "
+        "it; a device begins afresh without this folder"
+    )
 
 
 class Writer:

@@ -27,7 +27,7 @@ from fedavg.privacy.shares import bind_shares
 from fedavg.samplers import Sampler, make_sampler
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
-from fedavg.stages.noise import Noise
+from fedavg.stages.stage import Mechanism
 from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Population, Update, Work
 
@@ -86,9 +86,14 @@ class Draft:
         return update_size(self.algorithm, self.stages, parameters)
 
     @property
+    def mechanism(self) -> Mechanism | None:
+        """What makes the run private; None if nothing does."""
+        return next((stage.mechanism for stage in self.stages if stage.mechanism), None)
+
+    @property
     def noise_multiplier(self) -> float:
         """z, the noise on the sum over what one client can change it by; 0 if there is none."""
-        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noise)), 0.0)
+        return self.mechanism.multiplier if self.mechanism and self.mechanism.by != "each" else 0.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedavg.errors import DiskError
+from fedavg.errors import DiskError, FleetError
 from fedavg.files import sync
 from fedavg.segments import WITHDRAWN, Damaged, Place, Writer, read, read_whole, scan, segment_path, segments
 
@@ -74,7 +74,7 @@ class ClientStates:
         self._ends: dict[int, dict[int, int]] = {}
         self._seen_for = -1
         self._writer: Writer | None = None
-        self._owner = os.getpid()
+        self._owner = self._creator = os.getpid()
         #: What was taken back, until it is saved again.
         self._withdrawn: dict[tuple[int, int], Place] = {}
         #: Bytes there were when it was last tidied, files that are known to have no writer, and those to be dropped.
@@ -199,7 +199,12 @@ class ClientStates:
         self._read[place.segment] = place.end
 
     def _live_writer(self) -> Writer:
-        """A file of this very process: one that was forked begins its own."""
+        """A file of this very process: one that was forked begins its own, and stops when its parent is gone.
+
+        Another server may have gone on with the run by then, from an earlier round.
+        """
+        if self._creator not in (os.getpid(), os.getppid()):
+            raise FleetError(f"the server that uses {self._root} is gone; nothing more is kept there")
         if self._owner != os.getpid():
             self._owner, self._writer = os.getpid(), None
         if self._writer and self._writer.size >= self._segment_bytes:

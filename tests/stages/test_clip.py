@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedavg import Sum, Update, Work, train
 from fedavg.errors import PlanError
+from fedavg.samplers import make_sampler
 from fedavg.samplers.cohort import eligible
 from fedavg.setup import Draft, population_of, simulation
 from fedavg.stages import make_stage
@@ -78,7 +79,17 @@ def test_layers_are_counted_once_for_each_vector_that_an_update_has():
     class Two(type(setup.algorithm)):
         vectors_up = 2
 
-    draft = Draft(setup.plan, setup.task, Two(), setup.codec, setup.stages, None, population_of(data), data.test)
+    draft = Draft(
+        plan=setup.plan,
+        task=setup.task,
+        algorithm=Two(),
+        codec=setup.codec,
+        stages=setup.stages,
+        sampler=make_sampler("fixed"),
+        secagg=None,
+        population=population_of(data),
+        test=data.test,
+    )
     both = setup.stages[0].bind(draft)
     assert both.layers == ((0, 144), (144, 195), (195, 339), (339, 390))
 

@@ -141,7 +141,10 @@ def _do_jobs(setup: Setup, worker: Worker, pipe: Connection) -> None:
             reply = error
         except Exception:
             reply = TaskError(f"'{setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
-        pipes.send(pipe, reply)
+        try:
+            pipes.send(pipe, reply)
+        except OSError:  # the server is gone
+            os._exit(0)
 
 
 class LocalFleet(Fleet):

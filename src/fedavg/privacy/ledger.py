@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedavg.errors import PlanError
 from fedavg.privacy.accounting import EveryRound, Sampling, spending
-from fedavg.stages.localdp import LocalDP
-from fedavg.stages.noise import Noise
+from fedavg.stages.stage import Mechanism
 
 if TYPE_CHECKING:
     from fedavg.setup import Draft
@@ -60,10 +59,10 @@ def budget_spent(limit: float | None, entry: Mapping[str, Any] | None) -> bool:
     return limit is not None and entry is not None and entry["epsilon_next"] > limit
 
 
-def budget_of(setup: "Draft") -> Budget | None:
+def budget_of(draft: "Draft") -> Budget | None:
     """What the plan's stages cost; a plan whose first round is too dear is refused."""
-    budget = _budget(setup)
-    check_limit(setup.plan.dp_epsilon, budget)
+    budget = _budget(draft)
+    check_limit(draft.plan.dp_epsilon, budget)
     return budget
 
 
@@ -81,25 +80,35 @@ def check_limit(limit: float | None, budget: Budget | None) -> None:
         )
 
 
-def _budget(setup: "Draft") -> Budget | None:
-    if not any(isinstance(stage, Noise | LocalDP) for stage in setup.stages):
+def _budget(draft: "Draft") -> Budget | None:
+    mechanism = draft.mechanism
+    if mechanism is None:
         return None
-    clients, cohort = setup.clients.with_data, setup.cohort_size
-    delta = setup.plan.dp_delta or min(clients**-1.1, 0.5)
-    source = setup.plan.noise_source
-    for stage in setup.stages:
-        if isinstance(stage, Noise):
-            sampling = setup.sampler.privacy(clients, cohort)
-            if sampling is None:
-                raise PlanError(
-                    f"sampling: got '{setup.sampler}' with noise; expected one whose privacy is known: fixed, poisson "
-                    "or turns, or one of your own that says what it is charged by (`Sampler.privacy`)"
-                )
-            name = f"{'discrete gaussian' if stage.bits else 'gaussian'}, {stage.where}"
-            seen: Literal["model", "sum"] = "sum" if stage.where == "clients" else "model"
-            return Budget(name, stage.multiplier, sampling, clients, cohort, delta, source, seen)
-        if isinstance(stage, LocalDP):
-            name = "gaussian, each client by itself"
-            alone: Literal["sum", "update"] = "sum" if setup.secagg else "update"
-            return Budget(name, stage.multiplier, EveryRound(), clients, cohort, delta, source, alone)
-    return None
+    clients, cohort = draft.clients.with_data, draft.cohort_size
+    return Budget(
+        mechanism=mechanism.name,
+        noise_multiplier=mechanism.multiplier,
+        sampling=EveryRound() if mechanism.by == "each" else _sampling(draft),
+        clients=clients,
+        cohort=cohort,
+        delta=draft.plan.dp_delta or min(clients**-1.1, 0.5),
+        noise=draft.plan.noise_source,
+        releases=_released(mechanism, masked=draft.secagg is not None),
+    )
+
+
+def _sampling(draft: "Draft") -> Sampling:
+    """What noise on a sum is charged by: the draw of the cohort that a client may hide in."""
+    sampling = draft.sampler.privacy(draft.clients.with_data, draft.cohort_size)
+    if sampling is None:
+        raise PlanError(
+            f"sampling: got '{draft.sampler}' with noise; expected one whose privacy is known: fixed, poisson "
+            "or turns, or one of your own that says what it is charged by (`Sampler.privacy`)"
+        )
+    return sampling
+
+
+def _released(mechanism: Mechanism, masked: bool) -> Literal["model", "sum", "update"]:
+    if mechanism.by == "server":
+        return "model"
+    return "sum" if mechanism.by == "clients" or masked else "update"

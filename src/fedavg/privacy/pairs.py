@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedavg.errors import PlanError
-from fedavg.stages.clip import Clip
-from fedavg.stages.localdp import LocalDP
-from fedavg.stages.noise import Noise
-from fedavg.stages.weigh import Weigh
+from fedavg.stages.stage import Stage
 
 if TYPE_CHECKING:
     from fedavg.setup import Draft
@@ -26,10 +23,10 @@ class Pair:
     refused: Test | None = None
 
 
-def check_pairs(setup: "Draft") -> None:
+def check_pairs(draft: "Draft") -> None:
     """Refuse a plan whose parts do not fit, with the reason."""
     for pair in PAIRS:
-        if pair.refused and pair.refused(setup):
+        if pair.refused and pair.refused(draft):
             raise PlanError(f"{pair.first} with {pair.second}: {pair.why}")
 
 
@@ -39,100 +36,101 @@ def table() -> str:
     return "\n".join(["| this | with this | works | why |", "|---|---|---|---|", *rows])
 
 
-def _place(setup: "Draft", kind: type) -> int:
-    """Where the first stage of a kind stands; -1 if there is none."""
-    return next((place for place, stage in enumerate(setup.stages) if isinstance(stage, kind)), -1)
+def _place(draft: "Draft", test: Callable[[Stage], bool]) -> int:
+    """Where the first such stage stands; -1 if there is none."""
+    return next((place for place, stage in enumerate(draft.stages) if test(stage)), -1)
 
 
-def _has(setup: "Draft", kind: type) -> bool:
-    return _place(setup, kind) >= 0
+def _bound(draft: "Draft") -> int:
+    return _place(draft, lambda stage: stage.bounds)
 
 
-def _private(setup: "Draft") -> bool:
-    return _has(setup, Noise) or _has(setup, LocalDP)
+def _private(draft: "Draft") -> int:
+    """Where the first noise stands, whoever adds it."""
+    return _place(draft, lambda stage: stage.mechanism is not None)
 
 
-def _noise(setup: "Draft") -> Noise | None:
-    return next((stage for stage in setup.stages if isinstance(stage, Noise)), None)
+def _adds(stage: Stage, *who: str) -> bool:
+    return stage.mechanism is not None and stage.mechanism.by in who
 
 
-def _adapts(setup: "Draft") -> bool:
-    return any(isinstance(stage, Clip) and stage.adapts for stage in setup.stages)
+def _noise(draft: "Draft") -> int:
+    """Where noise on the sum stands, be it the server's or the clients'."""
+    return _place(draft, lambda stage: _adds(stage, "server", "clients"))
 
 
-def _discrete(setup: "Draft") -> bool:
-    noise = _noise(setup)
-    return noise is not None and noise.bits > 0
+def _alone(draft: "Draft") -> int:
+    """Where noise that each client adds for itself stands."""
+    return _place(draft, lambda stage: _adds(stage, "each"))
 
 
-def _on_clients(setup: "Draft") -> bool:
-    noise = _noise(setup)
-    return noise is not None and noise.exceeds_bounds
+def _discrete(draft: "Draft") -> bool:
+    return any(stage.mechanism and stage.mechanism.bits for stage in draft.stages)
 
 
 PAIRS: tuple[Pair, ...] = (
     Pair("clip (all, layer, quantile)", "noise", "the clipping norm is what the noise is measured by"),
     Pair(
         "noise", "no clip before it", "without a bound there is nothing that the noise could hide; put clip:1.0 first",
-        lambda s: _has(s, Noise) and not 0 <= _place(s, Clip) < _place(s, Noise),
+        lambda s: _noise(s) >= 0 and not 0 <= _bound(s) < _noise(s),
     ),
     Pair(
         "noise or localdp", "weights n_k",
         "a client with much data would count for more than the noise covers; put weigh:equal or weigh:cap=100 before",
-        lambda s: _private(s) and not 0 <= _place(s, Weigh) < max(_place(s, Noise), _place(s, LocalDP)),
+        lambda s: _private(s) >= 0 and not 0 <= _place(s, lambda stage: stage.caps_weight) < _private(s),
     ),
     Pair(
         "noise or localdp", "another stage after it", "the last thing that happens to an update is its noise",
-        lambda s: _private(s) and max(_place(s, Noise), _place(s, LocalDP)) != len(s.stages) - 1,
+        lambda s: _private(s) >= 0 and max(_noise(s), _alone(s)) != len(s.stages) - 1,
     ),
     Pair(
         "noise", "localdp", "two mechanisms, two budgets: a run keeps one ledger; choose one of them",
-        lambda s: _has(s, Noise) and _has(s, LocalDP),
+        lambda s: _noise(s) >= 0 and _alone(s) >= 0,
     ),
     Pair(
         "clip with a quantile", "localdp", "the count of clients within the norm costs privacy too; use noise",
-        lambda s: _adapts(s) and _has(s, LocalDP),
+        lambda s: any(stage.adapts for stage in s.stages) and _alone(s) >= 0,
     ),
     Pair(
         "clip", "another clip", "one bound is enough; leave one of them out",
-        lambda s: sum(isinstance(stage, Clip) for stage in s.stages) > 1,
+        lambda s: sum(stage.bounds for stage in s.stages) > 1,
     ),
     Pair("noise where=server", "any codec", "the bound is enforced again on what arrives, whatever the codec did"),
     Pair(
         "noise where=clients, or with bits", "a codec that is not additive",
         "what it rounds or leaves out of the noise is missing in the sum; use codec float32",
-        lambda s: _on_clients(s) and not s.codec.additive,
+        lambda s: _noise(s) >= 0 and s.stages[_noise(s)].exceeds_bounds and not s.codec.additive,
     ),
     Pair(
         "noise with bits", "weigh:cap", "a weight below 1 leaves the grid of the discrete noise; use weigh:equal",
-        lambda s: _discrete(s) and any(isinstance(stage, Weigh) and stage.cap != "equal" for stage in s.stages),
+        lambda s: _discrete(s) and any(stage.caps_weight and not stage.weighs_alike for stage in s.stages),
     ),
     Pair(
         "noise or localdp", "a codec with error feedback",
         "what is left out of one update is sent with a later one, beyond that round's bound; choose a codec without",
-        lambda s: _private(s) and s.codec.keeps_residual,
+        lambda s: _private(s) >= 0 and s.codec.keeps_residual,
     ),
     Pair(
         "noise or localdp", "algorithm sgd", "all data is in the hands of one client: there is no crowd to hide in",
-        lambda s: _private(s) and s.algorithm.pools_data,
+        lambda s: _private(s) >= 0 and s.algorithm.pools_data,
     ),
     Pair(
         "noise or localdp", "fednova, adaptive", "they need clients' own numbers, which stay on the client; use fedavg",
-        lambda s: _private(s) and set(s.algorithm.metrics) != {"train_loss"},
+        lambda s: _private(s) >= 0 and set(s.algorithm.metrics) != {"train_loss"},
     ),
     Pair(
         "noise or localdp", "eval_train", "an exact score on the training data is a release without noise",
-        lambda s: _private(s) and s.plan.eval_train,
+        lambda s: _private(s) >= 0 and s.plan.eval_train,
     ),
     Pair(
         "noise or localdp", "an asynchronous algorithm",
         "who takes part is not drawn anew for each round, as the ledger takes it; use one whose cohort starts together",
-        lambda s: _private(s) and s.algorithm.asynchronous,
+        lambda s: _private(s) >= 0 and s.algorithm.asynchronous,
     ),
     Pair(
         "noise or localdp", "evaluation by clients",
         "what clients find on their own examples is a release without noise; use evaluate 'server'",
-        lambda s: _private(s) and s.judged_by_clients,
+        lambda s: _private(s) >= 0 and s.judged_by_clients,
     ),
     Pair(
         "secure aggregation", "a codec other than float32",
@@ -151,7 +149,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair("noise", "sampling turns", "everybody knows who takes part when: each round is charged in full"),
     Pair(
         "noise or localdp", "sampling choice", "clients would tell their losses, which are not noised; use fixed",
-        lambda s: _private(s) and s.sampler.needs_losses,
+        lambda s: _private(s) >= 0 and s.sampler.needs_losses,
     ),
     Pair(
         "secure aggregation", "sampling choice", "the server would see the loss of single clients; use fixed",

@@ -24,7 +24,6 @@ from fedavg.errors import FedAvgError, PlanError
 from fedavg.files import write_atomically
 from fedavg.privacy.accounting import EveryRound, spending
 from fedavg.privacy.ledger import Budget, check_limit
-from fedavg.stages.noise import Noise
 
 if TYPE_CHECKING:
     from fedavg.setup import Setup
@@ -146,8 +145,8 @@ def served(setup: "Setup") -> "Setup":
         )
     if setup.plan.clients is None:
         raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
-    noise = next((stage for stage in setup.stages if isinstance(stage, Noise)), None)
-    if noise and noise.where == "clients" and setup.secagg is None:
+    by_clients = any(stage.mechanism and stage.mechanism.by == "clients" for stage in setup.stages)
+    if by_clients and setup.secagg is None:
         raise PlanError(
             "noise where=clients: over the network the server would see each update with a share of the noise alone; "
             "expected secagg, as in secagg = 'complete:4:1', or where=server"

@@ -24,11 +24,12 @@ from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import DoneAnswer
 from fedavg.fleets.http.server.admin import Admin
-from fedavg.fleets.http.server.app import HTTP_PROBLEMS, PLAIN_PATHS, FleetApp
+from fedavg.fleets.http.server.app import FleetApp
 from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet
 from fedavg.fleets.http.server.hub import Guards, Hub
 from fedavg.fleets.http.server.listener import Listener
+from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan

@@ -42,6 +42,7 @@ class Clip(Stage):
     'clip:1.0:quantile=0.5'
     """
 
+    bounds = True
     norm: float
     per: str = "all"
     quantile: float = 0.0
@@ -67,12 +68,15 @@ class Clip(Stage):
             raise PlanError("clip: got both a quantile and per=layer; expected one of them: one count, one norm")
 
     @property
-    def adapts(self) -> bool:
+    def adapts(self) -> bool:  # type: ignore[override]
         return self.quantile > 0
 
     @property
     def appends(self) -> int:  # type: ignore[override]
         return int(self.adapts)
+
+    def held_within(self, least: float, largest: float) -> "Clip":
+        return replace(self, norms=(self.norm * min(least, 1.0), self.norm * max(largest, 1.0)))
 
     def bind(self, draft: "Draft") -> "Clip":
         layers = _layers(draft) if self.per == "layer" else ()

@@ -16,7 +16,7 @@ import torch
 
 from fedavg.errors import PlanError
 from fedavg.stages.clip import shortened
-from fedavg.stages.stage import Stage
+from fedavg.stages.stage import Mechanism, Stage
 from fedavg.types import Update, Work
 
 
@@ -45,6 +45,10 @@ class LocalDP(Stage):
     def multiplier(self) -> float:
         """The noise's standard deviation over the norm. Any two updates differ by at most twice the norm."""
         return 2 * _sigma(self.epsilon, self.delta)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return Mechanism("gaussian, each client by itself", self.multiplier, "each")
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         vector = shortened(update.vector, self.norm)

@@ -5,8 +5,8 @@
     noise:1.1:where=clients:dropout=0.2   the shares are large enough if a fifth of the clients is lost
     noise:1.1:bits=16               all in multiples of 2^-16: discrete Gaussian noise, exact in a ring of integers
 
-Where more clients are lost than the shares were made for, the server adds what is missing: the published model has the
-full noise always, but against the server itself the sum had less. With `bits`, clients round to the grid, which can
+Where more clients are lost than the shares were made for, a simulated server adds what is missing; over the network
+devices do not open such a sum. With `bits`, clients round to the grid, which can
 lengthen an update of P numbers by half a step times √P: the noise covers that too. A sum of discrete Gaussians is
 not quite one, but closer than can be told at a standard deviation of a few steps (Kairouz et al. 2021).
 """
@@ -22,8 +22,7 @@ from torch import Tensor
 from fedavg.errors import Diverged, PlanError
 from fedavg.privacy.discrete import discrete_gaussian
 from fedavg.specs import bound
-from fedavg.stages.clip import Clip
-from fedavg.stages.stage import Stage
+from fedavg.stages.stage import Mechanism, Stage
 from fedavg.types import Sum, Update, Work
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Noise(Stage):
     where: str = "server"
     dropout: float = 0.0
     bits: int = 0
-    clip: Clip | None = bound(None)
+    clip: Stage | None = bound(None)
     cohort: int = bound(0)
 
     def __post_init__(self) -> None:
@@ -61,10 +60,15 @@ class Noise(Stage):
     def exceeds_bounds(self) -> bool:  # type: ignore[override]
         return self.where == "clients" or self.bits > 0
 
+    @property
+    def mechanism(self) -> Mechanism:
+        name = f"{'discrete gaussian' if self.bits else 'gaussian'}, {self.where}"
+        return Mechanism(name, self.multiplier, "clients" if self.where == "clients" else "server", self.bits)
+
     def bind(self, draft: "Draft") -> "Noise":
         """Finds the bound on what a client can change; there is one, or the plan is refused."""
-        clips = [stage.bind(draft) for stage in draft.stages if isinstance(stage, Clip)]
-        return replace(self, clip=clips[-1], cohort=draft.cohort_size) if clips else self
+        bounds = [stage.bind(draft) for stage in draft.stages if stage.bounds]
+        return replace(self, clip=bounds[-1], cohort=draft.cohort_size) if bounds else self
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         """Metrics of a client are not noised, so under differential privacy they do not leave it."""

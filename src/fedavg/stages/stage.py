@@ -1,7 +1,8 @@
 """`Stage`: a step around the sum. On the client it changes the update before it is sent, on the server the sum."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -12,6 +13,19 @@ if TYPE_CHECKING:
     from fedavg.setup import Draft
 
 
+@dataclass(frozen=True)
+class Mechanism:
+    """How a stage makes a run differentially private: what the ledger charges for."""
+
+    name: str
+    #: z, the standard deviation of the noise over what one client can change the sum by.
+    multiplier: float
+    #: Who adds the noise: the server, the clients together, or each client for itself.
+    by: Literal["server", "clients", "each"]
+    #: Noise in multiples of 2^-bits; 0 for continuous noise.
+    bits: int = 0
+
+
 class Stage(Pluggable):
     """Clients apply a plan's stages in order, the server in reverse; each draws from the generator it is given.
 
@@ -19,6 +33,14 @@ class Stage(Pluggable):
     """
 
     kind = "stages"
+    #: True if every update is of bounded length after this stage: `sensitivity` says which.
+    bounds: bool = False
+    #: True if no client counts for more than 1 after this stage.
+    caps_weight: bool = False
+    #: True if the stage takes every client's weight for 1.
+    weighs_alike: bool = False
+    #: True if the stage learns from the clients of each round.
+    adapts: bool = False
     #: How many numbers the stage appends to every update. It takes them off the sum again.
     appends: int = 0
     #: True if what leaves the client may exceed the bounds that earlier stages gave it.
@@ -31,6 +53,19 @@ class Stage(Pluggable):
         from fedavg.stages import STAGES
 
         return STAGES
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """How this stage makes a run private; None if it does not."""
+        return None
+
+    def sensitivity(self, work: Work) -> float:
+        """The L2 norm that no update exceeds after this stage, with what it appends; for a stage that `bounds`."""
+        raise NotImplementedError(f"stage {self} gives no bound")
+
+    def held_within(self, least: float, largest: float) -> "Stage":
+        """This stage, its bound never below `least` nor above `largest` times the first one, where it adapts."""
+        return self
 
     def bind(self, draft: "Draft") -> "Stage":
         """This stage with what it needs to know of the rest: the model's layout, the cohort, other stages."""

@@ -30,6 +30,7 @@ class Weigh(Stage):
     'weigh:100'
     """
 
+    caps_weight = True
     cap: str = "equal"
     #: W, where the server does not know the sizes of its clients [computed from them].
     total: float = 0.0
@@ -42,6 +43,10 @@ class Weigh(Stage):
             good = False
         if not good or not 0 <= self.total < float("inf"):
             raise PlanError(f"weigh: got '{self.cap}'; expected 'weigh:equal', or 'weigh:cap=100' for min(n_k/100, 1)")
+
+    @property
+    def weighs_alike(self) -> bool:  # type: ignore[override]
+        return self.cap == "equal"
 
     def bind(self, draft: "Draft") -> "Weigh":
         everyone = self._everyone(draft.population)

@@ -6,15 +6,15 @@ own copy of the plan and its user's policy imply. A reason is one of `messages.R
 
 import logging
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import isfinite
 from typing import Final
 
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.privacy.accounting import EveryRound, spending
+from fedavg.privacy.shares import SharedNoise
 from fedavg.setup import Setup
-from fedavg.stages.localdp import LocalDP
-from fedavg.stages.noise import Noise
+from fedavg.stages.stage import Stage
 
 log = logging.getLogger("fedavg.device")
 
@@ -97,13 +97,13 @@ def check_offer(policy: Policy, setup: Setup, numbers: int, offer: WorkOffer) ->
 
 def fewest_survivors(policy: Policy, setup: Setup) -> int:
     """The fewest clients whose sum this device helps to open: with noise in shares, as many as make up all of it."""
-    shares = [ceil(noise.cohort * (1 - noise.dropout)) for noise in _shared_noise(setup)] if policy.require_dp else []
-    return max(policy.min_cohort, *shares, 0)
+    shared = [stage.least for stage in setup.stages if _adds(stage, "clients") and isinstance(stage, SharedNoise)]
+    return max(policy.min_cohort, *(shared if policy.require_dp else ()), 0)
 
 
-def _shared_noise(setup: Setup) -> list[Noise]:
-    """The stages by which each client of a cohort adds its share of the noise."""
-    return [stage for stage in setup.stages if isinstance(stage, Noise) and stage.where == "clients"]
+def _adds(stage: Stage, who: str) -> bool:
+    """True if the stage's noise is added by them: by the clients of a cohort together, or by each for itself."""
+    return stage.mechanism is not None and stage.mechanism.by == who
 
 
 def _check_privacy(policy: Policy, setup: Setup, signed: bool) -> None:
@@ -111,8 +111,8 @@ def _check_privacy(policy: Policy, setup: Setup, signed: bool) -> None:
     limit, budget = policy.require_dp, setup.budget
     if limit is None:
         return
-    shared = _shared_noise(setup)
-    if budget is None or not (shared or any(isinstance(stage, LocalDP) for stage in setup.stages)):
+    shared = any(_adds(stage, "clients") for stage in setup.stages)
+    if budget is None or not (shared or any(_adds(stage, "each") for stage in setup.stages)):
         raise Declined("weak-privacy", f"no noise is added on the devices; this one asks for epsilon {limit:g} at most")
     if shared and not signed:
         raise Declined("weak-privacy", "devices add noise in shares, and peers that nobody vouches for may add none; "
