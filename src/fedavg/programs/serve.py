@@ -166,8 +166,6 @@ def _check_plan(plan: Plan) -> None:
             f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
             "'turns', or one that needs neither everyone nor losses"
         )
-    if "clients" in plan.evaluate:
-        raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
