@@ -34,6 +34,12 @@ _WHOLE: Final = 2**24
 
 @dataclass(frozen=True)
 class Noise(Stage):
+    """Gaussian noise on the sum, `multiplier` times what one client can change it by.
+
+    >>> str(Noise(1.1))
+    'noise:1.1'
+    """
+
     hides_metrics = True
     multiplier: float
     where: str = "server"
