@@ -10,7 +10,7 @@ import torch
 from harness import Fleet, Hand, serving, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import DATA, SIZES, TASK, tiny_plan
+from tiny import BARE, DATA, SIZES, TASK, tiny_plan
 
 import fedavg
 from fedavg.fleets.http.device.judge import check_judging, sums_frame
@@ -50,6 +50,22 @@ def test_devices_find_what_the_simulator_finds(tmp_path, options):
     assert len(judged) == (2 if "eval_every" in options else 3)
     assert summary["on_clients"]["clients"] == options.get("eval_clients", CLIENTS)
     assert all(row["on_clients"]["bytes_up"] > 0 for row in judged)
+
+
+@pytest.mark.parametrize("holdout", [0.0, 0.3])
+def test_a_server_without_a_test_set_serves(tmp_path, holdout):
+    """Devices judge if they hold examples out; if not, nobody does, and the run says so."""
+    plan = tiny_plan(rounds=2, data="tiny:BARE", holdout=holdout)
+    with Fleet(tmp_path, plan, CLIENTS) as fleet:
+        summary = fleet.finished()
+        served = rows(fleet.server.metrics)
+    fedavg.run(replace(plan, task=TASK, data=BARE), tmp_path / "local")
+    expected = RunDir(tmp_path / "local").rows()
+    assert [row["test"] for row in served] == [None, None]
+    assert [row.get("on_clients", {}).get("metrics") for row in served] == [
+        row.get("on_clients", {}).get("metrics") for row in expected
+    ]
+    assert bool(summary["metrics"]) == bool(holdout)
 
 
 def test_under_secure_aggregation_only_the_sum_over_devices_leaves_them(tmp_path):
