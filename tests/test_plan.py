@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg.algorithms.fedprox import FedProx
-from fedavg.codecs.stc import SparseTernary
+from fedavg.codecs.stc import STC
 from fedavg.data.partition import Shards
 from fedavg.errors import PlanError
 from fedavg.options import Schedule
@@ -123,7 +123,7 @@ def test_options_that_later_versions_add_do_not_change_the_digest():
 
 
 def test_parts_as_objects_by_name_and_by_import_name_are_the_same_plan():
-    objects = Plan(algorithm=FedProx(mu=0.1), codec=SparseTernary(0.02), stages=[Clip(1.0), Noise(1.1)])
+    objects = Plan(algorithm=FedProx(mu=0.1), codec=STC(0.02), stages=[Clip(1.0), Noise(1.1)])
     texts = Plan(algorithm="fedprox:0.1", codec="stc:0.02", stages="clip:1.0, noise:1.1")
     assert objects == texts
     assert objects.digest == texts.digest

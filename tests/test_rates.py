@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import torch
 
 import fedavg
 from fedavg import Constant, Cosine, Plan
@@ -18,11 +19,24 @@ def test_rates_by_hand():
     assert rates(lr="exponential:0.8:0.5") == pytest.approx([0.8, 0.4, 0.2, 0.1, 0.05])
     assert rates(lr="step:0.8:every=2:factor=0.5") == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.2])
     assert rates(lr="cosine:1:end=0.2") == pytest.approx(
-        [0.2 + 0.4 * (1 + math.cos(math.pi * t / 4)) for t in range(5)]
+        [0.2 + 0.4 * (1 + math.cos(math.pi * t / 5)) for t in range(5)]
     )
-    assert rates(lr="cosine:1:rounds=3") == pytest.approx([1, 0.5, 0, 0, 0])
+    assert rates(lr="cosine:1:end=0.1:rounds=2") == pytest.approx([1, 0.55, 0.1, 0.1, 0.1])
     assert rates(lr="constant:0.9:warmup=3") == pytest.approx([0.3, 0.6, 0.9, 0.9, 0.9])
-    assert rates(lr="cosine:1:warmup=2") == pytest.approx([0.5, 1, 1, 0.5, 0])
+    assert rates(lr="cosine:1:warmup=2") == pytest.approx([0.5, 1, 1, 0.75, 0.25])
+
+
+def test_a_cosine_is_pytorchs_and_never_zero():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], 0.3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
+    expected = []
+    for _round in range(7):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates(7, lr="cosine:0.3") == pytest.approx(expected)
+    assert min(rates(7, lr="cosine:0.3")) > 0
 
 
 def test_decay_multiplies_whatever_the_rate_is():
@@ -58,6 +72,7 @@ def test_a_users_own_function_counts_by_its_answers():
         ("fast", "lr: got 'fast'; expected a number above 0, values by round"),
         ("0.1,1:0.2", "rounds in rising order"),
         ("cosine:0", "cosine has start 0.0; expected a finite number above 0"),
+        ("cosine:0.1:rounds=3", "cosine has end 0.0; expected a number above 0, since it is reached"),
         ("step:0.1:every=0", "step has every 0; expected at least 1"),
         ("cosine", "lr: got 'cosine'; expected 'cosine:START"),
         (lambda t: 0.1 * (2 - t), "lr: the function can not be asked for rounds 1 to 100"),

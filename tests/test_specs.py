@@ -15,7 +15,7 @@ from fedavg.algorithms.fedprox import FedProx
 from fedavg.codecs import Codec
 from fedavg.codecs.entropy import Entropy
 from fedavg.codecs.quantise import Quantise
-from fedavg.codecs.stc import SparseTernary
+from fedavg.codecs.stc import STC
 from fedavg.errors import PlanError
 from fedavg.specs import Pluggable, bound, checked, importing_only, make, parse_spec, text_of, usage
 from fedavg.stages import Clip, Noise, Stage
@@ -145,7 +145,7 @@ HERE = __name__
         (Homemade(300.0), f"{HERE}:Homemade:300.0"),
         (Homemade(300.0, False), f"{HERE}:Homemade:300.0:false"),
         (FedProx(0.1), "fedprox:0.1"),
-        (SparseTernary(0.02), "stc:0.02"),
+        (STC(0.02), "stc:0.02"),
         (Entropy(Quantise(4, rotate=False)), "entropy:quantise:4:false"),
         (Clip(1.0, quantile=0.5), "clip:1.0:quantile=0.5"),
         (Noise(1.1), "noise:1.1"),

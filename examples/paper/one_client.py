@@ -18,11 +18,11 @@ from dataclasses import astuple, dataclass
 from itertools import product
 
 import numpy as np
+from fedavg.cohort import eligible
 from study import Row, Study, study_options
 from torch import Tensor, nn
 
 from fedavg import LocalFleet, Plan, Round, Task, train
-from fedavg.cohort import eligible
 from fedavg.errors import Diverged
 from fedavg.runlog.curves import rounds_to_target
 from fedavg.tasks.mnist import cnn, image

@@ -18,11 +18,11 @@ from statistics import median
 from typing import Final
 
 import torch
+from fedavg.cohort import sample_cohort
 
 from fedavg import seeds
 from fedavg.algorithms import make_algorithm
 from fedavg.algorithms.fedbuff import FedBuff
-from fedavg.cohort import sample_cohort
 from fedavg.paper.cells import NON_IID, TWO_NN, Cell, Setting
 from fedavg.paper.execute import Campaign, Goal, Need, Outlay, check_report
 from fedavg.paper.measure import needs, result_of

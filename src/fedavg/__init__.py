@@ -1,59 +1,155 @@
 """Federated averaging, made real.
 
-The eight ideas: Task, FederatedData, Algorithm, Update / Sum, Stage, Codec, Fleet, Plan.
+The ideas: Task, FederatedData, Algorithm, Optimizer, Metric, Update / Sum, Stage, Codec, Sampler, Fleet, Plan.
+
+>>> import fedavg
+>>> plan = fedavg.Plan(task="mnist-2nn", data="mnist", C=0.02, rounds=1, workers=1)
+>>> fedavg.run(plan).summary.rounds
+1
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedavg.algorithms import Algorithm
+    from fedavg.algorithms import (
+        Adaptive,
+        Algorithm,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedBuff,
+        FedDyn,
+        FedNova,
+        FedProx,
+        FedSGD,
+        FedYogi,
+        OneShot,
+        PooledSGD,
+        Scaffold,
+    )
     from fedavg.client import Client
-    from fedavg.codecs import Codec
-    from fedavg.data import ArrayData, load
-    from fedavg.errors import FedAvgError
+    from fedavg.codecs import STC, BFloat16, Codec, Entropy, Float16, Float32, LowRank, Mask, Quantise, TopK
+    from fedavg.data import ArrayData, HeldOut, Partition, load
+    from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
+    from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
+    from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
     from fedavg.fleets import Fleet, LocalFleet
-    from fedavg.metrics import Metric
+    from fedavg.metrics import (
+        AUC,
+        MAE,
+        RMSE,
+        Accuracy,
+        ClassAccuracy,
+        Loss,
+        MacroF1,
+        Mean,
+        Metric,
+        Perplexity,
+        TopKAccuracy,
+    )
     from fedavg.optimizers import SGD, Adam, AdamW, Correction, Optimizer
     from fedavg.options import Schedule
     from fedavg.plan import Plan
     from fedavg.ragged import Ragged, padded
     from fedavg.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.runner import Result, resume, run
+    from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
-    from fedavg.stages import Stage
+    from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
     from fedavg.tasks import Task
-    from fedavg.types import Examples, FederatedData, State, Sum, Update, Work
+    from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
 
+#: Where the public names live: they are imported on first use, so that `fedavg --help` need not wait for PyTorch.
 _HOMES = {
-    "fedavg.algorithms": ["Algorithm"],
+    "fedavg.algorithms": [
+        "Adaptive",
+        "Algorithm",
+        "FedAdagrad",
+        "FedAdam",
+        "FedAvg",
+        "FedAvgM",
+        "FedBuff",
+        "FedDyn",
+        "FedNova",
+        "FedProx",
+        "FedSGD",
+        "FedYogi",
+        "OneShot",
+        "PooledSGD",
+        "Scaffold",
+    ],
     "fedavg.client": ["Client"],
-    "fedavg.codecs": ["Codec"],
-    "fedavg.data": ["ArrayData", "load"],
-    "fedavg.errors": ["FedAvgError"],
+    "fedavg.codecs": [
+        "STC",
+        "BFloat16",
+        "Codec",
+        "Entropy",
+        "Float16",
+        "Float32",
+        "LowRank",
+        "Mask",
+        "Quantise",
+        "TopK",
+    ],
+    "fedavg.data": ["ArrayData", "HeldOut", "Partition", "load"],
+    "fedavg.data.own": [
+        "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table",
+    ],
+    "fedavg.data.partition": ["IID", "Dirichlet", "Natural", "Shards", "Unbalanced"],
+    "fedavg.errors": [
+        "DataError",
+        "DiskError",
+        "Diverged",
+        "FedAvgError",
+        "FleetError",
+        "PlanError",
+        "RunDirError",
+        "TaskError",
+    ],
     "fedavg.fleets": ["Fleet", "LocalFleet"],
-    "fedavg.metrics": ["Metric"],
+    "fedavg.metrics": [
+        "AUC",
+        "MAE",
+        "RMSE",
+        "Accuracy",
+        "ClassAccuracy",
+        "Loss",
+        "MacroF1",
+        "Mean",
+        "Metric",
+        "Perplexity",
+        "TopKAccuracy",
+    ],
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
     "fedavg.options": ["Schedule"],
     "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged", "padded"],
     "fedavg.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runner": ["Result", "resume", "run"],
+    "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
     "fedavg.server": ["Event", "Round", "Start", "train"],
-    "fedavg.stages": ["Stage"],
+    "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
     "fedavg.tasks": ["Task"],
-    "fedavg.types": ["Examples", "FederatedData", "State", "Sum", "Update", "Work"],
-}
+    "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
+}  # fmt: skip
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Algorithm", "ArrayData", "Client", "Codec", "Constant", "Correction", "Cosine", "Event",
-    "Examples", "Exponential", "FedAvgError", "FederatedData", "Fleet", "LocalFleet", "Metric", "Optimizer", "Plan",
-    "Ragged", "Rate", "Result", "Round", "Schedule", "Stage", "Start", "State", "Step", "Sum", "Task", "Update", "Work",
-    "load", "padded", "resume", "run", "train",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "Algorithm", "ArrayData",
+    "BFloat16", "ClassAccuracy", "Client", "Clip", "Codec", "Cohort", "Constant", "Correction", "Cosine",
+    "DataError", "Dirichlet", "DiskError", "Diverged", "Entropy", "Event", "Examples", "Exponential", "FedAdagrad",
+    "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
+    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet",
+    "Loss", "LowRank", "MacroF1", "Mask", "Mean", "Metric", "Natural", "Noise", "OneShot", "Optimizer", "Part",
+    "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "Quantise",
+    "Ragged", "Rate", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards", "Stage",
+    "Start", "State", "Step", "Sum", "Task", "TaskError", "TopK", "TopKAccuracy", "Unbalanced", "Uniform", "Update",
+    "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface",
+    "from_table", "load", "padded", "resume", "run", "train",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported on first use, so that `fedavg --help` need not wait for PyTorch."""
     from importlib import import_module
 
     for module, names in _HOMES.items():
@@ -61,3 +157,7 @@ def __getattr__(name: str) -> Any:
             globals()[name] = getattr(import_module(module), name)
             return globals()[name]
     raise AttributeError(f"module 'fedavg' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -2,15 +2,32 @@
 
 
 class FedAvgError(Exception):
-    """A mistake that a user can mend; the command line prints it without a traceback and exits with 2."""
+    """A mistake that a user can mend; the command line prints it without a traceback and exits with 2.
+
+    >>> issubclass(FedAvgError, Exception)
+    True
+    """
 
 
 class PlanError(FedAvgError):
-    """The plan asks for something impossible; raised before round 1."""
+    """The plan asks for something impossible; raised before round 1.
+
+    >>> import fedavg
+    >>> try:
+    ...     fedavg.Plan(C=2)
+    ... except PlanError as error:
+    ...     print(error)
+    C: got 2; expected a number from 0 to 1
+    """
 
 
 class DataError(FedAvgError):
-    """A data set is missing, corrupt or does not fit the plan."""
+    """A data set is missing, corrupt or does not fit the plan.
+
+    >>> from fedavg import FedAvgError
+    >>> issubclass(DataError, FedAvgError)
+    True
+    """
 
 
 class NotFinite(DataError):
@@ -18,20 +35,45 @@ class NotFinite(DataError):
 
 
 class TaskError(FedAvgError):
-    """A user's module, loss or metric can not be trained as given."""
+    """A user's module, loss or metric can not be trained as given.
+
+    >>> from fedavg import FedAvgError
+    >>> issubclass(TaskError, FedAvgError)
+    True
+    """
 
 
 class RunDirError(FedAvgError):
-    """A run directory is not what the command expects."""
+    """A run directory is not what the command expects.
+
+    >>> from fedavg import FedAvgError
+    >>> issubclass(RunDirError, FedAvgError)
+    True
+    """
 
 
 class DiskError(FedAvgError):
-    """A file could not be written; what was there before is still whole."""
+    """A file could not be written; what was there before is still whole.
+
+    >>> from fedavg import FedAvgError
+    >>> issubclass(DiskError, FedAvgError)
+    True
+    """
 
 
 class FleetError(FedAvgError):
-    """The workers could not do the work of a round."""
+    """The workers could not do the work of a round.
+
+    >>> from fedavg import FedAvgError
+    >>> issubclass(FleetError, FedAvgError)
+    True
+    """
 
 
 class Diverged(FedAvgError):
-    """Training produced values that are not finite; the last good model has been kept."""
+    """Training produced values that are not finite; the last good model has been kept.
+
+    >>> from fedavg import FedAvgError
+    >>> issubclass(Diverged, FedAvgError)
+    True
+    """

@@ -18,7 +18,11 @@ Parser = Callable[[object], object]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A number that may change with the round: ((first round, value), ...), starting at round 1."""
+    """A number that may change with the round: ((first round, value), ...), starting at round 1.
+
+    >>> Schedule(((1, 20.0), (100, 5.0))).at(150)
+    5.0
+    """
 
     steps: tuple[tuple[int, float], ...]
 

@@ -53,7 +53,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides the result of a run, and a few options (marked runtime) that do not."""
+    """Everything that decides the result of a run, and a few options (marked runtime) that do not.
+
+    Parts (task, data, algorithm, codec, ...) are given as objects, by name, or by import name: 'my_package.mine:Prox'.
+
+    >>> plan = Plan(task="mnist-2nn", C=0.1, E=5, algorithm="fedprox:0.1")
+    >>> plan.E, plan.work(round=1).epochs
+    (5, 5)
+    """
 
     task: Union[str, "Task"] = option(
         "mnist-2nn", PartParser("fedavg.tasks", "Task"), "what is learned: a task's name, or module:name of your own"
@@ -262,6 +269,15 @@ PRESETS: dict[str, dict[str, object]] = {
 }
 
 
+def _options_text() -> str:
+    rows = [f"    {spec.name:<15}{spec.metadata['help']} [{spec.default}]" for spec in fields(Plan)]
+    return "\n".join(["", "    The options, and their defaults:", "", *rows, ""])
+
+
+if Plan.__doc__:  # none under python -OO
+    Plan.__doc__ += _options_text()
+
+
 def default_of(name: str) -> object:
     return getattr(_defaults(), name)
 
@@ -296,6 +312,15 @@ def make_plan(values: Mapping[str, object], source: str = "the plan") -> Plan:
     if unknown:
         raise PlanError(f"{source}: unknown option '{unknown[0]}'; expected one of {', '.join(option_names())}")
     return replace(Plan(), **values)  # type: ignore[arg-type]
+
+
+def check_plan(plan: object, what: str) -> None:
+    """Whatever else is given to a function that takes a plan is told so."""
+    if not isinstance(plan, Plan):
+        raise PlanError(
+            f"{what}: got {plan!r} of type {type(plan).__name__}; expected a fedavg.Plan, as in "
+            f"fedavg.{what}(fedavg.Plan(task='mnist-2nn', data='mnist'))"
+        )
 
 
 def load_plan(source: str, changes: Mapping[str, object]) -> Plan:

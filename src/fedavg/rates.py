@@ -4,7 +4,7 @@
     0.1,100:0.01                    0.1 from round 1 on, 0.01 from round 100 on
     exponential:0.1:0.99            multiplied by 0.99 after each round, as lr=0.1 with lr_decay=0.99
     step:0.1:every=30:factor=0.1    multiplied by 0.1 after every 30 rounds
-    cosine:0.1:end=0.001            along half a cosine, from 0.1 in the first round to 0.001 in the last
+    cosine:0.1:end=0.001            along half a cosine, from 0.1 in the first round to 0.001 after the last
     constant:0.1:warmup=5           after 5 rounds in which it rises by equal steps; all of these have `warmup`
 
 A user's own function of the round is asked once for each round of the plan, and its answers are kept as text: so
@@ -95,10 +95,11 @@ class Step(Rate):
 
 @dataclass(frozen=True)
 class Cosine(Rate):
-    """Half a cosine from `start` in the first round to `end` in the last (or in round `rounds`, and so from there on).
+    """Half a cosine from `start` in the first round to `end`, where it would be after the last one: as PyTorch's
+    CosineAnnealingLR. With `rounds` it is there after so many, and stays.
 
     >>> [round(rate_at("cosine:1:end=0.5", t, 3), 3) for t in (1, 2, 3)]
-    [1.0, 0.75, 0.5]
+    [1.0, 0.875, 0.625]
     """
 
     start: float
@@ -107,12 +108,13 @@ class Cosine(Rate):
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        _require("cosine", "end", self.end, 0 <= self.end < inf, "a finite number from 0")
+        lowest = "above 0, since it is reached" if self.rounds else "from 0"
+        _require("cosine", "end", self.end, 0 < self.end < inf or self.end == self.rounds == 0, f"a number {lowest}")
         _require("cosine", "rounds", self.rounds, self.rounds >= 0, "at least 1, or 0 for all of the plan's")
 
     def after_warmup(self, round: int, rounds: int) -> float:
         last = self.rounds - self.warmup if self.rounds else rounds
-        share = min((round - 1) / max(last - 1, 1), 1.0)
+        share = min((round - 1) / max(last, 1), 1.0)
         return self.end + (self.start - self.end) * (1 + cos(pi * share)) / 2
 
 

@@ -17,7 +17,7 @@ from fedavg.engine.trainer import Engine
 from fedavg.errors import DiskError, FedAvgError, RunDirError, TaskError
 from fedavg.fleets import Fleet, LocalFleet
 from fedavg.metrics.goal import Goal
-from fedavg.plan import Plan
+from fedavg.plan import Plan, check_plan
 from fedavg.runlog.checkpoint import model_sha256
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.started import started_with
@@ -31,7 +31,13 @@ Watcher = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave: its curves as arrays, and the trained module."""
+    """What a run gave: its curves as arrays, and the trained module.
+
+    >>> from fedavg import Plan, run
+    >>> result = run(Plan(data="mnist", C=0.02, rounds=1, workers=1))
+    >>> sorted(result.metrics), type(result.model).__name__
+    (['accuracy', 'loss'], 'Sequential')
+    """
 
     plan: Plan
     summary: Summary
@@ -63,7 +69,18 @@ class Result:
 
 
 def run(plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = None) -> Result:
-    """Train to the end of the plan. With a run directory, the run is recorded and can be resumed after any stop."""
+    """Train to the end of the plan. With a run directory, the run is recorded and can be resumed after any stop.
+
+    `watch` is called with every event: a `Start`, then a `Round` for each round.
+
+    >>> from fedavg import Plan
+    >>> result = run(Plan(task="mnist-2nn", data="mnist", C=0.02, rounds=2, workers=1))
+    >>> result.rounds.tolist()
+    [1, 2]
+    """
+    check_plan(plan, "run")
+    if not isinstance(run_dir, str | Path | None):
+        raise RunDirError(f"run: got {run_dir!r} for run_dir; expected a path, or None to record nothing")
     directory = RunDir(Path(run_dir)) if run_dir is not None else None
     if directory:
         directory.check_new()
@@ -78,7 +95,16 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
     A run that was started from Python with objects of its own needs them again: `resume(dir, task=..., data=...)`.
     Runtime options (workers, worker_timeout, data_dir, checkpoint_s) may be changed, and `rounds` raised: a run that is
     made longer gives what it would have given had it been planned so.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from fedavg import Plan
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = run(Plan(data="mnist", C=0.02, rounds=1, workers=1), f"{folder}/run")
+    ...     resume(f"{folder}/run", rounds=2).summary.rounds
+    2
     """
+    if not isinstance(run_dir, str | Path):
+        raise RunDirError(f"resume: got {run_dir!r}; expected the path of a run directory")
     directory = RunDir(Path(run_dir))
     plan, fleet = directory.plan(**changes), LocalFleet(directory.states)
     setup = resolve(plan, fleet.open(plan), fleet.test)

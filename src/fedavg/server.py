@@ -17,7 +17,7 @@ from fedavg import seeds
 from fedavg.errors import Diverged
 from fedavg.fleets import Abandoned, CohortResult, Fleet, LocalFleet
 from fedavg.metrics.goal import Best, Goal, improved, stalled
-from fedavg.plan import Plan
+from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.setup import Setup, resolve
 from fedavg.types import Cohort, State, Sum, Work
@@ -91,7 +91,15 @@ def train(plan: Plan, fleet: Fleet | None = None, start: Start | None = None) ->
 
     Nothing runs until the events are asked for. The fleet is local unless another is given. With `start`, an earlier
     point of the same run, it goes on from there.
+
+    >>> from fedavg import Plan
+    >>> for event in train(Plan(data="mnist", C=0.02, rounds=2, workers=1)):
+    ...     print(type(event).__name__, event.round)
+    Start 0
+    Round 1
+    Round 2
     """
+    check_plan(plan, "train")
     fleet = fleet or LocalFleet()
     yield from rounds(resolve(plan, fleet.open(plan), fleet.test), fleet, start)
 

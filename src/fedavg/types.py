@@ -24,7 +24,12 @@ Split = Literal["test", "train", "held"]
 @dataclass(frozen=True)
 class Examples:
     """Raw examples: all tensors of `x` and `y` share their first dimension. The task turns `x` into what its module
-    takes: it is called as `module(x)`, `module(*x)` or `module(**x)`."""
+    takes: it is called as `module(x)`, `module(*x)` or `module(**x)`.
+
+    >>> import torch
+    >>> len(Examples(x=torch.zeros(5, 8), y=torch.zeros(5)))
+    5
+    """
 
     x: Tree
     y: Tree
@@ -93,7 +98,12 @@ class Population:
 
 @dataclass(frozen=True)
 class Update:
-    """What one client gives back: its change to the weights, shape (P,) float32, and how much it counts (n_k)."""
+    """What one client gives back: its change to the weights, shape (P,) float32, and how much it counts (n_k).
+
+    >>> import torch
+    >>> Update(torch.ones(3), weight=20).weight
+    20
+    """
 
     vector: Tensor
     weight: float
@@ -102,7 +112,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Sum:
-    """The weighted sum of a cohort's updates, shape (P,) float64. The server half of an algorithm sees only this."""
+    """The weighted sum of a cohort's updates, shape (P,) float64. The server half of an algorithm sees only this.
+
+    >>> import torch
+    >>> Sum(torch.tensor([6.0]), weight=3.0, count=2).mean
+    tensor([2.])
+    """
 
     vector: Tensor
     weight: float
@@ -127,6 +142,10 @@ class State:
 
     What stages and the downlink keep lies in `others`, by owner. Only the server loop handles that: an algorithm makes
     a new state from weights and its own slots alone.
+
+    >>> import torch
+    >>> State(torch.zeros(3)).slots
+    {}
     """
 
     weights: Tensor
@@ -136,7 +155,11 @@ class State:
 
 @dataclass(frozen=True)
 class Work:
-    """What a cohort is asked to do in one round (t counts from 1): E local epochs, batches of B, learning rate eta."""
+    """What a cohort is asked to do in one round (t counts from 1): E local epochs, batches of B, learning rate eta.
+
+    >>> Work(round=1, epochs=5, batch=10, lr=0.1).lr
+    0.1
+    """
 
     round: int
     epochs: int
@@ -148,7 +171,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Cohort:
-    """S_t, the clients that are asked in a round, drawn from a population of K."""
+    """S_t, the clients that are asked in a round, drawn from a population of K.
+
+    >>> Cohort([3, 1], population=100).clients
+    [3, 1]
+    """
 
     clients: Sequence[int]
     population: int
@@ -159,7 +186,12 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Part:
-    """The clients of a round that train from the same `shared`, and what their sum counts for."""
+    """The clients of a round that train from the same `shared`, and what their sum counts for.
+
+    >>> import torch
+    >>> Part([3, 1], shared=torch.zeros(3)).scale
+    1.0
+    """
 
     cohort: Sequence[int]
     shared: Tensor

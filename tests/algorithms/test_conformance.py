@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
 
-import fedavg
 from fedavg import ArrayData, Examples, train
-from fedavg.algorithms import ALGORITHMS
+from fedavg.algorithms import ALGORITHMS, make_algorithm
 from fedavg.errors import PlanError
 from fedavg.server import Round
-from toys import TOY, blobs, toy_data, toy_plan
+from fedavg.testing import check_algorithm
+from toys import blobs, toy_data, toy_plan
 
 #: For each algorithm, settings with which it learns the toy, whose clients have unlike data.
 SETTINGS = {
@@ -53,34 +52,10 @@ def test_it_learns_from_clients_with_unlike_data(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_same_bits_twice_and_on_any_number_of_workers(name):
-    rounds = min(SETTINGS[name]["rounds"], 5)
-    one, two, three = (list(train(plan(name, rounds=rounds, workers=workers)))[-1] for workers in (1, 2, 3))
-    assert torch.equal(one.state.weights, two.state.weights)
-    assert torch.equal(one.state.weights, three.state.weights)
-    assert one.train_loss == two.train_loss == three.train_loss
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_resumed_run_equals_the_uninterrupted_one(name, tmp_path):
-    """Also with what clients keep and what the server carries in slots."""
-    whole = plan(name, rounds=min(SETTINGS[name]["rounds"], 7), checkpoint_s=0)
-    expected = fedavg.run(whole)
-    with pytest.raises(KeyboardInterrupt):
-        fedavg.run(whole, tmp_path / "run", stop_after(min(3, whole.rounds - 1)))
-    metrics = tmp_path / "run/metrics.jsonl"
-    metrics.write_bytes(metrics.read_bytes()[:-20])  # as after a kill: it goes back to the checkpoint before
-    got = fedavg.resume(tmp_path / "run", task=TOY, data=unlike_data())
-    assert got.summary.model_sha256 == expected.summary.model_sha256
-    assert got.train_loss.tolist() == expected.train_loss.tolist()
-
-
-def stop_after(round):
-    def watch(event):
-        if event.round == round:
-            raise KeyboardInterrupt
-
-    return watch
+def test_it_passes_the_check_that_users_have(name):
+    """The same bits twice and on any number of workers; a resumed run equals the uninterrupted one."""
+    settings = {key: value for key, value in SETTINGS[name].items() if key != "algorithm"}
+    check_algorithm(make_algorithm(SETTINGS[name].get("algorithm", name)), **settings)
 
 
 @pytest.mark.parametrize(

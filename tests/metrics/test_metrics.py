@@ -29,7 +29,7 @@ from fedavg.metrics import (
     Mean,
     Metric,
     Perplexity,
-    TopK,
+    TopKAccuracy,
     checked_sums,
     judge,
     make_metric,
@@ -44,7 +44,8 @@ LOGITS = F.one_hot(PREDICTED, 3).float()
 
 #: One of each for three classes or one number.
 EVERY = {
-    "accuracy": Accuracy(), "topk": TopK(2), "loss": Loss(F.cross_entropy), "perplexity": Perplexity(F.cross_entropy),
+    "accuracy": Accuracy(), "topk": TopKAccuracy(2), "loss": Loss(F.cross_entropy),
+    "perplexity": Perplexity(F.cross_entropy),
     "class_accuracy": ClassAccuracy(3), "f1": MacroF1(3), "auc": AUC(7), "mae": MAE(), "rmse": RMSE(),
 }  # fmt: skip
 
@@ -94,8 +95,8 @@ def test_macro_f1_by_hand():
 
 def test_top_k_by_hand():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]] * 4)
-    assert judge(TopK(3), logits, torch.tensor([0, 1, 2, 3])) == 3 / 4
-    assert TopK(3).name == "top3"
+    assert judge(TopKAccuracy(3), logits, torch.tensor([0, 1, 2, 3])) == 3 / 4
+    assert TopKAccuracy(3).name == "top3"
 
 
 def test_auc_by_hand():
@@ -252,9 +253,11 @@ def test_a_metric_of_one_s_own_in_five_lines():
 
 
 def test_names_texts_and_functions_may_be_mixed_in_a_dict():
-    task = Task("t", linear, metrics={"best": "accuracy", "top two": TopK(2), "sure": lambda o, y: o.max(1).values > 1})
+    task = Task(
+        "t", linear, metrics={"best": "accuracy", "top two": TopKAccuracy(2), "sure": lambda o, y: o.max(1).values > 1}
+    )
     assert {name: type(metric) for name, metric in task.judged_by.items()} == {
-        "best": Accuracy, "top two": TopK, "sure": Mean,
+        "best": Accuracy, "top two": TopKAccuracy, "sure": Mean,
     }  # fmt: skip
     assert task.judged_by["sure"].higher_is_better is None
 

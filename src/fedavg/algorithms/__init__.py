@@ -38,4 +38,7 @@ def make_algorithm(value: str | Algorithm) -> Algorithm:
     return make(value, Algorithm)  # type: ignore[type-abstract]
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "make_algorithm"]
+__all__ = [
+    "ALGORITHMS", "Adaptive", "Algorithm", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBuff", "FedDyn",
+    "FedNova", "FedProx", "FedSGD", "FedYogi", "OneShot", "PooledSGD", "Scaffold", "make_algorithm",
+]  # fmt: skip

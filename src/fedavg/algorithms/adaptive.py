@@ -50,6 +50,12 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Adaptive(Algorithm):
+    """As many local steps as a budget makes best (Wang et al. 2019).
+
+    >>> str(Adaptive(600))
+    'adaptive:600'
+    """
+
     name = "adaptive"
     metrics = ("train_loss", "rho", "beta", "square")
     keeps_state = True

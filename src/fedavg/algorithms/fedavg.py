@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
+    """Federated averaging, as the paper has it.
+
+    >>> str(FedAvg())
+    'fedavg'
+    """
+
     name = "fedavg"
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:

@@ -19,6 +19,12 @@ from fedavg.types import State, Sum, Work
 
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
+    """FedAvg with momentum on the server (Hsu et al. 2019).
+
+    >>> str(FedAvgM(0.5))
+    'fedavgm:0.5'
+    """
+
     name = "fedavgm"
     momentum: float = 0.9
     lr: float = 1.0

@@ -36,6 +36,12 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True)
 class FedBuff(FedAvg):
+    """Asynchronous averaging with a buffer (Nguyen et al. 2022).
+
+    >>> str(FedBuff(buffer=5))
+    'fedbuff:5'
+    """
+
     name = "fedbuff"
     asynchronous = True
     buffer: int = 10

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedDyn(FedAvg):
+    """Clients' losses are corrected so that all agree on the optimum (Acar et al. 2021).
+
+    >>> str(FedDyn(0.05))
+    'feddyn:0.05'
+    """
+
     name = "feddyn"
     keeps_state = True
     alpha: float = 0.01

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedNova(FedAvg):
+    """Normalised averaging: clients may take unequal numbers of steps (Wang et al. 2020).
+
+    >>> str(FedNova())
+    'fednova'
+    """
+
     name = "fednova"
     metrics = ("train_loss", "tau")
 

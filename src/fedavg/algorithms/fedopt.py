@@ -54,6 +54,12 @@ class FedOpt(FedAvg):
 
 @dataclass(frozen=True)
 class FedAdagrad(FedOpt):
+    """FedAvg whose server steps by Adagrad (Reddi et al. 2021).
+
+    >>> str(FedAdagrad(lr=0.05))
+    'fedadagrad:0.05'
+    """
+
     name = "fedadagrad"
     lr: float = 0.1
     beta1: float = 0.0
@@ -65,6 +71,12 @@ class FedAdagrad(FedOpt):
 
 @dataclass(frozen=True)
 class FedYogi(FedOpt):
+    """FedAvg whose server steps by Yogi (Reddi et al. 2021).
+
+    >>> str(FedYogi(lr=0.05))
+    'fedyogi:0.05'
+    """
+
     name = "fedyogi"
     lr: float = 0.01
     beta1: float = 0.9
@@ -77,6 +89,12 @@ class FedYogi(FedOpt):
 
 @dataclass(frozen=True)
 class FedAdam(FedOpt):
+    """FedAvg whose server steps by Adam (Reddi et al. 2021).
+
+    >>> str(FedAdam(lr=0.05))
+    'fedadam:0.05'
+    """
+
     name = "fedadam"
     lr: float = 0.01
     beta1: float = 0.9

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedSGD(Algorithm):
+    """The gradient over all data of the cohort, one step a round: the paper's baseline.
+
+    >>> str(FedSGD())
+    'fedsgd'
+    """
+
     name = "fedsgd"
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:

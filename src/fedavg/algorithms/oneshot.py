@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OneShot(Algorithm):
+    """Everyone trains once, and the models are averaged once.
+
+    >>> str(OneShot())
+    'oneshot'
+    """
+
     name = "oneshot"
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
+    """Control variates against client drift (Karimireddy et al. 2020).
+
+    >>> str(Scaffold())
+    'scaffold'
+    """
+
     name = "scaffold"
     keeps_state = True
     vectors_down = 2

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PooledSGD(Algorithm):
+    """Plain SGD on all data in one place: not federated, the paper's baseline.
+
+    >>> str(PooledSGD())
+    'sgd'
+    """
+
     name = "sgd"
     pools_data = True
 

@@ -27,7 +27,7 @@ def _ended(values: dict[str, float]) -> str:
     return f"{values['final']:.4f} at the end" + (f", best {values['best']:.4f}" if "best" in values else "")
 
 
-def _over_clients(on_clients: dict[str, Any] | None) -> list[tuple[str, str]]:
+def over_clients(on_clients: dict[str, Any] | None) -> list[tuple[str, str]]:
     """How the last model does on what clients hold out."""
     if on_clients is None:
         return []
@@ -56,7 +56,7 @@ def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]
     rows += [(name, _ended(values)) for name, values in summary.metrics.items() if "." not in name]
     if not summary.metrics:
         rows.append(("evaluated", "not at all: the data has no test set, and no client holds examples out"))
-    rows += _over_clients(summary.on_clients)
+    rows += over_clients(summary.on_clients)
     if summary.privacy:
         rows.append(("privacy", _privacy(summary.privacy)))
     pace = f"{summary.seconds_per_round:.3f} s a round (median), " if summary.seconds_per_round is not None else ""

@@ -6,7 +6,7 @@ from fedavg.codecs.entropy import Entropy
 from fedavg.codecs.lowrank import LowRank
 from fedavg.codecs.mask import Mask
 from fedavg.codecs.quantise import Quantise
-from fedavg.codecs.stc import SparseTernary
+from fedavg.codecs.stc import STC
 from fedavg.codecs.topk import TopK
 from fedavg.specs import make
 
@@ -18,7 +18,7 @@ CODECS: dict[str, type[Codec]] = {
     "mask": Mask,
     "lowrank": LowRank,
     "topk": TopK,
-    "stc": SparseTernary,
+    "stc": STC,
     "entropy": Entropy,
 }
 
@@ -28,4 +28,7 @@ def make_codec(value: str | Codec) -> Codec:
     return make(value, Codec)  # type: ignore[type-abstract]
 
 
-__all__ = ["CODECS", "Codec", "make_codec"]
+__all__ = [
+    "CODECS", "STC", "BFloat16", "Codec", "Entropy", "Float16", "Float32", "LowRank", "Mask", "Quantise", "TopK",
+    "make_codec",
+]  # fmt: skip

@@ -40,7 +40,11 @@ class Dense(Codec):
 
 @dataclass(frozen=True)
 class Float32(Dense):
-    """Lossless."""
+    """Lossless.
+
+    >>> str(Float32())
+    'float32'
+    """
 
     name = "float32"
     additive = True
@@ -55,7 +59,11 @@ class Float32(Dense):
 
 @dataclass(frozen=True)
 class Float16(Dense):
-    """IEEE half precision: 11 significant bits, but nothing above 65504 and little below 6e-5."""
+    """IEEE half precision: 11 significant bits, but nothing above 65504 and little below 6e-5.
+
+    >>> str(Float16())
+    'float16'
+    """
 
     name = "float16"
     width = 2
@@ -70,7 +78,11 @@ class Float16(Dense):
 
 @dataclass(frozen=True)
 class BFloat16(Dense):
-    """The upper half of a float32, rounded to nearest even: its whole range, 8 significant bits."""
+    """The upper half of a float32, rounded to nearest even: its whole range, 8 significant bits.
+
+    >>> str(BFloat16())
+    'bfloat16'
+    """
 
     name = "bfloat16"
     width = 2

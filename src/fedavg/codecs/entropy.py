@@ -24,7 +24,12 @@ DENSE: Final = 7.9
 
 @dataclass(frozen=True)
 class Entropy(Codec):
-    """The planes of the inner codec's frame: the first byte of all its numbers, then the second, ..."""
+    """The planes of the inner codec's frame: the first byte of all its numbers, then the second, ...
+
+    >>> from fedavg import Quantise
+    >>> str(Entropy(Quantise(4)))
+    'entropy:quantise:4'
+    """
 
     name = "entropy"
     inner: Codec = Float32()

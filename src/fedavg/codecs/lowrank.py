@@ -25,6 +25,9 @@ class LowRank(Codec):
     """The seed, then for each layer k numbers for each place of its shorter side; small layers are sent whole.
 
     A codec that is not bound to layers sees one without a second side, which is sent whole.
+
+    >>> str(LowRank(2))
+    'lowrank:2'
     """
 
     name = "lowrank"

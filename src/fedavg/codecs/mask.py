@@ -15,7 +15,11 @@ from fedavg.codecs.topk import check_fraction
 
 @dataclass(frozen=True)
 class Mask(Codec):
-    """The seed, then the numbers whose coin says so, as float32."""
+    """The seed, then the numbers whose coin says so, as float32.
+
+    >>> str(Mask(0.1))
+    'mask:0.1'
+    """
 
     name = "mask"
     fraction: float = 0.05

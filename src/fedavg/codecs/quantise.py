@@ -27,6 +27,9 @@ class Quantise(Codec):
 
     Blocks stand side by side as columns, up to `TOGETHER` of them in a run of the vector, and the vector is filled up
     to whole blocks with its last number.
+
+    >>> str(Quantise(4))
+    'quantise:4'
     """
 
     name = "quantise"

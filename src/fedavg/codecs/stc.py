@@ -15,8 +15,12 @@ from fedavg.codecs.topk import check_fraction, kept, largest_places
 
 
 @dataclass(frozen=True)
-class SparseTernary(Codec):
-    """μ as float32, a sign bit for each of the k numbers, then their places. `fraction` is the paper's p."""
+class STC(Codec):
+    """μ as float32, a sign bit for each of the k numbers, then their places. `fraction` is the paper's p.
+
+    >>> str(STC(0.02))
+    'stc:0.02'
+    """
 
     name = "stc"
     keeps_residual = True

@@ -15,7 +15,11 @@ SAMPLE: Final = 64
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """Values as float32, then their places, Golomb-coded."""
+    """Values as float32, then their places, Golomb-coded.
+
+    >>> str(TopK(0.05))
+    'topk:0.05'
+    """
 
     name = "topk"
     keeps_residual = True

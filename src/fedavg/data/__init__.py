@@ -48,6 +48,9 @@ def load(
     """A data set, split over clients. What is not given is the data set's default.
 
     `name` may carry settings, as in 'mnist:pixels=centred'.
+
+    >>> len(load("mnist", "shards:2", clients=50))
+    50
     """
     wanted = check(name, partition, clients)
     dataset, settings = read_name(name)

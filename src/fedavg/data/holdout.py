@@ -10,6 +10,12 @@ from fedavg import seeds, trees
 from fedavg.types import Examples, FederatedData
 
 
+def held_out(sizes: np.ndarray, share: float) -> np.ndarray:
+    """How many of each client's examples are held out: the share, rounded, but never all."""
+    held: np.ndarray = np.minimum(np.floor(share * sizes + 0.5).astype(np.int64), np.maximum(sizes - 1, 0))
+    return held
+
+
 @final
 class HeldOut(FederatedData):
     """The same clients with what is left to train on; `held(k)` is what was taken out. Who loses what follows from the
@@ -27,7 +33,7 @@ class HeldOut(FederatedData):
     @cached_property
     def held_sizes(self) -> np.ndarray:
         """How many examples of each client are held out, shape (K,), int64."""
-        return _held(self._data.sizes, self._share)
+        return held_out(self._data.sizes, self._share)
 
     def client(self, k: int) -> Examples:
         return hold_out(self._data.client(k), self._share, self._seed, k)[0]
@@ -49,13 +55,8 @@ def hold_out(examples: Examples, share: float, seed: int, k: int) -> tuple[Examp
     if not share:
         return examples, _rows(examples, np.empty(0, np.int64))
     order = seeds.rng(seed, seeds.NONE, k, "held out").permutation(len(examples))
-    held = int(_held(np.array(len(examples)), share))
+    held = int(held_out(np.array(len(examples)), share))
     return _rows(examples, order[held:]), _rows(examples, order[:held])
-
-
-def _held(n: np.ndarray, share: float) -> np.ndarray:
-    held: np.ndarray = np.minimum(np.floor(share * n + 0.5).astype(np.int64), np.maximum(n - 1, 0))
-    return held
 
 
 def _rows(examples: Examples, rows: np.ndarray) -> Examples:

@@ -128,7 +128,11 @@ class Partition(Pluggable, ABC):
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Shuffled, equal sizes."""
+    """Shuffled, equal sizes.
+
+    >>> str(IID())
+    'iid'
+    """
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
         return iid(labels, clients, rng)
@@ -136,7 +140,11 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Sorted by label, two shards to each client: the paper's non-IID split."""
+    """Sorted by label, two shards to each client: the paper's non-IID split.
+
+    >>> str(Shards(3))
+    'shards:3'
+    """
 
     per_client: int = 2
 
@@ -150,7 +158,11 @@ class Shards(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each client's labels from a Dirichlet, equal sizes."""
+    """Each client's labels from a Dirichlet, equal sizes.
+
+    >>> str(Dirichlet(0.5))
+    'dirichlet:0.5'
+    """
 
     alpha: float
 
@@ -164,7 +176,11 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class Unbalanced(Partition):
-    """Shuffled, power-law sizes."""
+    """Shuffled, power-law sizes.
+
+    >>> str(Unbalanced(1.5))
+    'unbalanced:1.5'
+    """
 
     exponent: float
 
@@ -178,7 +194,11 @@ class Unbalanced(Partition):
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """By the data's own key (author, role)."""
+    """By the data's own key (author, role).
+
+    >>> str(Natural())
+    'natural'
+    """
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
         others = ", ".join(usage({name: kind for name, kind in PARTITIONS.items() if kind is not Natural}))

@@ -107,8 +107,11 @@ class Fleet(ABC):
         """The task's metrics of the weights on a set that the server can see."""
 
     @abstractmethod
-    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
-        """The same on what clients hold out, each judging on its own; of those who can, as many as the plan says."""
+    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
+        """The same on what clients hold out, each judging on its own; of those who can, as many as the plan says.
+
+        None if too few answer.
+        """
 
     @abstractmethod
     def close(self) -> None:

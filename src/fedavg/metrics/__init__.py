@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from fedavg.errors import TaskError
-from fedavg.metrics.classification import AUC, Accuracy, ClassAccuracy, MacroF1, TopK
+from fedavg.metrics.classification import AUC, Accuracy, ClassAccuracy, MacroF1, TopKAccuracy
 from fedavg.metrics.losses import Loss, Perplexity, is_classification
 from fedavg.metrics.metric import (
     IGNORE,
@@ -20,7 +20,7 @@ from fedavg.specs import make
 
 METRICS: dict[str, type[Metric]] = {
     "accuracy": Accuracy,
-    "topk": TopK,
+    "topk": TopKAccuracy,
     "loss": Loss,
     "perplexity": Perplexity,
     "class_accuracy": ClassAccuracy,
@@ -77,6 +77,6 @@ def _made(name: str, given: Given, loss: LossFunction) -> Metric:
 
 __all__ = [
     "AUC", "IGNORE", "MAE", "METRICS", "RMSE", "Accuracy", "ClassAccuracy", "Loss", "MacroF1", "Mean", "Metric",
-    "MetricsGiven", "Perplexity", "TopK", "by_name", "checked_sums", "default_metrics", "judge", "make_metric",
+    "MetricsGiven", "Perplexity", "TopKAccuracy", "by_name", "checked_sums", "default_metrics", "judge", "make_metric",
     "report",
 ]  # fmt: skip

@@ -53,11 +53,11 @@ class Accuracy(Metric):
 
 
 @dataclass(frozen=True)
-class TopK(Metric):
+class TopKAccuracy(Metric):
     """The share of predictions whose right class is among the k most likely.
 
     >>> from fedavg.metrics import judge
-    >>> judge(TopK(2), torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([1, 2]))
+    >>> judge(TopKAccuracy(2), torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([1, 2]))
     0.5
     """
 

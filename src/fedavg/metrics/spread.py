@@ -49,11 +49,12 @@ def describe(values: Sequence[float], higher_is_better: bool | None) -> dict[str
     >>> describe([0.0, 0.25, 0.5, 0.75, 1.0], True)
     {'p10': 0.1, 'p50': 0.5, 'p90': 0.9, 'variance': 0.125, 'worst_decile': 0.0}
     """
-    found = {f"p{q}": float(np.percentile(values, q)) for q in QUANTILES}
-    found["variance"] = float(np.var(values))
+    in_order = sorted(values)  # over a network they come in any order, which must not change a bit
+    found = {f"p{q}": float(np.percentile(in_order, q)) for q in QUANTILES}
+    found["variance"] = float(np.var(in_order))
     if higher_is_better is not None:
-        worst = sorted(values, reverse=not higher_is_better)[: ceil(WORST * len(values))]
-        found["worst_decile"] = float(np.mean(worst))
+        count = ceil(WORST * len(in_order))
+        found["worst_decile"] = float(np.mean(in_order[:count] if higher_is_better else in_order[-count:]))
     return found
 
 

@@ -24,9 +24,10 @@ from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import dump
 from fedavg.fleets.http.protocol.vouchers import PATH, Vouched, VouchRequest, proven, save_public, voucher_text
-from fedavg.fleets.http.server.app import HTTP_PROBLEMS, MESSAGE_BYTES, Refusal, parse_body, problem, read_body
+from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, parse_body, read_body
 from fedavg.fleets.http.server.limits import Buckets
 from fedavg.fleets.http.server.listener import Listener
+from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, Refusal, problem
 from fedavg.secagg.identity import vouch
 
 log = logging.getLogger("fedavg.authority")

@@ -28,6 +28,7 @@ from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.allowance import Allowance
 from fedavg.fleets.http.device.enrolment import Application, Identity, enrolled, own_key
 from fedavg.fleets.http.device.files import DeviceFiles, private_umask
+from fedavg.fleets.http.device.judge import check_judging, sums_frame
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.masked import MaskedRounds
 from fedavg.fleets.http.device.models import Models
@@ -45,10 +46,12 @@ from fedavg.fleets.http.device.releases import Releases
 from fedavg.fleets.http.device.reports import report
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import (
+    JUDGING,
     MAX_MESSAGE,
     DoneAnswer,
     Eligibility,
     Holding,
+    JudgeOffer,
     MaskAnswer,
     PollAnswer,
     PollRequest,
@@ -59,6 +62,7 @@ from fedavg.fleets.http.protocol.messages import (
     parse,
 )
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
+from fedavg.fleets.worker import judged, named_sums
 from fedavg.plan import Plan, make_plan
 from fedavg.privacy.served import BudgetSpent, served
 from fedavg.runlog.rundir import RunDir
@@ -149,14 +153,14 @@ class Device:
             self._plan_digest = identity.plan_digest
             self._setup = self._agreed(identity)
             self._releases = Releases(self._setup, self._files, self._spent, self._max_epsilon)
-            self._trained_on, _ = hold_out(self._examples, self._setup.plan.holdout, self._setup.plan.seed, self._k)
+            plan = self._setup.plan
+            self._trained_on, self._held = hold_out(self._examples, plan.holdout, plan.seed, self._k)
             self._trainer = self._setup.new_trainer(self._trained_on)
             check_single(self._trainer, self._trained_on, np.array([len(self._trained_on)]), self._setup.plan)
             self._models = Models(self._link, self._files, self._setup.downlink)
             least = fewest_survivors(self._policy, self._setup)
-            self._masking = MaskedRounds(
-                self._setup, self._k, self._link, self._files, self._message, self._signer, least
-            )
+            parts = (self._setup, self._k, self._link, self._files, self._message, self._found, self._signer, least)
+            self._masking, self._judging = MaskedRounds(*parts), MaskedRounds(*parts, prefix="judge-")
             log.info("ready", extra={"client": self._k, "engine": self._trainer.engine.name})
             while True:
                 answer = self._poll()
@@ -168,8 +172,10 @@ class Device:
                     return answer.round
                 if isinstance(answer, WorkOffer):
                     self._work(answer)
+                elif isinstance(answer, JudgeOffer):
+                    self._judge(answer)
                 elif isinstance(answer, MaskAnswer):
-                    self._masking.step(answer)
+                    (self._judging if answer.attempt >= JUDGING else self._masking).step(answer)
                 elif isinstance(answer, WaitAnswer):
                     sleep(min(answer.retry_after_s, LONGEST_WAIT_S) * random.uniform(0.9, 1.1))
 
@@ -203,8 +209,10 @@ class Device:
         if (sent.clients or 0) > MOST_CLIENTS:
             raise Declined("bad-plan", f"the server's plan has {sent.clients} clients; expected at most {MOST_CLIENTS}")
         own = {name: getattr(Plan(), name) for name in _runtime_options()}
+        # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
+        self._sent, others = sent, {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
         with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return served(resolve_on_device(make_plan({**values, **own, "device": "cpu"})))
+            return served(resolve_on_device(make_plan({**values, **own, **others, "device": "cpu"})))
 
     # Rounds
 
@@ -282,6 +290,29 @@ class Device:
         except FedAvgError as error:  # it keeps the update, and hears at the next poll what became of it
             log.warning("upload failed", extra={"round": offer.round, "detail": str(error)})
 
+    def _judge(self, offer: JudgeOffer) -> None:
+        """Judge the model as asked, or say why not. The update that is kept, if any, is not touched."""
+        try:
+            check_judging(self._policy, self._sent, self._setup, len(self._held), offer)
+            if offer.session is not None:
+                self._judging.check(offer)
+                self._judging.begin(offer)
+                return
+            frame = sums_frame(self._plan_digest, offer, self._found(offer))
+            self._send(offer, offer.upload_token, frame)
+        except Exception as error:  # neither a stranger's offer nor a mistake in a metric ends the device
+            report(self._link, offer.round, offer.attempt, error, "training-failed")
+            sleep(DECLINED_S * random.uniform(0.5, 1.5))
+
+    def _found(self, offer: JudgeOffer) -> dict[str, float]:
+        """What the model of an offer comes to on what this device holds out."""
+        if offer.numbers != len(self._trainer.weights):
+            raise Declined(
+                "bad-offer", f"{offer.numbers} numbers are offered; the task has {len(self._trainer.weights)}"
+            )
+        self._trainer.load(_numbers_of(self._models.whole(offer)))
+        return named_sums(judged(self._trainer, self._held, "what this device holds out"))
+
     def _train(self, offer: WorkOffer) -> None:
         assert self._pending
         self._files.write("update.frame", self._frame(offer, self._message(offer)))
@@ -324,26 +355,24 @@ class Device:
 
     def _fetch(self, offer: WorkOffer) -> Tensor:
         """The shared vector, checked against the digest that it was asked for by."""
-        data = self._models.fetch(offer)
-        shared = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
-        if not bool(torch.isfinite(shared).all()):
-            raise FleetError("the model that came holds NaN or infinity")
-        return shared
+        return _numbers_of(self._models.fetch(offer))
 
     def _upload(self) -> None:
         pending = self._pending
         assert pending
-        frame = self._files.read("update.frame")
-        path = f"/v1/rounds/{pending.round}/{pending.attempt}"
-        if pending.token is None:
-            body = self._link.upload(f"{path}/update", frame)
-        else:
-            body = self._link.upload_anonymously(f"{path}/anonymous", frame, pending.token)
-        answer = parse(UpdateAnswer, body, MAX_MESSAGE)
+        answer = self._send(pending, pending.token, self._files.read("update.frame"))
         if answer.accepted:
             self._note(replace(pending, accepted=True))
             sent = {"round": pending.round, "attempt": pending.attempt}
             log.info("accepted", extra={**sent, "duplicate": answer.duplicate})
+
+    def _send(self, to: "Pending | JudgeOffer", token: str | None, frame: bytes) -> UpdateAnswer:
+        path = f"/v1/rounds/{to.round}/{to.attempt}"
+        if token is None:
+            body = self._link.upload(f"{path}/update", frame)
+        else:
+            body = self._link.upload_anonymously(f"{path}/anonymous", frame, token)
+        return parse(UpdateAnswer, body, MAX_MESSAGE)
 
     def _refused(self, offer: WorkOffer, refusal: ServerRefused) -> None:
         """An update that is not wanted now may be asked for by a server that was just restarted; a bad one never is."""
@@ -375,6 +404,14 @@ def _committed(answer: Settling) -> int:
     if isinstance(answer, WaitAnswer):
         return answer.committed
     return answer.round - 1 if isinstance(answer, WorkOffer) else answer.round
+
+
+def _numbers_of(data: bytes) -> Tensor:
+    """The numbers of a model that came, shape (P,) float32."""
+    numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
+    if not bool(torch.isfinite(numbers).all()):
+        raise FleetError("the model that came holds NaN or infinity")
+    return numbers
 
 
 def _runtime_options() -> list[str]:

@@ -24,11 +24,12 @@ from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import DoneAnswer
 from fedavg.fleets.http.server.admin import Admin
-from fedavg.fleets.http.server.app import HTTP_PROBLEMS, PLAIN_PATHS, FleetApp
+from fedavg.fleets.http.server.app import FleetApp
 from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet
 from fedavg.fleets.http.server.hub import Guards, Hub
 from fedavg.fleets.http.server.listener import Listener
+from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
@@ -165,8 +166,6 @@ def _check_plan(plan: Plan) -> None:
             f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
             "'turns', or one that needs neither everyone nor losses"
         )
-    if "clients" in plan.evaluate:
-        raise PlanError(f"evaluate: got '{plan.evaluate}' in a fleet of devices; expected 'server' or 'none'")
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 

@@ -10,7 +10,11 @@ from fedavg.samplers.sampler import Pool, Sampler
 
 @dataclass(frozen=True)
 class Weighted(Sampler):
-    """m clients without replacement, drawn by n_k. With `weigh:equal` each then counts alike in the sum."""
+    """m clients without replacement, drawn by n_k. With `weigh:equal` each then counts alike in the sum.
+
+    >>> str(Weighted())
+    'weighted'
+    """
 
     def draw(self, pool: Pool) -> np.ndarray:
         return pool.rng.choice(pool.clients, pool.size, replace=False, p=pool.sizes / pool.sizes.sum())
@@ -19,7 +23,11 @@ class Weighted(Sampler):
 @dataclass(frozen=True)
 class PowerOfChoice(Sampler):
     """Of d candidates drawn by n_k, the m whose loss is highest: Cho et al. 2020, "Client Selection in Federated
-    Learning", pow-d. The candidates judge the current model on their training examples, so nothing is remembered."""
+    Learning", pow-d. The candidates judge the current model on their training examples, so nothing is remembered.
+
+    >>> str(PowerOfChoice(20))
+    'choice:20'
+    """
 
     needs_losses = True
     d: int

@@ -10,7 +10,11 @@ from fedavg.samplers.sampler import Pool, Sampler
 
 @dataclass(frozen=True)
 class Uniform(Sampler):
-    """m clients without replacement, all alike: Algorithm 1 of the paper."""
+    """m clients without replacement, all alike: Algorithm 1 of the paper.
+
+    >>> str(Uniform())
+    'fixed'
+    """
 
     def draw(self, pool: Pool) -> np.ndarray:
         return pool.rng.choice(pool.clients, pool.size, replace=False)
@@ -21,7 +25,11 @@ class Uniform(Sampler):
 
 @dataclass(frozen=True)
 class Poisson(Sampler):
-    """Every client by its own coin, so that m come on average."""
+    """Every client by its own coin, so that m come on average.
+
+    >>> str(Poisson())
+    'poisson'
+    """
 
     needs_everyone = True
 
@@ -35,7 +43,11 @@ class Poisson(Sampler):
 
 @dataclass(frozen=True)
 class InTurns(Sampler):
-    """In the order of their numbers, m at a time, and from the start again: everyone takes part equally often."""
+    """In the order of their numbers, m at a time, and from the start again: everyone takes part equally often.
+
+    >>> str(InTurns())
+    'turns'
+    """
 
     def draw(self, pool: Pool) -> np.ndarray:
         first = (pool.round - 1 + pool.attempt) * pool.size

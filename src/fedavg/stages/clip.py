@@ -36,6 +36,12 @@ _WITHIN: Final = 1 - 2**-22
 
 @dataclass(frozen=True)
 class Clip(Stage):
+    """Bounds the influence of any one client: its change is scaled down to an L2 norm of at most `norm`.
+
+    >>> str(Clip(1.0, quantile=0.5))
+    'clip:1.0:quantile=0.5'
+    """
+
     bounds = True
     norm: float
     per: str = "all"

@@ -22,6 +22,12 @@ from fedavg.types import Update, Work
 
 @dataclass(frozen=True)
 class LocalDP(Stage):
+    """Every client makes its own update private before it leaves.
+
+    >>> str(LocalDP(8, 1.0))
+    'localdp:8:1.0'
+    """
+
     epsilon: float
     norm: float
     delta: float = 1e-5

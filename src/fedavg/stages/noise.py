@@ -5,8 +5,8 @@
     noise:1.1:where=clients:dropout=0.2   the shares are large enough if a fifth of the clients is lost
     noise:1.1:bits=16               all in multiples of 2^-16: discrete Gaussian noise, exact in a ring of integers
 
-Where more clients are lost than the shares were made for, the server adds what is missing: the published model has the
-full noise always, but against the server itself the sum had less. With `bits`, clients round to the grid, which can
+Where more clients are lost than the shares were made for, a simulated server adds what is missing; over the network
+devices do not open such a sum. With `bits`, clients round to the grid, which can
 lengthen an update of P numbers by half a step times √P: the noise covers that too. A sum of discrete Gaussians is
 not quite one, but closer than can be told at a standard deviation of a few steps (Kairouz et al. 2021).
 """
@@ -34,6 +34,12 @@ _WHOLE: Final = 2**24
 
 @dataclass(frozen=True)
 class Noise(Stage):
+    """Gaussian noise on the sum, `multiplier` times what one client can change it by.
+
+    >>> str(Noise(1.1))
+    'noise:1.1'
+    """
+
     hides_metrics = True
     multiplier: float
     where: str = "server"

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weigh(Stage):
+    """How much a client counts: never more than 1, over a denominator that is fixed.
+
+    >>> str(Weigh('100'))
+    'weigh:100'
+    """
+
     caps_weight = True
     cap: str = "equal"
     #: W, where the server does not know the sizes of its clients [computed from them].

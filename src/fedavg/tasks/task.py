@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg import trees
+from fedavg.errors import TaskError
 from fedavg.metrics import Metric, MetricsGiven, by_name, default_metrics
 from fedavg.specs import Pluggable
 from fedavg.types import Tree
@@ -40,6 +41,10 @@ class Task(Pluggable):
     local epoch at once, with its own generator. `collate`, where given, first gives the raw x and y of each batch
     another form: texts of unlike lengths are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
     batch then has does not matter, since the loss is a mean.
+
+    >>> from torch import nn
+    >>> list(Task("lines", lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss).judged_by)
+    ['loss']
     """
 
     kind = "task"
@@ -61,8 +66,16 @@ class Task(Pluggable):
         return TASKS
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("a task needs a name")
+        if not isinstance(self.name, str) or not self.name:
+            raise TaskError(f"name: got {self.name!r}; expected a text, as in Task('mine', ...)")
+        if isinstance(self.build, nn.Module):
+            raise TaskError(
+                f"build: got a module ({type(self.build).__name__}); expected a function that makes a new one at each "
+                f"call, as in Task({self.name!r}, lambda: {type(self.build).__name__}(...))"
+            )
+        for what in ("build", "loss", "prepare"):
+            if not callable(getattr(self, what)):
+                raise TaskError(f"{what}: got {getattr(self, what)!r}; expected a function")
         _ = self.judged_by  # a metric that can not be is an error here, not in a worker
 
     @cached_property

@@ -1,6 +1,7 @@
 """What one client, or a crowd of them, tries against a server and its run; each over a real socket on a real server."""
 
 import json
+import re
 import threading
 from dataclasses import replace
 from time import sleep
@@ -408,3 +409,18 @@ def test_the_server_of_the_compose_file_has_neither_the_authoritys_key_nor_a_pas
     assert {path for path in mounted if "certificates" in path} == {
         "./certificates/server.pem", "./certificates/server.key",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["server.lock", "dev.lock"])
+def test_every_locked_package_has_its_hash_and_the_version_that_is_tested(request, name):
+    root = request.config.rootpath
+    tested = dict(re.findall(r"^([\w.-]+)==(\S+)$", (root / "constraints.txt").read_text().lower(), re.M))
+    lines = [line for line in (root / "deploy" / name).read_text().splitlines() if not line.startswith("#")]
+    locked = [re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert all(locked), "a line without a hash, or with anything else"
+    versions = {found[1].replace("-", "_"): found[2].partition("+")[0] for found in locked}
+    known = {package.replace("-", "_"): version for package, version in tested.items()}
+    assert {"torch", "starlette", "cryptography"} <= versions.keys()
+    assert {name: versions[name] for name in versions.keys() & known.keys()} == {
+        name: known[name] for name in versions.keys() & known.keys()
+    }

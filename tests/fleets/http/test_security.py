@@ -31,7 +31,7 @@ from fedavg.fleets.http.protocol import wire
 from fedavg.fleets.http.protocol.certs import client_context, make_certificates, server_context
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import Eligibility, Problem, UpdateAnswer, WorkOffer, dump
-from fedavg.fleets.http.server import app, listener
+from fedavg.fleets.http.server import app, bodies, downloads, listener, turns
 from fedavg.fleets.http.server.hub import Group, Guards, Hub
 from fedavg.fleets.http.server.rounds import Round, Rules
 from fedavg.fleets.http.server.store import ClientRow, Store
@@ -902,9 +902,9 @@ def test_the_document_names_tests_that_are_there_and_the_bounds_of_the_code():
         "listener.PIPELINED": listener.PIPELINED,
         "listener.IDLE_S": listener.IDLE_S,
         "listener.CONNECTIONS": listener.CONNECTIONS,
-        "app.PIECE_BYTES": app.PIECE_BYTES / 1024,
-        "app.MESSAGE_BYTES`, `app.BODY_S": app.MESSAGE_BYTES / 1024,
-        "app.UPLOAD_BYTES`, `app.TURN_S": app.UPLOAD_BYTES / 2**20,
+        "downloads.PIECE_BYTES": downloads.PIECE_BYTES / 1024,
+        "bodies.MESSAGE_BYTES`, `bodies.BODY_S": bodies.MESSAGE_BYTES / 1024,
+        "turns.UPLOAD_BYTES`, `turns.TURN_S": turns.UPLOAD_BYTES / 2**20,
     }
     for name, number in numbers.items():
         assert re.search(rf"\b{number:,.0f}\b", bounds[name]), name

@@ -1,6 +1,9 @@
 """A task and data that train in milliseconds, under the names that a served plan gives them."""
 
-from fedavg import Plan
+import numpy as np
+import torch
+
+from fedavg import ArrayData, Plan
 from toys import TOY, toy_data
 
 SIZES = (7, 12, 6, 5, 20, 9, 11, 8)
@@ -11,3 +14,13 @@ DATA = toy_data(SIZES)
 def tiny_plan(**changes: object) -> Plan:
     values = {"task": "tiny:TASK", "data": "tiny:DATA", "C": 0.5, "E": 2, "B": 4, "lr": 0.1, "workers": 1}
     return Plan(**{**values, **changes})
+
+
+def _without_test() -> ArrayData:
+    parts = [DATA.client(k) for k in range(len(DATA))]
+    x, y = (torch.cat([getattr(part, name) for part in parts]) for name in "xy")
+    return ArrayData("bare", x, y, np.split(np.arange(len(y)), np.cumsum(SIZES)[:-1]), None)
+
+
+#: The same clients, and no test set.
+BARE = _without_test()

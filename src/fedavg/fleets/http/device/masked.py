@@ -9,7 +9,7 @@ update of the one in whom they differ. Which round it has opened is on the disk 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,8 @@ from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link
 from fedavg.fleets.http.device.policy import Declined
 from fedavg.fleets.http.device.reports import report
-from fedavg.fleets.http.protocol.messages import MaskAnswer, WorkOffer, dump, parse
+from fedavg.fleets.http.protocol.messages import JudgeOffer, MaskAnswer, PollAnswer, WorkOffer, dump, parse
+from fedavg.metrics.spread import names_of_sums
 from fedavg.setup import Setup
 
 if TYPE_CHECKING:
@@ -43,10 +44,15 @@ class Opened:
     session: str
 
 
-class MaskedRounds:
-    """The session that this device is in, if any. `train` gives the update of an offer, the same each time.
+Offer = WorkOffer | JudgeOffer
 
-    In signed sessions `identity` signs for this device; no sum of fewer than `least` clients is opened.
+
+class MaskedRounds:
+    """The session that this device is in, if any. `train` gives the update of an offer, the same each time, and `judge`
+    the sums of an evaluation.
+
+    In signed sessions `identity` signs for this device; no sum of fewer than `least` clients is opened. Training and
+    evaluations have sessions of their own, whose files differ by `prefix`.
     """
 
     def __init__(
@@ -56,17 +62,20 @@ class MaskedRounds:
         link: Link,
         files: DeviceFiles,
         train: Callable[[WorkOffer], Message],
+        judge: Callable[[JudgeOffer], dict[str, float]],
         identity: "Identity | None",
         least: int,
+        prefix: str = "",
     ) -> None:
         self._setup, self._k, self._link, self._files, self._train = setup, k, link, files, train
-        self._identity, self._least = identity, least
+        self._judge, self._identity, self._least = judge, identity, least
+        self._offer_file, self._session_file, self._opened = prefix + _OFFER, prefix + _SESSION, prefix + OPENED
 
-    def check(self, offer: WorkOffer) -> None:
+    def check(self, offer: Offer) -> None:
         """Refuses an offer of a round that this device has opened: also one that names the very session again."""
         self._check_unopened(offer.round)
 
-    def begin(self, offer: WorkOffer) -> None:
+    def begin(self, offer: Offer) -> None:
         """Take part in the session of an offer: send the first message."""
         from fedavg.secagg import ClientSession
 
@@ -74,8 +83,8 @@ class MaskedRounds:
             known = self._known_offer()
             if known is None or _bare(known) != _bare(offer):
                 session = ClientSession(self._terms(offer), self._k, self._identity, self._least)
-                self._files.write(_SESSION, session.to_bytes())
-                self._files.write(_OFFER, dump(replace(offer, counted=None)))
+                self._files.write(self._session_file, session.to_bytes())
+                self._files.write(self._offer_file, dump(_kept(offer)))
             self._link.upload(_path(offer), self._session().advertise().to_bytes())
 
     def step(self, answer: MaskAnswer) -> None:
@@ -95,9 +104,9 @@ class MaskedRounds:
             try:
                 reply = reply_to(session, message, lambda: self._ring(offer, session)).to_bytes()
             finally:
-                self._files.write(_SESSION, session.to_bytes())
+                self._files.write(self._session_file, session.to_bytes())
             if isinstance(message, UnmaskRequest):
-                self._files.write_json(OPENED, asdict(Opened(offer.round, answer.session)))
+                self._files.write_json(self._opened, asdict(Opened(offer.round, answer.session)))
             self._link.upload(_path(offer), reply)
 
     def _check_unopened(self, round: int, going_on: str | None = None) -> None:
@@ -105,7 +114,7 @@ class MaskedRounds:
 
         `going_on` names a session whose state this device has: asked for its sum again, it gives the same answer.
         """
-        opened = self._files.read_as(OPENED, Opened)
+        opened = self._files.read_as(self._opened, Opened)
         if opened and round <= opened.round and (opened.round, opened.session) != (round, going_on):
             raise Declined(
                 "round-opened", f"this device has opened a sum of round {opened.round}; it opens none of {round} now"
@@ -119,8 +128,10 @@ class MaskedRounds:
         except Exception as error:  # a stranger's message must not end the device
             report(self._link, round, attempt, error, "session-left")
 
-    def _ring(self, offer: WorkOffer, session: "ClientSession") -> np.ndarray:
+    def _ring(self, offer: Offer, session: "ClientSession") -> np.ndarray:
         encoding = session.terms.encoding
+        if isinstance(offer, JudgeOffer):
+            return encoding.encode(np.empty(0), 1.0, self._judge(offer)).ring
         message = self._train(offer)
         vector = self._setup.codec.decode(message.frame, encoding.dimension)
         encoded = encoding.encode(vector.numpy(), message.weight, message.metrics)
@@ -128,20 +139,25 @@ class MaskedRounds:
             log.warning("clipped", extra={"round": offer.round, "numbers": encoded.saturated})
         return encoded.ring
 
-    def _terms(self, offer: WorkOffer) -> "Terms":
+    def _terms(self, offer: Offer) -> "Terms":
         assert self._setup.secagg
         self._setup.secagg.check(offer.invited)  # the server's word: with another number, noise could be lost
         numbers = self._setup.update_size(offer.numbers // self._setup.algorithm.vectors_down)
+        metrics: Iterable[str] = self._setup.metrics
+        if isinstance(offer, JudgeOffer):  # sums alone: there is no vector
+            numbers, metrics = 0, names_of_sums(self._setup.task.judged_by)
         session = bytes.fromhex(offer.session or "")
-        return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, self._setup.metrics)
+        return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, metrics)
 
-    def _known_offer(self) -> WorkOffer | None:
+    def _known_offer(self) -> Offer | None:
         """The offer of the session that this device is in; none if it, or the session's state, is gone or damaged."""
-        if not self._files.exists(_OFFER):
+        if not self._files.exists(self._offer_file):
             return None
         try:
             self._session()
-            return parse(WorkOffer, self._files.read(_OFFER), 1 << 16)
+            offer = parse(PollAnswer, self._files.read(self._offer_file), 1 << 16)
+            assert isinstance(offer, WorkOffer | JudgeOffer), "only offers are kept"
+            return offer
         except FedAvgError as error:
             log.warning("session lost", extra={"detail": str(error)})
             return None
@@ -149,13 +165,18 @@ class MaskedRounds:
     def _session(self) -> "ClientSession":
         from fedavg.secagg import ClientSession
 
-        return ClientSession.from_bytes(self._files.read(_SESSION), self._identity, self._least)
+        return ClientSession.from_bytes(self._files.read(self._session_file), self._identity, self._least)
 
 
-def _bare(offer: WorkOffer) -> WorkOffer:
+def _kept(offer: Offer) -> Offer:
+    """The offer without word of earlier rounds."""
+    return replace(offer, counted=None) if isinstance(offer, WorkOffer) else offer
+
+
+def _bare(offer: Offer) -> Offer:
     """The offer without what changes from poll to poll."""
-    return replace(offer, deadline_s=0.0, counted=None)
+    return replace(_kept(offer), deadline_s=0.0)
 
 
-def _path(offer: WorkOffer) -> str:
+def _path(offer: Offer) -> str:
     return f"/v1/rounds/{offer.round}/{offer.attempt}/session"

@@ -17,7 +17,7 @@ from fedavg.errors import DataError, FleetError
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.protocol import changes
-from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
 
 log = logging.getLogger("fedavg.device")
 
@@ -35,12 +35,13 @@ class Models:
     def fetch(self, offer: WorkOffer) -> bytes:
         """The bytes of the offered model, checked against their digest."""
         if self._downlink is None:
-            return self._whole(offer)
-        data = self._followed(offer, self._downlink) or self._whole(offer)
+            return self.whole(offer)
+        data = self._followed(offer, self._downlink) or self.whole(offer)
         self._files.write(_FILE, _ROUND.pack(offer.round) + data)
         return data
 
-    def _whole(self, offer: WorkOffer) -> bytes:
+    def whole(self, offer: WorkOffer | JudgeOffer) -> bytes:
+        """All bytes of a model; nothing is kept."""
         data = self._link.download(f"/v1/models/{offer.model}", 4 * offer.numbers)
         if len(data) != 4 * offer.numbers or not _is(data, offer):
             raise FleetError(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
@@ -78,5 +79,5 @@ class Models:
         return changes.split(self._link.download(f"/v1/models/{offer.model}/changes/{count}", limit), count)
 
 
-def _is(data: bytes, offer: WorkOffer) -> bool:
+def _is(data: bytes, offer: WorkOffer | JudgeOffer) -> bool:
     return sha256(data).hexdigest() == offer.model

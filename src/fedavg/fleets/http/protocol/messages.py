@@ -285,8 +285,12 @@ class PollRequest:
     engine: str = item(Text(_LINE, 1, 128, "printable text"), "how the client trains: the engine's name")
 
 
+#: Attempts at an evaluation are numbered from here on, so that nobody takes an answer for an update.
+JUDGING: Final = 1 << 30
+
+
 class PollAnswer:
-    """The answer to PollRequest: `WorkOffer`, `MaskAnswer`, `WaitAnswer` or `DoneAnswer`, told apart by `type`."""
+    """The answer to PollRequest, one of five: `WorkOffer`, `JudgeOffer`, `MaskAnswer`, `WaitAnswer`, `DoneAnswer`."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +312,21 @@ class WorkOffer(PollAnswer):
     invited: int = item(COUNT, "how many clients are invited to the round")
     changes: int = item(COUNT, "n, how many of the model's last changes are there: GET /v1/models/{model}/changes/{n}")
     counted: bool | None = item(Nullable(Flag()), COUNTED)
+
+
+@dataclass(frozen=True)
+class JudgeOffer(PollAnswer):
+    """Judge this model on the examples that the client holds out, and upload the sums before the deadline."""
+
+    type: Literal["judge"] = tag("judge")
+    round: int = item(ROUND, "t, the round that the model came out of")
+    attempt: int = item(ATTEMPT, "names the evaluation, as an attempt at that round that no training has")
+    model: str = item(SHA256, "the model to judge: GET /v1/models/{model}")
+    numbers: int = item(NUMBERS, "P, how many numbers the model has")
+    deadline_s: float = item(SECONDS, "seconds left for the upload")
+    upload_token: str | None = item(Nullable(TOKEN), "if not null: upload without a signature, with this token")
+    session: str | None = item(Nullable(SESSION), "if not null: secure aggregation; the name of the session, hex")
+    invited: int = item(COUNT, "how many clients are asked to judge it")
 
 
 @dataclass(frozen=True)
@@ -467,7 +486,9 @@ MESSAGES: Final = (
     Selection,
     Problem,
 )
-_VARIANTS: Final[dict[type, tuple[type, ...]]] = {PollAnswer: (WorkOffer, MaskAnswer, WaitAnswer, DoneAnswer)}
+_VARIANTS: Final[dict[type, tuple[type, ...]]] = {
+    PollAnswer: (WorkOffer, JudgeOffer, MaskAnswer, WaitAnswer, DoneAnswer)
+}
 
 
 def parse(kind: type[T], body: bytes, limit: int) -> T:

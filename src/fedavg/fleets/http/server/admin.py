@@ -11,8 +11,10 @@ from starlette.routing import BaseRoute, Route
 
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import NewToken, Selection
-from fedavg.fleets.http.server.app import MESSAGE_BYTES, FleetApp, Refusal, parse_body, read_body
+from fedavg.fleets.http.server.app import FleetApp
+from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, parse_body, read_body
 from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.store import ClientRow, Store, TokenRow
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
+from fedavg.data.holdout import held_out
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
@@ -27,6 +28,7 @@ from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_m
 from fedavg.fleets.http.protocol.messages import METRICS, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
+from fedavg.fleets.http.server.judging import Judging
 from fedavg.fleets.http.server.rounds import Phase, Round, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import add_up, judged, test_pieces
@@ -145,10 +147,13 @@ class HttpFleet(Fleet):
 
     def _present(self) -> Population:
         """The clients that are there now. K is the plan's, or as many as have enrolled so far."""
-        sizes, K = self._hub.sizes(), self._setup.plan.clients
-        if K is not None:  # a number beyond K, enrolled before there was a check, never makes cohorts larger
-            sizes = np.pad(sizes[:K], (0, max(0, K - len(sizes))))
+        sizes = self._sizes()
         return Population(len(sizes), sizes)
+
+    def _sizes(self, opened: bool = False) -> np.ndarray:
+        sizes, K = self._hub.sizes(opened), self._setup.plan.clients
+        # A number beyond K, enrolled before there was a check, never makes cohorts larger.
+        return sizes if K is None else np.pad(sizes[:K], (0, max(0, K - len(sizes))))
 
     def _sample(self, present: Population, round: int) -> list[int]:
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
@@ -377,8 +382,13 @@ class HttpFleet(Fleet):
         pieces = [judged(self._judge, piece, "the test set") for piece in test_pieces(self._setup.task, self.test)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
-    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
-        raise PlanError("evaluate: got 'clients' in a fleet of devices; expected 'server'")
+    def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
+        able = np.flatnonzero(held_out(self._sizes(opened=True), self._setup.plan.holdout))
+        phase_s = self._phase_s if self._setup.secagg else 0.0
+        judging = Judging(self._setup, self._hub, self._rules, self._authority, phase_s)
+        found = judging.judged(weights, round, self._attempt, able)
+        self._check_stop()
+        return found
 
     def retried(self, call: Callable[[], T]) -> T:
         """A call that writes; while the database is away or there is no space, say so, and try until it works."""

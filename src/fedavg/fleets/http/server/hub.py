@@ -9,7 +9,8 @@ updates until the round is committed, are asked again.
 
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import ceil, inf
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.changes import Changes
-from fedavg.fleets.http.protocol.messages import DoneAnswer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
+from fedavg.fleets.http.protocol.messages import DoneAnswer, JudgeOffer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
 from fedavg.fleets.http.server.conduct import Conduct, outstanding
 from fedavg.fleets.http.server.rounds import Phase, Round, Verdict
@@ -64,7 +65,7 @@ class Group:
     """Clients of a round that start from the same model: what they are offered, and what is expected of them."""
 
     clients: frozenset[int]
-    offer: WorkOffer
+    offer: WorkOffer | JudgeOffer
     expected: Expected
     #: From a checked vector and its weight to the update that counts.
     arrived: Callable[[Tensor, float], Update]
@@ -176,13 +177,16 @@ class Hub:
             if k in self._seen:
                 self._seen[k] = monotonic()
 
-    def sizes(self) -> np.ndarray:
-        """n_k of every client that is there now, zero for the others."""
+    def sizes(self, opened: bool = False) -> np.ndarray:
+        """n_k of every client that is there now, zero for the others.
+
+        Who has opened a sum of this round is there only with `opened`: it trains no more in it, but may judge.
+        """
         with self._changed:
             sizes = np.zeros(max(self._clients, default=-1) + 1, np.int64)
             now = monotonic()
             for k, seen in self._seen.items():
-                there = (seen >= now - PRESENT_S or self._held[k]) and k not in self._opened
+                there = (seen >= now - PRESENT_S or self._held[k]) and (opened or k not in self._opened)
                 if there and self._clients[k].approved and not self._conduct.rests(k, now):
                     sizes[k] = self._clients[k].examples
             return sizes
@@ -256,6 +260,19 @@ class Hub:
             self._cap = self._weight_cap()
             self._conduct.new_attempt()
         self.wake(round.invited)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Collect something else meanwhile; afterwards the round before is as it was."""
+        with self._changed:
+            before = self._round, self._secure, self._collected, self._of_client, self._given
+            opened = set(self._opened)
+        try:
+            yield
+        finally:
+            with self._adding, self._changed:
+                self._round, self._secure, self._collected, self._of_client, self._given = before
+                self._opened = opened
 
     def collect(self) -> Phase:
         """Wait until the round under way is full, over or abandoned, or the server is to stop."""
@@ -550,7 +567,7 @@ class Hub:
                 if isinstance(source, int):
                     collected.sizes[source] = size
                 self.capped += decoded.weight > self._cap
-                collected.received.append(Received(update.weight, decoded.metrics, len(frame)))
+                collected.received.append(Received(update.weight, {**decoded.metrics, **update.metrics}, len(frame)))
                 self._accept(source)
             return verdict
 

@@ -1,0 +1,45 @@
+"""`fedavg evaluate`: judge a model on data of one's choice; nothing is trained."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|MODEL")
+@click.option(
+    "--data", default=None, metavar="NAME|FILE", help="A data set, or a file or folder of examples [the run's]."
+)
+@click.option("--task", default=None, metavar="NAME", help="The task of a file of weights, or module:name of your own.")
+@click.option("--label", default="label", show_default=True, help="The column of a table that holds the targets.")
+@click.option("--metrics", default=None, metavar="VALUE", help="Metrics beside the task's own, as in f1:10,topk:5.")
+@click.option(
+    "--eval-clients", default=None, metavar="VALUE", help="How many clients judge [all that hold examples out]."
+)
+@click.option("--workers", default=None, metavar="VALUE", help="Processes that judge [as the plan has it].")
+@click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+def evaluate(
+    source: Path, data: str | None, task: str | None, label: str, as_json: bool, **options: str | None
+) -> None:
+    """Judge the last model of a run directory, or the weights in a .safetensors file.
+
+    \b
+    fedavg evaluate runs/mine --metrics f1:10
+    fedavg evaluate model.safetensors --task mnist-2nn --data mnist
+    """
+    from fedavg.cli.report import over_clients
+    from fedavg.evaluate import evaluate as judge
+
+    changes = {name: value for name, value in options.items() if value is not None}
+    found = judge(source, data, task, label, **changes)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+        return
+    if found.metrics:
+        click.echo(f"{found.task} on {found.examples:,} examples of {found.data}")
+    for name, value in found.metrics.items():
+        click.echo(f"{name:20} {value:.4f}")
+    for name, text in over_clients(found.on_clients.to_dict() if found.on_clients else None):
+        click.echo(f"{name:20} {text}")

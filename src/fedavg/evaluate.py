@@ -1,0 +1,134 @@
+"""Evaluation alone: judge the model of a run, or a file of weights, on data of one's choice. Nothing is trained."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedavg.data import ArrayData
+from fedavg.data.own import read_examples
+from fedavg.engine.model import Model
+from fedavg.errors import DataError, PlanError, RunDirError, TaskError
+from fedavg.fleets import LocalFleet
+from fedavg.metrics.spread import OnClients
+from fedavg.plan import Plan, load_plan, make_plan
+from fedavg.runlog.rundir import RunDir
+from fedavg.setup import resolve, resolve_data, resolve_task
+from fedavg.tasks import Task
+from fedavg.types import FederatedData
+
+#: What to judge on: a data set's name, federated data, or a file or folder of examples.
+DataGiven = str | Path | FederatedData
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How a model does: on a test set, and on what clients hold out where they do."""
+
+    task: str
+    data: str
+    examples: int
+    metrics: dict[str, float]
+    on_clients: OnClients | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate(
+    source: str | Path,
+    data: DataGiven | None = None,
+    task: str | Task | None = None,
+    label: str = "label",
+    **changes: Any,
+) -> Judgement:
+    """Judge the last model of a run directory, or the weights in a .safetensors file, which needs its `task`.
+
+    `data` is a data set's name, federated data, or a file or folder of examples (.npz, .csv, .parquet with the column
+    `label`) that are all judged on. Without it a run is judged on its own data, also by clients if they hold examples
+    out. `changes` are further options of the plan, such as metrics, workers and data_dir.
+    """
+    path = Path(source)
+    if path.is_dir():
+        plan, weights = _of_run(RunDir(path), data, task, label, changes)
+    elif not path.is_file():
+        raise RunDirError(f"{path} does not exist; expected a run directory or a .safetensors file of weights")
+    elif task is None or data is None:
+        raise PlanError(f"{path} holds weights alone; expected the task and the data too: --task NAME --data NAME")
+    else:
+        plan = make_plan({"task": task, **_on(data, label), **changes})
+        weights = _read_weights(path, resolve_task(plan))
+    return _judge(plan, weights)
+
+
+def _of_run(
+    directory: RunDir, data: DataGiven | None, task: str | Task | None, label: str, changes: Mapping[str, Any]
+) -> tuple[Plan, Tensor]:
+    """The plan to judge by, which has the run's task and seed, and the newest weights."""
+    start = directory.newest(directory.identity()["plan"])
+    if start is None:
+        raise RunDirError(f"{directory.path} has no checkpoint of its plan; expected one: run it first")
+    given = {name: value for name, value in {"task": task, **_on(data, label)}.items() if value is not None}
+    kept = load_plan(str(directory.path / "plan.toml"), given)
+    values = {
+        name: getattr(kept, name) for name in ("task", "data", "seed", "engine", "metrics", "workers", "data_dir")
+    }
+    if data is None:
+        values |= _own_data(resolve_data(replace(kept, **{k: v for k, v in changes.items() if k == "data_dir"})))
+    return make_plan({**values, **changes}), start.state.weights
+
+
+def _own_data(data: FederatedData) -> dict[str, Any]:
+    """A run's own data, judged on by everyone who can."""
+    able = {"server": data.test, "clients": data.held_sizes.any()}
+    return {"data": data, "evaluate": ",".join(who for who, can in able.items() if can) or "none"}
+
+
+def _on(data: DataGiven | None, label: str) -> dict[str, Any]:
+    """The plan's option for the data; a file or folder of examples is a test set of its own."""
+    if not isinstance(data, str | Path):
+        return {"data": data}
+    if not Path(data).exists():
+        return {"data": str(data)}
+    examples = read_examples(Path(data), label)
+    if not len(examples):
+        raise DataError(f"{data} holds no examples; expected some to judge the model on")
+    return {"data": ArrayData(str(data), examples.x, examples.y, [np.arange(len(examples))], examples)}
+
+
+def _read_weights(path: Path, task: Task) -> Tensor:
+    model = Model(task, 0)
+    try:
+        model.module.load_state_dict(load_file(path))
+    except (SafetensorError, OSError) as error:
+        raise RunDirError(f"{path} can not be read: {error}; expected a .safetensors file of weights") from None
+    except RuntimeError as error:
+        raise TaskError(f"{path} is no model of task '{task.name}': {error}") from None
+    return model.vector
+
+
+def _judge(plan: Plan, weights: Tensor) -> Judgement:
+    with closing(LocalFleet()) as fleet:
+        setup = resolve(plan, fleet.open(plan), fleet.test)
+        if not setup.judged_by_server and not setup.judged_by_clients:
+            raise DataError(f"{_name(plan)} has no test set, and no client holds examples out; expected either")
+        initial = fleet.start(setup)
+        if len(initial) != len(weights):
+            raise TaskError(f"the model has {len(weights):,} numbers; task '{setup.task.name}' has {len(initial):,}")
+        return Judgement(
+            task=setup.task.name,
+            data=_name(plan),
+            examples=len(fleet.test or ()),
+            metrics=fleet.evaluate(weights, "test") if setup.judged_by_server else {},
+            on_clients=fleet.evaluate_on_clients(weights, 0) if setup.judged_by_clients else None,
+        )
+
+
+def _name(plan: Plan) -> str:
+    return plan.data if isinstance(plan.data, str) else plan.data.name

@@ -1,0 +1,142 @@
+"""Evaluation over the network: devices judge a model on what they hold out, and send sums only.
+
+It is collected like the updates of a round, under an attempt number of its own, while the round that was trained waits
+to be committed. Whoever does not answer in time is left out; an evaluation that too few answer is left out as a whole.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from secrets import token_bytes
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg.codecs import make_codec
+from fedavg.errors import FleetError
+from fedavg.fleets.http.protocol import sums
+from fedavg.fleets.http.protocol.messages import JUDGING, JudgeOffer
+from fedavg.fleets.http.protocol.wire import Expected
+from fedavg.fleets.http.server.hub import Group, Hub
+from fedavg.fleets.http.server.rounds import Phase, Round, Rules
+from fedavg.fleets.worker import Evaluated, judged_by_clients, judged_together, judges, unclipped
+from fedavg.metrics.spread import OnClients, names_of_sums
+from fedavg.setup import Setup
+from fedavg.types import Part, Update
+
+if TYPE_CHECKING:
+    from fedavg.fleets.http.server.secure import SecureRound
+
+log = logging.getLogger("fedavg.fleet")
+
+
+class Judging:
+    """Asks the devices that are there, as many as the plan says.
+
+    `authority` vouches for them in signed sessions of secure aggregation, of which each phase may take `phase_s`.
+    """
+
+    def __init__(self, setup: Setup, hub: Hub, rules: Rules, authority: bytes | None, phase_s: float) -> None:
+        self._setup, self._hub, self._rules, self._authority, self._phase_s = setup, hub, rules, authority, phase_s
+        self._metrics = setup.task.judged_by
+        self._names = names_of_sums(self._metrics)
+
+    def judged(self, weights: Tensor, round: int, attempt: int, able: np.ndarray) -> OnClients | None:
+        """What devices find of those that are able to judge; None if too few answer."""
+        clients = judges(self._setup, round, able)
+        if not clients:
+            log.warning("not judged", extra={"round": round, "reason": "no client that holds examples out is there"})
+            return None
+        (model,) = self._hub.publish([Part(clients, weights)])
+        opened = self._round(clients, round, JUDGING + attempt, model)
+        group = Group(frozenset(clients), self._offer(opened, len(weights)), self._expected(opened), self._arrived)
+        down = 4 * len(weights) * len(clients)
+        with self._hub.aside():
+            found = self._masked(opened, group, down) if self._setup.secagg else self._collected(opened, group, down)
+        if isinstance(found, OnClients):
+            log.info("judged", extra={"round": round, "clients": found.clients})
+            return found
+        log.warning("not judged", extra={"round": round, "reason": found})
+        return None
+
+    def _collected(self, opened: Round, group: Group, down: int) -> OnClients | str:
+        self._hub.open(opened, [group])
+        if self._hub.collect() is not Phase.COMMITTING:
+            return self._hub.abandoned_because()
+        ((_, received),) = self._hub.totals()
+        pieces = [Evaluated(self._by_metric(each.metrics)) for each in received]
+        return judged_by_clients(self._metrics, pieces, sum(each.bytes_up for each in received), down)
+
+    def _masked(self, opened: Round, group: Group, down: int) -> OnClients | str:
+        """Nothing but the sum over all devices is ever seen here."""
+        from fedavg.secagg import SecAggError
+
+        try:
+            secure = self._session(opened)
+            self._hub.open(opened, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
+            aggregate = self._hub.unmask() if self._hub.mask() else None
+        except SecAggError as error:
+            return f"secure aggregation: {error}"
+        if aggregate is None:
+            return self._hub.abandoned_because()
+        decoded = self._hub.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        up, more = self._hub.session_bytes()
+        try:
+            return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down + more)
+        except FleetError as error:  # one client's doing must not end the run
+            return str(error)
+
+    def _session(self, opened: Round) -> "SecureRound":
+        from fedavg.fleets.http.server.secure import SecureRound
+        from fedavg.secagg import ServerSession
+
+        assert self._setup.secagg
+        terms = self._setup.secagg.terms(
+            token_bytes(16), opened.round, opened.model, len(opened.invited), 0, self._names
+        )
+        return SecureRound(ServerSession(terms, opened.invited, self._authority), self._phase_s)
+
+    def _round(self, clients: Sequence[int], round: int, attempt: int, model: str) -> Round:
+        goal = len(clients)
+        deadline = monotonic() + self._rules.deadline_s
+        return Round(round, attempt, model, frozenset(clients), goal, self._rules.minimum(goal), deadline)
+
+    def _offer(self, opened: Round, numbers: int) -> JudgeOffer:
+        return JudgeOffer(
+            round=opened.round,
+            attempt=opened.attempt,
+            model=opened.model,
+            numbers=numbers,
+            deadline_s=self._rules.deadline_s,
+            upload_token=None,
+            session=None,
+            invited=len(opened.invited),
+        )
+
+    def _expected(self, opened: Round) -> Expected:
+        """Sums alone: they count once each, and no norm bounds them."""
+        return Expected(
+            plan=self._setup.plan.digest,
+            round=opened.round,
+            attempt=opened.attempt,
+            model=opened.model,
+            codec=make_codec("float32"),
+            numbers=sums.PARTS * len(self._names),
+            max_weight=1.0,
+            max_norm=None,
+            metrics=frozenset(),
+        )
+
+    def _arrived(self, vector: Tensor, weight: float) -> Update:
+        """The sums by name; there is no vector to add up."""
+        return Update(
+            torch.zeros_like(vector), weight, dict(zip(self._names, sums.joined(vector).tolist(), strict=True))
+        )
+
+    def _by_metric(self, named: Mapping[str, float]) -> dict[str, list[float]]:
+        return {
+            name: [named[f"{name}.{place}"] for place in range(metric.size)] for name, metric in self._metrics.items()
+        }

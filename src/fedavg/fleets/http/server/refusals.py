@@ -1,0 +1,65 @@
+"""How a request is refused: a reason for programs, with its HTTP status, and one for people."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fedavg.fleets.http.protocol.messages import PROBLEMS, Problem, dump, printable
+
+
+class Refusal(Exception):
+    """The request is refused: a reason for programs, which has its HTTP status, and one for people."""
+
+    def __init__(
+        self, error: str, detail: str, headers: dict[str, str] | None = None, status: int | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.error, self.detail, self.headers = error, detail, headers or {}
+        self.status = PROBLEMS[error] if status is None else status
+
+
+def problem(refusal: Refusal, epoch: str | None = None) -> Response:
+    """The answer to a request that is refused. The connection ends, since its body may be unread."""
+    message = Problem(error=refusal.error, detail=printable(refusal.detail, 1000), epoch=epoch)
+    headers = {**refusal.headers, "connection": "close"}
+    return Response(dump(message), refusal.status, headers, media_type="application/json")
+
+
+def later(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, round(seconds)))}
+
+
+def pace(wait: float) -> None:
+    if wait:
+        raise Refusal("too-often", f"too many requests; come back in {wait:.1f} s", later(wait))
+
+
+async def _http_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    name = {404: "no-such-path", 405: "wrong-method"}.get(error.status_code, "bad-request")
+    return problem(Refusal(name, error.detail, dict(error.headers or {})))
+
+
+#: Requests that no handler is for are refused like any others.
+HTTP_PROBLEMS: Final[Mapping[Any, Any]] = {HTTPException: _http_problem}
+
+
+class PlainPaths:
+    """No path of ours needs an escape: one that has any is none of ours, whatever a proxy in front took it for."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and b"%" in scope["raw_path"]:
+            await problem(Refusal("no-such-path", "paths here have no escapes"))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+PLAIN_PATHS: Final = [Middleware(PlainPaths)]

@@ -1,0 +1,72 @@
+"""Who a request is from: the client whose key signed it, once, and no more often than is fair."""
+
+from typing import Final
+
+from starlette.requests import Request
+
+from fedavg.fleets.http.protocol import keys
+from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, check_body, read_body
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.limits import Buckets
+from fedavg.fleets.http.server.refusals import Refusal, pace
+from fedavg.fleets.http.server.store import ClientRow
+
+#: Stands in for the key of a client that is not there: its private half was never kept.
+NOBODYS_KEY: Final = keys.ClientKey.generate().public
+
+
+class Signatures:
+    """Checks the signatures of requests against the clients that the hub knows."""
+
+    def __init__(self, hub: Hub, rate: Buckets) -> None:
+        self._hub, self._rate = hub, rate
+        self._guard = keys.ReplayGuard()
+
+    @property
+    def epoch(self) -> str:
+        return self._guard.epoch
+
+    async def signed(self, request: Request) -> tuple[ClientRow, bytes]:
+        """The client and the body of a small signed request."""
+        fields, client = self.authenticated(request)
+        pace(self._rate.wait(client.k))
+        body = await read_body(request, MESSAGE_BYTES)
+        check_body(fields, body)
+        return client, body
+
+    def authenticated(self, request: Request) -> tuple[keys.SignedFields, ClientRow]:
+        """The client that signed the request; the body, whose digest it signed as well, is not needed for that."""
+        fields, signature = self._signed_fields(request)
+        client = self._hub.client(int(fields.client)) if fields.client != keys.ENROL else None
+        if client is None:  # strangers are not told who is enrolled, was, or never was: all takes the same way
+            self._verify(fields, signature, NOBODYS_KEY, None)
+            raise Refusal("bad-signature", "nobody is enrolled under this number")
+        self._verify(fields, signature, client.key, client.k)
+        self.check_revoked(client.k)
+        return fields, client
+
+    def check_revoked(self, k: int) -> None:
+        client = self._hub.client(k)
+        if client is None or client.revoked:
+            raise Refusal("revoked", "this client's enrolment was taken back by the operator")
+
+    def check_signature(self, request: Request, key: bytes, counted_as: int | None, body: bytes) -> None:
+        fields, signature = self._signed_fields(request)
+        self._verify(fields, signature, key, counted_as)
+        check_body(fields, body)
+
+    def _signed_fields(self, request: Request) -> tuple[keys.SignedFields, str]:
+        """What is signed is the target as it was sent, before anybody has decoded it or looked at the host."""
+        path, query = request.scope["raw_path"], request.scope["query_string"]
+        target = (path + b"?" + query if query else path).decode("latin-1")
+        try:
+            return keys.parse(request.method, target, request.headers)
+        except keys.SignatureRefused as error:
+            raise Refusal(error.reason, str(error)) from None
+
+    def _verify(self, fields: keys.SignedFields, signature: str, key: bytes, counted_as: int | None) -> None:
+        try:
+            keys.verify(fields, signature, key, self._guard, counted_as)
+        except keys.SignatureRefused as error:
+            told = {keys.COUNTER: str(error.highest)} if error.highest is not None else None
+            raise Refusal(error.reason, str(error), told) from None

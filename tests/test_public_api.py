@@ -1,0 +1,116 @@
+"""What `import fedavg` gives: names that show, docstrings whose examples run, types that a user's checker accepts."""
+
+import doctest
+import os
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from torch import nn
+
+import fedavg
+from fedavg.errors import PlanError, RunDirError, TaskError
+from fedavg.plan import option_names
+from toys import toy_plan
+
+#: Classes that are met but not made by users, or made only by deriving; what they do is shown where they are used.
+WITHOUT_EXAMPLE = {
+    "Algorithm", "Client", "Codec", "Correction", "Event", "FederatedData", "Fleet", "HeldOut", "LocalFleet",
+    "Partition", "Pool", "Rate", "Round", "Stage", "Start", "from_folder", "from_huggingface", "from_table",
+}  # fmt: skip
+
+
+def test_the_public_names_show():
+    assert dir(fedavg) == sorted(fedavg.__all__)
+    assert {"FedAvg", "Client", "SGD", "Adam", "MacroF1", "PlanError", "from_dataset", "STC"} <= set(dir(fedavg))
+    for name in fedavg.__all__:
+        assert getattr(fedavg, name) is not None
+    with pytest.raises(AttributeError, match="module 'fedavg' has no attribute 'Nothing'"):
+        _ = fedavg.Nothing
+
+
+@pytest.mark.parametrize("name", sorted(fedavg.__all__))
+def test_it_has_a_docstring_whose_example_runs(name):
+    found = getattr(fedavg, name)
+    text = vars(found).get("__doc__") if isinstance(found, type) else found.__doc__
+    assert text, f"{name} has no docstring"
+    assert ">>>" in text or name in WITHOUT_EXAMPLE, f"{name} has no example"
+    if name == "Event" or ">>>" not in text:
+        return
+    names = {**vars(import_module(found.__module__))}
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    report: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
+    assert result.failed == 0, "".join(report)
+
+
+def test_help_of_a_plan_shows_its_options():
+    for name in option_names():
+        assert f"\n    {name} " in fedavg.Plan.__doc__
+
+
+def test_importing_the_package_does_not_wait_for_pytorch():
+    code = "import sys, fedavg; dir(fedavg); import fedavg.cli; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+SCRIPT = """
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor, nn
+
+import fedavg
+
+
+@dataclass(frozen=True)
+class Mine(fedavg.FedAvg):
+    name = "mine"
+    factor: float = 1.0
+
+    def server_update(self, state: fedavg.State, total: fedavg.Sum, work: fedavg.Work) -> fedavg.State:
+        return fedavg.State(state.weights + self.factor * total.mean.float())
+
+
+def build() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+task = fedavg.Task("mine", build)
+data = fedavg.from_arrays(np.zeros((20, 3), np.float32), np.zeros(20, np.int64), partition="iid", clients=4)
+plan = fedavg.Plan(task=task, data=data, algorithm=Mine(0.5), stages=[fedavg.Clip(1.0)], optimizer=fedavg.SGD())
+result: fedavg.Result = fedavg.run(plan)
+weights: Tensor = next(iter(result.model.parameters()))
+for event in fedavg.train(plan):
+    if isinstance(event, fedavg.Round):
+        print(event.round, event.train_loss)
+"""
+
+
+def test_a_users_strict_type_checker_passes(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", tmp_path / "cache",
+               "script.py"]  # fmt: skip
+    source = os.path.dirname(os.path.dirname(fedavg.__file__))  # noqa: PTH120
+    env = {**os.environ, "MYPYPATH": source}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: fedavg.run("mnist-2nn"), PlanError, r"run: got 'mnist-2nn' of type str; expected a fedavg.Plan"),
+        (lambda: next(fedavg.train(None)), PlanError, "train: got None of type NoneType; expected a fedavg.Plan"),
+        (lambda: fedavg.run(toy_plan(), 5), RunDirError, "run: got 5 for run_dir; expected a path"),
+        (lambda: fedavg.resume(None), RunDirError, "resume: got None; expected the path of a run directory"),
+        (lambda: fedavg.Task("i", nn.Linear(10, 4)), TaskError, r"build: got a module \(Linear\); expected a function"),
+        (lambda: fedavg.Task("i", 5), TaskError, "build: got 5; expected a function"),
+        (lambda: fedavg.Task("i", nn.Identity, loss="mse"), TaskError, "loss: got 'mse'; expected a function"),
+        (lambda: fedavg.Task("", nn.Identity), TaskError, "name: got ''; expected a text"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_wrong_type_is_told_so(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
