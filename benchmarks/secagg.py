@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedavg import seeds
-from fedavg.secagg import Encoding, Phase, Terms, simulate
+from fedavg.secagg import Encoding, SessionStep, Terms, simulate
 
 T = TypeVar("T")
 #: Parameters of the CNN of McMahan et al. 2017, §3.
@@ -82,7 +82,7 @@ def main() -> None:
 def keep(path: Path, name: str, part: dict[str, Any]) -> dict[str, Any]:
     """Put one part into the record."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
-    conditions = {"dropped": DROPPED, "dropped_in": Phase.INPUTS.name, "sparse_rates": RATES, "limits": LIMITS}
+    conditions = {"dropped": DROPPED, "dropped_in": SessionStep.INPUTS.name, "sparse_rates": RATES, "limits": LIMITS}
     record = conditions | {"parts": parts | {name: part}}
     path.write_text(json.dumps(record, indent=1) + "\n")
     return record
@@ -101,7 +101,7 @@ def measure(n: int, d: int, sparse: tuple[float, float] | None) -> Row:
     vector = seeds.rng(0, 1, 0, "update").normal(0, 0.01, d).astype(np.float32)
     ring, encoding_s = timed(lambda: encoding.encode(vector, 600, {"train_loss": 1.0}).ring)
     lost = range(round(DROPPED * n))
-    outcome = simulate(terms, range(n), lambda _: ring, dict.fromkeys(lost, Phase.INPUTS), clock=process_time)
+    outcome = simulate(terms, range(n), lambda _: ring, dict.fromkeys(lost, SessionStep.INPUTS), clock=process_time)
     survivors = [outcome.clients[client] for client in outcome.aggregate.survivors]
     if not np.array_equal(outcome.aggregate.ring, ring * ring.dtype.type(len(survivors))):
         raise SystemExit("the secure sum is not the plain sum")

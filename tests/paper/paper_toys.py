@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from fedavg.paper.cells import IID, TWO_NN, Cell, Model, Setting
+from fedavg.paper.cells import IID, TWO_NN, Cell, PaperModel, Setting
 from fedavg.paper.records import ABANDONED, DIVERGED, TARGET, Record
 from toys import toy_data
 
 #: Named by plans as paper_toys:DATA, so that other processes find it.
 DATA = toy_data((30, 40, 20, 30))
-TOY_MODEL = Model("2nn", "toys:TOY", "paper_toys:DATA", "", "", 4, 30, 60, rounds=1000, train_sample=20)
+TOY_MODEL = PaperModel("2nn", "toys:TOY", "paper_toys:DATA", "", "", 4, 30, 60, rounds=1000, train_sample=20)
 TOY_SETTING = Setting(TOY_MODEL, IID, C=0.5, E=1, B=10.0)
 TOY_CELL = Cell(4, TOY_SETTING, target=0.93, paper=10, allowance=60, against="FedSGD")
 #: What processes need to import the above.

@@ -12,7 +12,7 @@ from paper_toys import PATHS, TOY_CELL, TOY_SETTING
 
 import fedavg
 from fedavg.errors import FedAvgError
-from fedavg.paper.execute import Campaign, Goal, Need, Outlay, check_report
+from fedavg.paper.execute import Campaign, Need, Outlay, Quest, check_report
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, needs, result_of, running_keys
 from fedavg.paper.records import ABANDONED, CAP, DIVERGED, INTERRUPTED, TARGET, Records
 from fedavg.runlog.curves import rounds_to_target
@@ -25,7 +25,7 @@ def importable(monkeypatch):
 
 
 def goal(cell=TOY_CELL, seeds=1):
-    return Goal(cell.name, cell.command, lambda records: needs(cell, records, seeds))
+    return Quest(cell.name, cell.command, lambda records: needs(cell, records, seeds))
 
 
 def campaign(tmp_path, *goals, jobs=2, budget_s=None):
@@ -162,7 +162,7 @@ def fixed_plan(eta, rounds, **changes):
         done = run and (run.diverged or run.rounds_run >= rounds)
         return [] if done else [Need(plan, None, rounds, CAP, "enough")]
 
-    return Goal(f"lr {eta:g}", "a command", missing)
+    return Quest(f"lr {eta:g}", "a command", missing)
 
 
 def test_a_diverged_run_is_settled(tmp_path):

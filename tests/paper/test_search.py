@@ -12,10 +12,10 @@ from fedavg.paper.search import (
     MOST_RATES,
     STAGES,
     TRAILING,
-    Outcome,
+    RateOutcome,
     Search,
+    SearchVerdict,
     Todo,
-    Verdict,
     best_place,
     envelope,
     lag,
@@ -34,16 +34,16 @@ SEARCH = Search(middle=-4, allowance=300)
 
 
 def reached(rounds):
-    return Outcome(int(rounds) + 1, rounds, 0.971)
+    return RateOutcome(int(rounds) + 1, rounds, 0.971)
 
 
 def short(rounds, best=0.9):
     """A run that has used so many rounds without reaching the target."""
-    return Outcome(rounds, None, best)
+    return RateOutcome(rounds, None, best)
 
 
 def diverged(rounds=3):
-    return Outcome(rounds, None, 0.3, diverged=True)
+    return RateOutcome(rounds, None, 0.3, diverged=True)
 
 
 def test_rates_are_the_papers_grid():
@@ -54,9 +54,9 @@ def test_rates_are_the_papers_grid():
 
 def test_an_outcome_is_the_interpolated_crossing_of_the_monotone_curve():
     steady, jumpy = ([1, 2, 3], [0.90, 0.96, 0.98]), ([5, 10, 15], [0.90, 0.50, 0.94])
-    assert outcome(*steady, 0.97, False) == Outcome(3, pytest.approx(2.5), 0.98, curve=steady)
-    assert outcome(*jumpy, 0.92, False) == Outcome(15, pytest.approx(12.5), 0.94, curve=jumpy)
-    assert outcome([], [], 0.97, True) == Outcome(0, None, 0.0, True, ([], []))
+    assert outcome(*steady, 0.97, False) == RateOutcome(3, pytest.approx(2.5), 0.98, curve=steady)
+    assert outcome(*jumpy, 0.92, False) == RateOutcome(15, pytest.approx(12.5), 0.94, curve=jumpy)
+    assert outcome([], [], 0.97, True) == RateOutcome(0, None, 0.0, True, ([], []))
 
 
 def test_it_starts_in_the_middle_and_prefers_the_higher_neighbour():
@@ -82,7 +82,7 @@ def test_a_rate_that_trails_by_half_at_the_end_of_a_stage_is_given_up():
     assert lag(found[-2], best) == pytest.approx(0.0097 / 0.0068)
     assert next_step(SEARCH, found) == Todo((-2,), 34, None)
     found[-2] = straight(34, 0.0063)
-    assert next_step(SEARCH, found) == Verdict(-4, pytest.approx(100.0), pytest.approx(0.97), inside=True)
+    assert next_step(SEARCH, found) == SearchVerdict(-4, pytest.approx(100.0), pytest.approx(0.97), inside=True)
 
 
 def test_nothing_is_given_up_before_the_end_of_the_first_stage():
@@ -180,7 +180,7 @@ def test_the_cap_is_a_round_that_is_evaluated():
 
 def test_it_ends_when_both_neighbours_are_no_better():
     done = {-4: reached(80.4), -2: short(81), -6: reached(120.0)}
-    assert next_step(SEARCH, done) == Verdict(-4, 80.4, 0.971, inside=True)
+    assert next_step(SEARCH, done) == SearchVerdict(-4, 80.4, 0.971, inside=True)
 
 
 def test_one_round_less_than_the_cap_is_not_enough():
@@ -193,27 +193,27 @@ def test_it_widens_while_the_best_is_at_the_edge():
     found[0] = reached(40.0)
     assert next_step(SEARCH, found) == Todo((2,), 5, None)
     found[2] = diverged()
-    assert next_step(SEARCH, found) == Verdict(0, 40.0, 0.971, inside=True)
+    assert next_step(SEARCH, found) == SearchVerdict(0, 40.0, 0.971, inside=True)
 
 
 def test_divergence_is_never():
-    assert next_step(SEARCH, {-4: reached(80.4), -2: diverged(), -6: short(81)}) == Verdict(-4, 80.4, 0.971, True)
+    assert next_step(SEARCH, {-4: reached(80.4), -2: diverged(), -6: short(81)}) == SearchVerdict(-4, 80.4, 0.971, True)
     assert next_step(SEARCH, {-4: diverged()}) == Todo((-6,), 38, None)
     # It does not lead either, however high it came before.
-    high = Outcome(50, None, 0.969, diverged=True)
+    high = RateOutcome(50, None, 0.969, diverged=True)
     assert next_step(SEARCH, {-4: high, -6: short(300, 0.8)}) == Todo((-8,), 38, None)
 
 
 def test_a_run_that_reached_the_target_before_it_diverged_counts():
-    found = {-4: Outcome(90, 80.4, 0.98, diverged=True), -2: diverged(), -6: short(81)}
-    assert next_step(SEARCH, found) == Verdict(-4, 80.4, 0.98, inside=True)
+    found = {-4: RateOutcome(90, 80.4, 0.98, diverged=True), -2: diverged(), -6: short(81)}
+    assert next_step(SEARCH, found) == SearchVerdict(-4, 80.4, 0.98, inside=True)
 
 
 def test_if_no_rate_reaches_the_target_the_highest_accuracy_is_best():
     found = {-4: short(300, 0.95), -2: short(300, 0.96), -6: short(300, 0.9)}
     assert next_step(SEARCH, found) == Todo((0,), 38, None)
     found[0] = short(300, 0.94)
-    assert next_step(SEARCH, found) == Verdict(-2, None, 0.96, inside=True)
+    assert next_step(SEARCH, found) == SearchVerdict(-2, None, 0.96, inside=True)
 
 
 def test_no_rate_runs_far_ahead_of_its_neighbours():
@@ -257,7 +257,7 @@ def test_what_was_run_for_another_target_is_gone_on_with():
     # All were stopped when 0.215 reached 80 %; now for 82 %.
     found = {-4: short(280, 0.80), -2: short(281, 0.79), -6: short(281, 0.77)}
     assert next_step(Search(-4, 1900), found) == Todo((-4, -2, -6), 634, None)
-    found[-4] = Outcome(631, 630.2, 0.82)
+    found[-4] = RateOutcome(631, 630.2, 0.82)
     assert next_step(Search(-4, 1900), found) == Todo((-2, -6), 421, None)
 
 
@@ -266,9 +266,9 @@ def test_refined_to_the_sixth_root():
     fine = Search(middle=-4, allowance=300, refine=True)
     assert next_step(fine, coarse) == Todo((-3, -5), 11, None)
     coarse |= {-3: reached(70.0), -5: short(81)}
-    assert next_step(fine, coarse) == Verdict(-3, 70.0, 0.971, inside=True)
+    assert next_step(fine, coarse) == SearchVerdict(-3, 70.0, 0.971, inside=True)
     # Fine runs on record do not disturb a coarse search, and the best of all is told.
-    assert next_step(SEARCH, coarse) == Verdict(-3, 70.0, 0.971, inside=True)
+    assert next_step(SEARCH, coarse) == SearchVerdict(-3, 70.0, 0.971, inside=True)
 
 
 def test_a_search_without_end_ends():
@@ -276,12 +276,12 @@ def test_a_search_without_end_ends():
     edge = max(rising)
     assert next_step(SEARCH, rising) == Todo((edge + 2,), 38, None)
     rising[edge + 2] = short(300, 0.9)
-    assert next_step(SEARCH, rising) == Verdict(edge + 2, None, 0.9, inside=False)
+    assert next_step(SEARCH, rising) == SearchVerdict(edge + 2, None, 0.9, inside=False)
 
 
 def test_all_rates_diverge():
     found = {i: diverged() for i in range(-4, -4 - 2 * MOST_RATES, -2)}
-    assert next_step(SEARCH, found) == Verdict(None, None, 0.3, inside=False)
+    assert next_step(SEARCH, found) == SearchVerdict(None, None, 0.3, inside=False)
 
 
 def test_the_best_rate_at_each_point():

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import fedavg
 from fedavg.errors import PlanError, RunDirError
-from fedavg.privacy.accounting import FixedSize, Poisson, epsilon
+from fedavg.privacy.accounting import FixedSize, PoissonSampling, epsilon
 from fedavg.runlog.rundir import RunDir
 from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import population_of, resolve_data, simulation
@@ -33,7 +33,7 @@ def rounds_of(plan):
     return [event for event in fedavg.train(plan) if isinstance(event, fedavg.Round)]
 
 
-@pytest.mark.parametrize(("sampling", "means"), [("fixed", FixedSize(5, 3)), ("poisson", Poisson(0.6))])
+@pytest.mark.parametrize(("sampling", "means"), [("fixed", FixedSize(5, 3)), ("poisson", PoissonSampling(0.6))])
 def test_every_round_has_its_epsilon_and_all_that_it_follows_from(sampling, means):
     events = rounds_of(private(sampling=sampling))
     for event in events:

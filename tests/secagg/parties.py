@@ -7,7 +7,17 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedavg import seeds
-from fedavg.secagg import ClientSession, Encoding, Identity, Message, Phase, ServerSession, Terms, answer, parse
+from fedavg.secagg import (
+    ClientSession,
+    Encoding,
+    ServerSession,
+    SessionMessage,
+    SessionStep,
+    Signing,
+    Terms,
+    answer,
+    parse,
+)
 from fedavg.secagg.identity import vouch
 
 
@@ -24,7 +34,7 @@ def make_identities(clients, authority=AUTHORITY):
     """Keys of which each client has one, all vouched for."""
     keys = {client: Ed25519PrivateKey.from_private_bytes(sha256(b"%d" % client).digest()) for client in clients}
     public = authority.public_key().public_bytes_raw()
-    return {c: Identity(key, vouch(authority, key.public_key().public_bytes_raw()), public) for c, key in keys.items()}
+    return {c: Signing(key, vouch(authority, key.public_key().public_bytes_raw()), public) for c, key in keys.items()}
 
 
 def random_ring(terms, client):
@@ -45,7 +55,7 @@ class Party:
 
     server: ServerSession
     clients: dict[int, ClientSession]
-    inbox: dict[int, Message | None]
+    inbox: dict[int, SessionMessage | None]
 
     def reply(self, client):
         return answer(self.clients[client], self.inbox[client], lambda: random_ring(self.server.terms, client))
@@ -54,7 +64,7 @@ class Party:
         """Everyone but the silent answers; then the phase is closed (the last one: finished)."""
         for client in sorted(self.server.awaited - set(silent)):
             self.server.receive(parse(self.reply(client).to_bytes()))
-        if self.server.phase is Phase.UNMASKING:
+        if self.server.phase is SessionStep.UNMASKING:
             return self.server.finish()
         self.inbox = {c: parse(message.to_bytes()) for c, message in self.server.advance().items()}
         return None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from parties import party, plain_sum, random_ring, small_terms
 
-from fedavg.secagg import ClientAborted, ClientSession, Phase, masks
+from fedavg.secagg import ClientAborted, ClientSession, SessionStep, masks
 from fedavg.secagg.field import reconstruct
 from fedavg.secagg.messages import SurvivorSet, UnmaskRequest
 
@@ -32,7 +32,7 @@ def others(session):
 
 
 def test_asking_each_client_for_both_in_turn():
-    session = party(small_terms(9)).until(Phase.UNMASKING)  # t = 7
+    session = party(small_terms(9)).until(SessionStep.UNMASKING)  # t = 7
     everyone = tuple(range(9))
     answers = [a for client in others(session) for a in ask(client, everyone, ())]
     answers += [a for client in others(session) for a in ask(client, everyone[1:], (VICTIM,))]
@@ -42,7 +42,7 @@ def test_asking_each_client_for_both_in_turn():
 
 
 def test_asking_again_after_everyone_was_restarted():
-    session = party(small_terms(9)).until(Phase.UNMASKING)
+    session = party(small_terms(9)).until(SessionStep.UNMASKING)
     everyone = tuple(range(9))
     answers = [a for client in others(session) for a in ask(client, everyone, ())]
     restarted = [ClientSession.from_bytes(client.to_bytes()) for client in others(session)]
@@ -58,7 +58,7 @@ def test_telling_half_of_them_that_the_victim_lives_and_the_other_half_that_it_d
     """However it splits them, one of the two secrets stays short of t shares, even at the lowest threshold allowed."""
     terms = small_terms(clients, threshold=clients // 2 + 1 if least else None)
     threshold, everyone = terms.topology.threshold, tuple(range(clients))
-    session = party(terms).until(Phase.UNMASKING)
+    session = party(terms).until(SessionStep.UNMASKING)
     saved = [client.to_bytes() for client in others(session)]
     for told_alive in range(clients):
         fresh = [ClientSession.from_bytes(state) for state in saved]
@@ -72,7 +72,7 @@ def test_telling_half_of_them_that_the_victim_lives_and_the_other_half_that_it_d
 
 def test_what_both_secrets_would_have_shown():
     """The attack is real: with both, the server opens the victim's input. (Here the test takes them itself.)"""
-    session = party(small_terms(5)).until(Phase.INPUTS)
+    session = party(small_terms(5)).until(SessionStep.INPUTS)
     masked = {c: session.reply(c) for c in session.clients}
     victim, terms = session.clients[VICTIM], session.server.terms
     held = {c: session.clients[c]._held[VICTIM] for c in session.clients}
@@ -93,7 +93,7 @@ def test_what_both_secrets_would_have_shown():
 
 def test_signed_clients_can_not_be_told_different_things_at_all():
     """With the consistency round a split leaves at least one side without t endorsements: it gives nothing away."""
-    session = party(small_terms(9, signed=True)).until(Phase.ENDORSEMENTS)  # t = 7
+    session = party(small_terms(9, signed=True)).until(SessionStep.ENDORSEMENTS)  # t = 7
     terms, everyone = session.server.terms, tuple(range(9))
     sets = {"alive": (everyone, ()), "dead": (everyone[1:], (VICTIM,))}
     told = {client: "alive" if client.client < 5 else "dead" for client in session.clients.values()}
@@ -110,7 +110,7 @@ def test_signed_clients_can_not_be_told_different_things_at_all():
 def test_nor_can_those_of_a_sparse_graph(near):
     """The server knows the ring and tells those nearest to the victim one thing, all others another."""
     terms = small_terms(60, sparse=(0.05, 0.1), signed=True)
-    session = party(terms).until(Phase.ENDORSEMENTS)
+    session = party(terms).until(SessionStep.ENDORSEMENTS)
     everyone, links = tuple(range(60)), {c: set(client._peers) for c, client in session.clients.items()}
     closest = sorted(links[VICTIM], key=lambda c: -len(links[c] & links[VICTIM]))[:near]
     sets = {True: (everyone, ()), False: (everyone[1:], (VICTIM,))}
@@ -126,13 +126,13 @@ def test_nor_can_those_of_a_sparse_graph(near):
 
 
 def test_an_honest_round_after_all_that_still_gives_the_sum():
-    session = party(small_terms(9, signed=True)).until(Phase.UNMASKING, {Phase.INPUTS: [VICTIM]})
+    session = party(small_terms(9, signed=True)).until(SessionStep.UNMASKING, {SessionStep.INPUTS: [VICTIM]})
     assert np.array_equal(session.phase().ring, plain_sum(session.server.terms, range(1, 9)))
 
 
 def test_the_masked_inputs_of_some_do_not_add_up_to_their_sum():
     """Leaving out one survivor's input leaves its pairwise masks standing: the server gets the whole sum or noise."""
-    session = party(small_terms(5)).until(Phase.INPUTS)
+    session = party(small_terms(5)).until(SessionStep.INPUTS)
     masked = [np.frombuffer(session.reply(c).vector, "<u4") for c in range(5)]
     terms = session.server.terms
     own = np.zeros(terms.encoding.length, terms.encoding.dtype)

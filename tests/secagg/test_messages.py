@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedavg.secagg import MessageRefused, parse
+from fedavg.secagg import BadMessage, parse
 from fedavg.secagg.field import PRIME
 from fedavg.secagg.messages import (
     SEALED_BYTES,
@@ -67,10 +67,10 @@ def test_a_message_that_is_cut_or_stretched_is_refused(message, data):
     if isinstance(message, MaskedInput):  # its vector is as long as it is; the server knows how long it must be
         cut = min(cut, 24)
     else:
-        with pytest.raises(MessageRefused) as caught:
+        with pytest.raises(BadMessage) as caught:
             parse(whole + b"\0")
         assert caught.value.reason == "malformed"
-    with pytest.raises(MessageRefused) as caught:
+    with pytest.raises(BadMessage) as caught:
         parse(whole[:cut])
     assert caught.value.reason == "malformed"
 
@@ -78,28 +78,28 @@ def test_a_message_that_is_cut_or_stretched_is_refused(message, data):
 @given(st.binary(max_size=200), st.integers(0, 255))
 def test_noise_is_a_message_or_refused_and_never_anything_else(noise, kind):
     for data in (noise, b"FSA1" + bytes([kind]) + SESSION + noise):
-        with suppress(MessageRefused):
+        with suppress(BadMessage):
             assert parse(data).to_bytes() == data  # one message has one form
 
 
 def test_a_count_beyond_the_message_is_refused_before_anything_is_made():
     body = b"FSA1" + bytes([ShareDelivery.KIND]) + SESSION + b"\xff\xff\xff\xff"
-    with pytest.raises(MessageRefused, match="announces 4294967295 items"):
+    with pytest.raises(BadMessage, match="announces 4294967295 items"):
         parse(body)
     survivors = b"FSA1" + bytes([SurvivorSet.KIND]) + SESSION + b"\xff\xff\xff\xff"
-    with pytest.raises(MessageRefused, match="ends after"):
+    with pytest.raises(BadMessage, match="ends after"):
         parse(survivors)
 
 
 def test_a_share_outside_the_field_is_refused():
     good = UnmaskShares(SESSION, 1, ((2, PRIME - 1),), ()).to_bytes()
     assert parse(good)
-    with pytest.raises(MessageRefused, match="outside the field"):
+    with pytest.raises(BadMessage, match="outside the field"):
         parse(UnmaskShares(SESSION, 1, ((2, PRIME),), ()).to_bytes())
 
 
 def test_one_kind_is_not_taken_for_another():
-    with pytest.raises(MessageRefused, match="begin as a Roster"):
+    with pytest.raises(BadMessage, match="begin as a Roster"):
         Roster.from_bytes(ShareDelivery(SESSION, ()).to_bytes())
 
 

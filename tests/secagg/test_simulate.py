@@ -7,10 +7,16 @@ from hypothesis import strategies as st
 from parties import make_identities, plain_sum, random_ring, small_terms
 
 from fedavg import seeds
-from fedavg.secagg import MessageRefused, Phase, SessionAbandoned, answer, simulate
+from fedavg.secagg import BadMessage, SessionAbandoned, SessionStep, answer, simulate
 from fedavg.secagg.messages import MaskedInput
 
-PHASES = [Phase.KEYS, Phase.SHARES, Phase.INPUTS, Phase.ENDORSEMENTS, Phase.UNMASKING]
+PHASES = [
+    SessionStep.KEYS,
+    SessionStep.SHARES,
+    SessionStep.INPUTS,
+    SessionStep.ENDORSEMENTS,
+    SessionStep.UNMASKING,
+]
 
 
 def run(terms, drops, invited=None):
@@ -22,14 +28,16 @@ def run(terms, drops, invited=None):
 def check(terms, drops, invited=None):
     """The exact sum of those whose input arrived, or, below the threshold, a session that says so."""
     invited = range(terms.encoding.clients) if invited is None else invited
-    there = {phase: [c for c in invited if drops.get(c, Phase.OVER) > phase] for phase in PHASES}
+    there = {phase: [c for c in invited if drops.get(c, SessionStep.OVER) > phase] for phase in PHASES}
     topology = terms.topology
-    enough = len(there[Phase.INPUTS]) >= topology.minimum and len(there[Phase.UNMASKING]) >= topology.threshold
+    enough = (
+        len(there[SessionStep.INPUTS]) >= topology.minimum and len(there[SessionStep.UNMASKING]) >= topology.threshold
+    )
     if enough:
         aggregate = run(terms, drops, invited).aggregate
-        assert list(aggregate.survivors) == there[Phase.INPUTS]
-        assert set(aggregate.dropped) == set(invited) - set(there[Phase.INPUTS])
-        assert np.array_equal(aggregate.ring, plain_sum(terms, there[Phase.INPUTS]))
+        assert list(aggregate.survivors) == there[SessionStep.INPUTS]
+        assert set(aggregate.dropped) == set(invited) - set(there[SessionStep.INPUTS])
+        assert np.array_equal(aggregate.ring, plain_sum(terms, there[SessionStep.INPUTS]))
     else:
         with pytest.raises(SessionAbandoned, match="expected") as caught:
             run(terms, drops, invited)
@@ -94,7 +102,7 @@ def test_exactly_up_to_the_threshold_in_every_phase(phase):
 
 def test_two_clients_and_any_ids():
     check(small_terms(2), {}, [7, 2**32 - 1])
-    check(small_terms(2), {7: Phase.UNMASKING}, [7, 2**32 - 1])
+    check(small_terms(2), {7: SessionStep.UNMASKING}, [7, 2**32 - 1])
 
 
 def test_real_updates_come_out_as_their_weighted_sum():
@@ -103,7 +111,13 @@ def test_real_updates_come_out_as_their_weighted_sum():
     vectors = {c: seeds.rng(0, 0, c, "update").normal(0, 0.3, 1000).astype(np.float32) for c in range(30)}
     weights = {c: 1 + 3 * c for c in range(30)}
     encoded = {c: encoding.encode(vectors[c], weights[c], {"loss": 1 / (c + 1)}) for c in range(30)}
-    drops = {0: Phase.KEYS, 5: Phase.SHARES, 9: Phase.INPUTS, 11: Phase.INPUTS, 20: Phase.UNMASKING}
+    drops = {
+        0: SessionStep.KEYS,
+        5: SessionStep.SHARES,
+        9: SessionStep.INPUTS,
+        11: SessionStep.INPUTS,
+        20: SessionStep.UNMASKING,
+    }
     aggregate = simulate(terms, range(30), lambda c: encoded[c].ring, drops).aggregate
     total = encoding.decode(aggregate.ring, len(aggregate.survivors))
     alive = sorted(set(range(30)) - {0, 5, 9, 11})
@@ -125,5 +139,5 @@ def test_costs_are_metered_by_the_clock_that_is_given():
 
 
 def test_a_message_for_the_server_is_not_for_a_client():
-    with pytest.raises(MessageRefused):
+    with pytest.raises(BadMessage):
         answer(None, MaskedInput(bytes(16), 0, b""), lambda: None)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fedavg.fleets.http.device.files import DeviceFiles
     from fedavg.fleets.http.protocol.keys import ClientKey
-    from fedavg.secagg import Identity
+    from fedavg.secagg import Signing
 
 _folder = click.Path(path_type=Path, file_okay=False)
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -82,7 +82,7 @@ def serve(directory: Path, devices: int, listen: str, cert: Path | None, key: Pa
     program.serve(directory, program.Service(host, port, tls, devices), ready)
 
 
-def identity_source(options: dict[str, Any]) -> "Callable[[DeviceFiles, ClientKey], Identity] | None":
+def identity_source(options: dict[str, Any]) -> "Callable[[DeviceFiles, ClientKey], Signing] | None":
     """How the device comes by its identity in signed sessions; None if it pins no authority."""
     from fedavg.fleets.http.device.link import Link
     from fedavg.fleets.http.device.vouching import asking, own_identity

@@ -10,9 +10,9 @@ import click
 
 if TYPE_CHECKING:
     from fedavg.paper.cells import Cell
-    from fedavg.paper.execute import Goal, Outlay
+    from fedavg.paper.execute import Outlay, Quest
     from fedavg.paper.figures import Drawn, Line
-    from fedavg.paper.measure import Result
+    from fedavg.paper.measure import Measured
     from fedavg.paper.records import Records
 
 Command = Callable[..., None]
@@ -121,14 +121,14 @@ def _outlay(jobs: int, budget: str | None, data_dir: str | None) -> "Outlay":
     return Outlay(jobs, seconds(budget) if budget else None, data_dir)
 
 
-def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool) -> "list[Goal]":
+def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool) -> "list[Quest]":
     """Cheapest first, so that a budget gives as many cells as it can."""
     from fedavg.paper.cost import search_seconds
-    from fedavg.paper.execute import Goal
+    from fedavg.paper.execute import Quest
     from fedavg.paper.measure import needs
 
-    def goal(cell: "Cell") -> Goal:
-        return Goal(
+    def goal(cell: "Cell") -> Quest:
+        return Quest(
             cell.name,
             cell.command,
             lambda known: needs(cell, known, seeds, refine),
@@ -138,7 +138,7 @@ def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool)
     return sorted(map(goal, cells), key=lambda goal: goal.estimate_s)
 
 
-def _pursue(goals: "list[Goal]", store: "Records", runs: Path, outlay: "Outlay") -> None:
+def _pursue(goals: "list[Quest]", store: "Records", runs: Path, outlay: "Outlay") -> None:
     from fedavg.paper.choose import duration
     from fedavg.paper.execute import Campaign, check_report
 
@@ -165,7 +165,7 @@ def _print_table(number: int, cells: "list[Cell]", store: "Records", runs: Path,
         Console(width=max(120, Console().width)).print(tables.terminal_table(number, shown, by_cell))
 
 
-def _all_results(store: "Records", runs: Path) -> "dict[Cell, Result]":
+def _all_results(store: "Records", runs: Path) -> "dict[Cell, Measured]":
     from fedavg.paper.cells import ALL_CELLS
     from fedavg.paper.measure import results, running_keys
 
@@ -322,18 +322,18 @@ def _figure_command(number: int, what: str) -> click.Command:
     return command
 
 
-def _line_goals(number: int, lines: "list[Line]", rounds: int, store: "Records") -> "list[Goal]":
+def _line_goals(number: int, lines: "list[Line]", rounds: int, store: "Records") -> "list[Quest]":
     """For each line the search of its cell, if it is one of a table, then its runs up to the rounds asked for."""
     from fedavg.paper import figures
     from fedavg.paper.choose import telling_keys
     from fedavg.paper.cost import line_seconds
-    from fedavg.paper.execute import Goal
+    from fedavg.paper.execute import Quest
 
     keys = telling_keys([line for _, line in figures.lines(figures.CHARTS[number])])
 
-    def goal(line: "Line") -> Goal:
+    def goal(line: "Line") -> Quest:
         choice = ",".join(f"{key}={line.labels[key]}" for key in keys)
-        return Goal(
+        return Quest(
             f"figure{number} {choice}",
             f"fedavg paper figure{number} --only {choice}",
             lambda known: figures.line_needs(line, rounds, known),

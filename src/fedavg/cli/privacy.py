@@ -54,9 +54,9 @@ def privacy(
 
 
 def _cases(clients: int, cohort: int) -> "list[tuple[Sampling, Accountant]]":
-    from fedavg.privacy.accounting import FixedSize, Poisson
+    from fedavg.privacy.accounting import FixedSize, PoissonSampling
 
-    poisson, fixed = Poisson(cohort / clients), FixedSize(clients, cohort)
+    poisson, fixed = PoissonSampling(cohort / clients), FixedSize(clients, cohort)
     return [(poisson, "rdp"), (poisson, "pld"), (fixed, "rdp")]
 
 

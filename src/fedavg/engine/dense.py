@@ -29,7 +29,7 @@ T: Final = aten.t.default
 
 
 @dataclass(frozen=True)
-class Layer:
+class DenseLayer:
     """A layer's weight w (which is `turned`), and the operators for y = x w', dx = dy w and the gradient dy' x."""
 
     weight: str
@@ -65,7 +65,7 @@ def is_fused(op: Op) -> bool:
     return op.func is torch.ops.fedavg.dense_step.default
 
 
-def _layer(weight: str, tape: Tape) -> Layer | None:
+def _layer(weight: str, tape: Tape) -> DenseLayer | None:
     """The layer of a weight that is large enough and used as in `Linear`, once: forward first, then backward."""
     made = tape.gradients[tape.parameters.index(weight)]
     readers = _readers(weight, tape)
@@ -76,7 +76,7 @@ def _layer(weight: str, tape: Tape) -> Layer | None:
     turned_dy = _maker(gradient.args[0].name, tape) if gradient and gradient.func is MM else None
     if len(forward) != 1 or gradient is None or turned_dy is None:
         return None
-    layer = Layer(weight, turned, forward[0], backward, turned_dy, gradient)
+    layer = DenseLayer(weight, turned, forward[0], backward, turned_dy, gradient)
     return layer if _is_linear(layer, tape) and _alone(layer, tape) else None
 
 
@@ -92,7 +92,7 @@ def _out(op: Op) -> Ref:
     return Ref(str(op.outputs[0]))
 
 
-def _is_linear(layer: Layer, tape: Tape) -> bool:
+def _is_linear(layer: DenseLayer, tape: Tape) -> bool:
     """Whether these operators are y = x w' (+ bias), dx = dy w and the gradient dy' x."""
     forward = layer.forward
     if forward.func is ADDMM:
@@ -115,7 +115,7 @@ def _fits(weight: Tensor) -> bool:
     return built is not None and weight.shape[0] % built.outputs() == weight.shape[1] % built.lanes() == 0
 
 
-def _alone(layer: Layer, tape: Tape) -> bool:
+def _alone(layer: DenseLayer, tape: Tape) -> bool:
     """Nobody else reads what goes, and nobody writes to what is read."""
     gradient = _out(layer.gradient).name
     others = len(_readers(_out(layer.turned_dy).name, tape)) > 1 or _readers(gradient, tape)
@@ -124,7 +124,7 @@ def _alone(layer: Layer, tape: Tape) -> bool:
     return not others and [tape.loss, *tape.gradients].count(gradient) == 1 and not read & mutated
 
 
-def _replaced(ops: list[Op], layer: Layer) -> list[Op]:
+def _replaced(ops: list[Op], layer: DenseLayer) -> list[Op]:
     bias = layer.forward.args[0] if layer.forward.func is ADDMM else None
     weight = Ref(layer.weight)
     forward = Op(torch.ops.fedavg.dense.default, (layer.x, weight, bias), {}, layer.forward.outputs)

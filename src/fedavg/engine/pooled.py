@@ -42,7 +42,7 @@ ORDERS: Final = ((POOL, RELU), (RELU, POOL), (POOL,))
 
 
 @dataclass(frozen=True)
-class Layer:
+class PooledLayer:
     """The operators of a layer, from the convolution on, and those of its gradients, down to the convolution's."""
 
     forward: list[Op]
@@ -79,7 +79,7 @@ def is_pooled(op: Op) -> bool:
     return op.func is torch.ops.fedavg.pooled_convolution.default
 
 
-def _layer(op: Op, tape: Tape) -> Layer | None:
+def _layer(op: Op, tape: Tape) -> PooledLayer | None:
     for order in ORDERS:
         layer = _followed(op, order, tape)
         if layer and _alone(layer, tape) and _fits(layer, tape):
@@ -87,7 +87,7 @@ def _layer(op: Op, tape: Tape) -> Layer | None:
     return None
 
 
-def _followed(op: Op, order: Sequence[Any], tape: Tape) -> Layer | None:
+def _followed(op: Op, order: Sequence[Any], tape: Tape) -> PooledLayer | None:
     """The layer that begins with a convolution and goes on in this order, if it does."""
     forward = [op]
     for func in order:
@@ -99,7 +99,7 @@ def _followed(op: Op, order: Sequence[Any], tape: Tape) -> Layer | None:
         forward += after
     backward = [other for own in reversed(forward) for other in tape.ops if _is_gradient_of(other, own)]
     linked = all(b.args[0] == Ref(str(a.outputs[0])) for a, b in pairwise(backward))
-    return Layer(forward, backward) if len(backward) == len(forward) and linked else None
+    return PooledLayer(forward, backward) if len(backward) == len(forward) and linked else None
 
 
 def _is_gradient_of(other: Op, own: Op) -> bool:
@@ -112,14 +112,14 @@ def _is_gradient_of(other: Op, own: Op) -> bool:
     return other.args[1:3] == own.args[:2]
 
 
-def _alone(layer: Layer, tape: Tape) -> bool:
+def _alone(layer: PooledLayer, tape: Tape) -> bool:
     """Nobody else reads what is made on the way, or writes to it."""
     inner = set(layer.inner)
     asked = {tape.loss, *tape.gradients} & inner
     return not asked and not any(inner & set(op.refs) for op in tape.ops if not layer.has(op))
 
 
-def _fits(layer: Layer, tape: Tape) -> bool:
+def _fits(layer: PooledLayer, tape: Tape) -> bool:
     first = layer.forward[0]
     if not _is_plain(*layer.pool.args[1:]):
         return False
@@ -150,7 +150,7 @@ def _is_plain(
     return square and {*padding} == {0} and {*dilation} == {1}
 
 
-def _replaced(ops: list[Op], layer: Layer, size: Sequence[int]) -> list[Op]:
+def _replaced(ops: list[Op], layer: PooledLayer, size: Sequence[int]) -> list[Op]:
     """The layer's operators go; the two that stand for them come in the places of the last of either kind.
 
     `size`: the height and width of what comes out.

@@ -24,7 +24,7 @@ from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Split, Work
 
 if TYPE_CHECKING:
-    from fedavg.secagg.ring import Decoded, Encoding
+    from fedavg.secagg.ring import DecodedSum, Encoding
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def named_sums(piece: Evaluated) -> dict[str, float]:
     return {f"{name}.{place}": value for name, sums in piece.sums.items() for place, value in enumerate(sums)}
 
 
-def unclipped(decoded: "Decoded") -> Mapping[str, float]:
+def unclipped(decoded: "DecodedSum") -> Mapping[str, float]:
     """The means of a masked sum; a sum that was cut to fit the ring would be a wrong result without a word."""
     if decoded.saturated:
         raise FleetError(

@@ -21,7 +21,7 @@ LEAST_ALLOWANCE: Final = 100
 
 
 @dataclass(frozen=True)
-class Model:
+class PaperModel:
     """One of the paper's models with its data. `examples` is n_k on the average, `test_examples` what it is judged on.
 
     `rounds` is what its plans allow, more than any cell needs: runs are stopped from the outside, so that one run
@@ -47,23 +47,23 @@ class Model:
         return (pixels or "unit") if name == "mnist" else ""
 
 
-TWO_NN: Final = Model("2nn", "mnist-2nn", "mnist:pixels=centred", "iid", "shards", 100, 600, 10_000, 20_000)
+TWO_NN: Final = PaperModel("2nn", "mnist-2nn", "mnist:pixels=centred", "iid", "shards", 100, 600, 10_000, 20_000)
 #: The paper does not say how it scaled pixels. In [-0.5, 0.5], as in TensorFlow's MNIST example of its time, the 2NN
 #: takes the paper's rounds, in [0, 1] half of them or fewer: the first counts, the second is shown beside it.
 TWO_NN_UNIT: Final = replace(TWO_NN, data="mnist")
-CNN: Final = Model("cnn", "mnist-cnn", "mnist", "iid", "shards", 100, 600, 10_000, 10_000, train_sample=10_000)
-LSTM: Final = Model(
+CNN: Final = PaperModel("cnn", "mnist-cnn", "mnist", "iid", "shards", 100, 600, 10_000, 10_000, train_sample=10_000)
+LSTM: Final = PaperModel(
     "lstm", "shakespeare-lstm", "shakespeare", "iid", "natural", 1144, 74.4, 20_831, 20_000, train_sample=5_000
 )
-CIFAR: Final = Model("cifar", "cifar-cnn", "cifar10", "iid", "shards", 100, 500, 10_000, 300_000)
-POSTS: Final = Model("posts", "posts-lstm", "posts", "natural", "natural", 60_276, 52.3, 38_384, 10_000)
+CIFAR: Final = PaperModel("cifar", "cifar-cnn", "cifar10", "iid", "shards", 100, 500, 10_000, 300_000)
+POSTS: Final = PaperModel("posts", "posts-lstm", "posts", "natural", "natural", 60_276, 52.3, 38_384, 10_000)
 
 
 @dataclass(frozen=True)
 class Setting:
     """A plan without its learning rate and seed. Equal settings share their runs, in whichever table they stand."""
 
-    model: Model
+    model: PaperModel
     partition: str
     C: float
     E: int
@@ -272,13 +272,13 @@ TARGETS: Final = {"2nn": 0.97, "cnn": 0.99, "lstm": 0.54}
 _MODELS: Final = {model.name: model for model in (TWO_NN, CNN, LSTM, CIFAR)}
 
 
-def federated(model: Model, partition: str, C: float, E: int, B: float) -> Setting:
+def federated(model: PaperModel, partition: str, C: float, E: int, B: float) -> Setting:
     """The setting of a cell of Tables 1, 2 and 4."""
     algorithm = "fedsgd" if E == 1 and isinf(B) else "fedavg"
     return Setting(model, partition, C, E, B, algorithm, eval_every=_eval_every(model, partition, C, E, B))
 
 
-def _eval_every(model: Model, partition: str, C: float, E: int, B: float) -> int:
+def _eval_every(model: PaperModel, partition: str, C: float, E: int, B: float) -> int:
     """Every round, except where there are thousands of them and evaluation would take longer than training.
 
     With one client a round on non-IID data accuracy jumps from round to round, so that many rounds between evaluations
@@ -307,7 +307,7 @@ def _table_1() -> Iterator[Cell]:
 
 
 def _by_epochs_and_batch(
-    table: int, model: Model, rows: dict[tuple[int, float], tuple[float, float]]
+    table: int, model: PaperModel, rows: dict[tuple[int, float], tuple[float, float]]
 ) -> Iterator[Cell]:
     """Tables 2 and 4: C = 0.1, one row for each (E, B)."""
     for (E, B), values in rows.items():

@@ -24,7 +24,7 @@ from fedavg.paper.cells import (
     TWO_NN,
     TWO_NN_UNIT,
     Cell,
-    Model,
+    PaperModel,
     Setting,
     federated,
     per_round,
@@ -121,19 +121,21 @@ def _label(setting: Setting) -> str:
     return f"B={'∞' if isinf(setting.B) else f'{setting.B:g}'} E={setting.E}"
 
 
-def _of_table(table: int, model: Model, partition: str) -> tuple[Line, ...]:
+def _of_table(table: int, model: PaperModel, partition: str) -> tuple[Line, ...]:
     cells = [c for c in ALL_CELLS if (c.table, c.setting.model, c.setting.partition) == (table, model, partition)]
     return tuple(Line(_label(cell.setting), cell.setting, cell) for cell in cells)
 
 
-def _by_partition(table: int, model: Model, names: tuple[str, str], target: float, low: float) -> tuple[Panel, ...]:
+def _by_partition(
+    table: int, model: PaperModel, names: tuple[str, str], target: float, low: float
+) -> tuple[Panel, ...]:
     return tuple(
         Panel(name, _of_table(table, model, partition), (target,), (low, 1.0 if target > 0.9 else 0.6))
         for name, partition in zip(names, (IID, NON_IID), strict=True)
     )
 
 
-def _large_epochs(model: Model, epochs: Sequence[int], eta: float, names: tuple[str, str]) -> tuple[Panel, ...]:
+def _large_epochs(model: PaperModel, epochs: Sequence[int], eta: float, names: tuple[str, str]) -> tuple[Panel, ...]:
     """Figures 3 and 8: B=10, C=0.1 and one rate for all E."""
     return tuple(
         Panel(name, tuple(_large(federated(model, partition, 0.1, E, 10.0), eta) for E in epochs))

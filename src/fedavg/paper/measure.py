@@ -14,10 +14,10 @@ from fedavg.paper.execute import Need
 from fedavg.paper.records import ABANDONED, CAP, Record, Records, is_locked
 from fedavg.paper.search import (
     COARSE,
-    Outcome,
+    RateOutcome,
     Search,
+    SearchVerdict,
     Todo,
-    Verdict,
     best_place,
     next_step,
     outcome,
@@ -34,7 +34,7 @@ NOT_RUN: Final = "not run"
 
 
 @dataclass(frozen=True)
-class Result:
+class Measured:
     """A cell beside its measurement. `values` has the rounds to the target for each seed, None where not reached."""
 
     cell: Cell
@@ -66,17 +66,17 @@ class Result:
         return self.status == MEASURED
 
 
-def result_of(cell: Cell, records: Records, running: frozenset[str] = frozenset()) -> Result:
+def result_of(cell: Cell, records: Records, running: frozenset[str] = frozenset()) -> Measured:
     """`running`: the keys of settings that a process is at work on (see running_keys)."""
     runs = _by_place(cell.setting, records, 0)
     step = next_step(_search(cell, records), _outcomes(cell, runs))
     at_work = cell.setting.key in running
     if isinstance(step, Todo) or step.place is None:
-        status = RUNNING if at_work else MEASURED if isinstance(step, Verdict) else NOT_RUN
-        return Result(cell, status, runs=tuple(runs.values()))
+        status = RUNNING if at_work else MEASURED if isinstance(step, SearchVerdict) else NOT_RUN
+        return Measured(cell, status, runs=tuple(runs.values()))
     chosen = runs[step.place]
     by_seed = [chosen, *_seed_runs(cell, records, step.place)]
-    return Result(
+    return Measured(
         cell,
         status=MEASURED,
         eta=rate(step.place),
@@ -165,11 +165,11 @@ def _by_place(setting: Setting, records: Records, seed: int) -> dict[int, Record
     return {index: run for run in runs if (index := place(run.plan.eta)) is not None}
 
 
-def _outcomes(cell: Cell, runs: dict[int, Record]) -> dict[int, Outcome]:
+def _outcomes(cell: Cell, runs: dict[int, Record]) -> dict[int, RateOutcome]:
     return {index: _judge(run, cell.target) for index, run in runs.items()}
 
 
-def _judge(run: Record, target: float) -> Outcome:
+def _judge(run: Record, target: float) -> RateOutcome:
     return outcome(run.rounds, run.accuracy, target, run.diverged)
 
 
@@ -194,5 +194,5 @@ def _key_of(directory: Path) -> str | None:
         return None
 
 
-def results(cells: Sequence[Cell], records: Records, running: frozenset[str] = frozenset()) -> list[Result]:
+def results(cells: Sequence[Cell], records: Records, running: frozenset[str] = frozenset()) -> list[Measured]:
     return [result_of(cell, records, running) for cell in cells]

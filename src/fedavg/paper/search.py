@@ -50,7 +50,7 @@ def place(eta: float) -> int | None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RateOutcome:
     """How far a run at one rate has come: rounds evaluated, where it crossed the target, its highest accuracy.
 
     `curve`: the rounds that were evaluated, and the accuracies.
@@ -90,7 +90,7 @@ class Todo:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SearchVerdict:
     """The best rate and its rounds to the target, or None and the highest accuracy if no rate reached it.
 
     `inside`: both neighbours on the grid were tried and did no better. `place` is None if every rate diverged.
@@ -102,12 +102,12 @@ class Verdict:
     inside: bool
 
 
-def outcome(rounds: Sequence[int], accuracy: Sequence[float], target: float, diverged: bool) -> Outcome:
+def outcome(rounds: Sequence[int], accuracy: Sequence[float], target: float, diverged: bool) -> RateOutcome:
     crossed = rounds_to_target(rounds, accuracy, target)
-    return Outcome(rounds[-1] if rounds else 0, crossed, max(accuracy, default=0.0), diverged, (rounds, accuracy))
+    return RateOutcome(rounds[-1] if rounds else 0, crossed, max(accuracy, default=0.0), diverged, (rounds, accuracy))
 
 
-def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
+def next_step(search: Search, results: Mapping[int, RateOutcome]) -> Todo | SearchVerdict:
     """What to run next, given how far each rate has come; a verdict if there is nothing left to run.
 
     Rates that were only partly run are taken up where they stand: a search that was killed, or one that ran for another
@@ -116,7 +116,7 @@ def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | Verdict:
     return next(_todos(search, results), None) or _verdict(results)
 
 
-def spare_step(search: Search, results: Mapping[int, Outcome]) -> Todo | None:
+def spare_step(search: Search, results: Mapping[int, RateOutcome]) -> Todo | None:
     """What may be run meanwhile where a core is free: rates that wait for others to end the stage, in the next one.
 
     As things stand they will be wanted there; if one of the others turns out better, it was in vain.
@@ -128,7 +128,7 @@ def spare_step(search: Search, results: Mapping[int, Outcome]) -> Todo | None:
     return None
 
 
-def _todos(search: Search, results: Mapping[int, Outcome]) -> Iterator[Todo]:
+def _todos(search: Search, results: Mapping[int, RateOutcome]) -> Iterator[Todo]:
     """What each stage still wants, from the first that wants anything."""
     cap, leader = round_cap(search, results)
     stages = _stages(cap if leader is not None else min(search.expected, cap), cap, search.every)
@@ -146,7 +146,7 @@ def _stages(needed: float, cap: int, every: int) -> list[int]:
     return [min(every * ceil(rounds / every), cap) for rounds in wanted]
 
 
-def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int | None]:
+def round_cap(search: Search, results: Mapping[int, RateOutcome]) -> tuple[int, int | None]:
     """Rounds after which a run can not beat the best one, and whose doing it is; the allowance if none has reached it.
 
     A curve is known only where it was evaluated: one that crosses before the best does may show it at the next
@@ -159,7 +159,7 @@ def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int 
     return min(search.every * ceil(crossed[leader] / search.every), search.allowance), leader
 
 
-def settled(result: Outcome, cap: int) -> bool:
+def settled(result: RateOutcome, cap: int) -> bool:
     """Nothing more is to be learned from this run: it has reached the target, diverged, or can no longer win."""
     return result.crossed is not None or result.diverged or result.rounds >= cap
 
@@ -170,13 +170,13 @@ def lost(accuracy: Sequence[float]) -> bool:
     return bool(before) and max(latest) < max(before) / 2
 
 
-def lag(behind: Outcome, ahead: Outcome) -> float:
+def lag(behind: RateOutcome, ahead: RateOutcome) -> float:
     """How many times as many rounds it took to come as far as it has; 0 if the other one has not come so far."""
     passed = rounds_to_target(*ahead.curve, behind.best)
     return behind.rounds / passed if passed else 0.0
 
 
-def best_place(results: Mapping[int, Outcome]) -> int | None:
+def best_place(results: Mapping[int, RateOutcome]) -> int | None:
     """The rate that reached the target first; if none did, the one of the highest accuracy. None if all diverged."""
     reached = {i: o.crossed for i, o in results.items() if o.crossed is not None}
     if reached:
@@ -185,7 +185,7 @@ def best_place(results: Mapping[int, Outcome]) -> int | None:
     return max(alive, key=lambda i: (alive[i], -i)) if alive else None
 
 
-def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int, first: int) -> tuple[int, ...]:
+def _unsettled(middle: int, results: Mapping[int, RateOutcome], step: int, cap: int, first: int) -> tuple[int, ...]:
     """Of the best rate and its two neighbours, those that are still to be run: the ones begun first, then higher ones.
 
     A rate too high shows it soon, by diverging; one too low, by trailing, for which it runs `first` rounds at least.
@@ -202,12 +202,12 @@ def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int,
     return (*worth, *new[: max(MOST_RATES - len(results), 0)])
 
 
-def _verdict(results: Mapping[int, Outcome]) -> Verdict:
+def _verdict(results: Mapping[int, RateOutcome]) -> SearchVerdict:
     best = best_place(results)
     if best is None:
-        return Verdict(None, None, max((o.best for o in results.values()), default=0.0), inside=False)
+        return SearchVerdict(None, None, max((o.best for o in results.values()), default=0.0), inside=False)
     inside = any({best - step, best + step} <= results.keys() for step in (FINE, COARSE))
-    return Verdict(best, results[best].crossed, results[best].best, inside)
+    return SearchVerdict(best, results[best].crossed, results[best].best, inside)
 
 
 def envelope(curves: Iterable[tuple[Sequence[int], Sequence[float]]]) -> tuple[list[int], list[float]]:

@@ -26,7 +26,7 @@ MOST_ROUNDS: Final = 10**9
 
 
 @dataclass(frozen=True)
-class Poisson:
+class PoissonSampling:
     """Each client takes part in a round by its own coin, with probability q. Neighbours: one client more or less."""
 
     rate: float
@@ -54,7 +54,7 @@ class EveryRound:
     relation: ClassVar[str] = "replace one client"
 
 
-Sampling = Poisson | FixedSize | EveryRound
+Sampling = PoissonSampling | FixedSize | EveryRound
 
 
 class Spending:
@@ -169,7 +169,7 @@ def _bracket(excess: Callable[[float], float], begin: float, factor: float) -> t
 
 def _event(library: ModuleType, sampling: Sampling, noise_multiplier: float) -> object:
     """One round as dp-accounting knows it."""
-    if isinstance(sampling, Poisson):
+    if isinstance(sampling, PoissonSampling):
         return library.PoissonSampledDpEvent(sampling.rate, library.GaussianDpEvent(noise_multiplier))
     # When one client is replaced by another, a sum of vectors of norm S moves by up to 2 S. RDP there takes the
     # multiplier as noise over sensitivity (google/differential-privacy issue 378), so z counts only half.

@@ -26,7 +26,7 @@ from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.allowance import Allowance
-from fedavg.fleets.http.device.enrolment import Application, Identity, enrolled, own_key
+from fedavg.fleets.http.device.enrolment import Application, Enrolment, enrolled, own_key
 from fedavg.fleets.http.device.files import DeviceFiles, private_umask
 from fedavg.fleets.http.device.judge import check_judging, sums_frame
 from fedavg.fleets.http.device.link import Link, ServerRefused
@@ -72,7 +72,7 @@ from fedavg.states import ClientStates
 from fedavg.types import Examples, Work
 
 if TYPE_CHECKING:
-    from fedavg.secagg import Identity as SigningIdentity
+    from fedavg.secagg import Signing
 
 log = logging.getLogger("fedavg.device")
 
@@ -123,7 +123,7 @@ class Device:
         eligible: Callable[[], Eligibility],
         allowed: Sequence[str] = (),
         policy: Policy | None = None,
-        vouched: "Callable[[DeviceFiles, ClientKey], SigningIdentity] | None" = None,
+        vouched: "Callable[[DeviceFiles, ClientKey], Signing] | None" = None,
         max_epsilon: float | None = None,
         spent: Path | None = None,
     ) -> None:
@@ -181,7 +181,7 @@ class Device:
 
     # Joining
 
-    def _agreed(self, identity: Identity) -> Setup:
+    def _agreed(self, identity: Enrolment) -> Setup:
         """The plan, if this device's user agrees to it; if not, the server is told why before the device ends."""
         try:
             setup = self._resolve(identity)
@@ -191,7 +191,7 @@ class Device:
             raise
         return setup
 
-    def _resolve(self, identity: Identity) -> Setup:
+    def _resolve(self, identity: Enrolment) -> Setup:
         """The server's plan on this device's data. No code is imported but what this device's owner named."""
         try:
             values = tomllib.loads(identity.plan)

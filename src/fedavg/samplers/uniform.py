@@ -38,7 +38,7 @@ class Poisson(Sampler):
         return heads
 
     def privacy(self, clients: int, cohort: int) -> accounting.Sampling:
-        return accounting.Poisson(cohort / clients)
+        return accounting.PoissonSampling(cohort / clients)
 
 
 @dataclass(frozen=True)

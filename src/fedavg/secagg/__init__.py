@@ -5,16 +5,41 @@ messages (a local fleet, HTTP) does all I/O. `docs/secagg.md` has the protocol, 
 """
 
 from fedavg.secagg.client import ClientSession, answer
-from fedavg.secagg.errors import ClientAborted, MessageRefused, Reason, SecAggError, SessionAbandoned, TermsError
-from fedavg.secagg.identity import Identity
-from fedavg.secagg.messages import Message, parse
-from fedavg.secagg.ring import Decoded, Encoded, Encoding
-from fedavg.secagg.server import Aggregate, Phase, ServerSession
-from fedavg.secagg.simulate import Costs, Outcome, simulate
+from fedavg.secagg.errors import (
+    BadMessage,
+    ClientAborted,
+    Fault,
+    SecAggError,
+    SessionAbandoned,
+    TermsError,
+)
+from fedavg.secagg.identity import Signing
+from fedavg.secagg.messages import SessionMessage, parse
+from fedavg.secagg.ring import DecodedSum, Encoded, Encoding
+from fedavg.secagg.server import Aggregate, ServerSession, SessionStep
+from fedavg.secagg.simulate import Costs, SimulatedSession, simulate
 from fedavg.secagg.terms import Terms
 
 __all__ = [
-    "Aggregate", "ClientAborted", "ClientSession", "Costs", "Decoded", "Encoded", "Encoding", "Identity", "Message",
-    "MessageRefused", "Outcome", "Phase", "Reason", "SecAggError", "ServerSession", "SessionAbandoned", "Terms",
-    "TermsError", "answer", "parse", "simulate",
+    "Aggregate",
+    "BadMessage",
+    "ClientAborted",
+    "ClientSession",
+    "Costs",
+    "DecodedSum",
+    "Encoded",
+    "Encoding",
+    "Fault",
+    "SecAggError",
+    "ServerSession",
+    "SessionAbandoned",
+    "SessionMessage",
+    "SessionStep",
+    "Signing",
+    "SimulatedSession",
+    "Terms",
+    "TermsError",
+    "answer",
+    "parse",
+    "simulate",
 ]  # fmt: skip

@@ -19,15 +19,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedavg.secagg import field, masks
-from fedavg.secagg.errors import ClientAborted, MessageRefused, Reason, SecAggError, TermsError
-from fedavg.secagg.identity import Identity, verified, vouched
+from fedavg.secagg.errors import BadMessage, ClientAborted, Fault, SecAggError, TermsError
+from fedavg.secagg.identity import Signing, verified, vouched
 from fedavg.secagg.messages import (
     Endorsement,
     KeyAdvert,
     MaskedInput,
-    Message,
     Roster,
     SealedShares,
+    SessionMessage,
     ShareDelivery,
     SurvivorSet,
     UnmaskRequest,
@@ -75,7 +75,7 @@ class ClientSession:
     `least` is the client's own bound: it opens no sum of fewer clients that it has checked itself, whatever the terms.
     """
 
-    def __init__(self, terms: Terms, client: int, identity: Identity | None = None, least: int = 0) -> None:
+    def __init__(self, terms: Terms, client: int, identity: Signing | None = None, least: int = 0) -> None:
         if not 0 <= client < 2**32:
             raise TermsError(f"client: got {client}; expected 0 to 2^32 - 1")
         if terms.signed != (identity is not None):
@@ -133,7 +133,7 @@ class ClientSession:
         with self._leaving_on_abort(survivors):
             self._after(self._done.get("input"), "its input was masked")
             if self._identity is None:
-                raise MessageRefused(Reason.OUT_OF_TURN, "an unsigned session has no survivor set to endorse")
+                raise BadMessage(Fault.OUT_OF_TURN, "an unsigned session has no survivor set to endorse")
             self._check_survivors(survivors)
             statement = survivors.statement(self.terms.digest)
             self._once("survivors", masks.sha256(statement))
@@ -168,14 +168,14 @@ class ClientSession:
         return json.dumps(state).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, identity: Identity | None = None, least: int = 0) -> "ClientSession":
+    def from_bytes(cls, data: bytes, identity: Signing | None = None, least: int = 0) -> "ClientSession":
         """The session as it was saved. What it had been told is checked again."""
         try:
             state = json.loads(data)
             session = cls(Terms.from_json(state["terms"]), state["client"], identity, least)
             if "aborted" in state:
                 reason, text = state["aborted"]
-                session._leave(ClientAborted(Reason(reason), text))
+                session._leave(ClientAborted(Fault(reason), text))
                 return session
             secrets = _Secrets(**{name: bytes.fromhex(value) for name, value in state["secrets"].items()})
             session._secrets = secrets
@@ -185,18 +185,18 @@ class ClientSession:
                 session._accept_delivery(ShareDelivery.from_bytes(bytes.fromhex(state["delivery"])), secrets)
             session._done = {step: bytes.fromhex(digest) for step, digest in state["done"].items()}
         except (ValueError, TypeError, KeyError, SecAggError) as error:
-            raise MessageRefused(Reason.MALFORMED, f"not a saved session of a client: {error}") from None
+            raise BadMessage(Fault.MALFORMED, f"not a saved session of a client: {error}") from None
         return session
 
     # --- rules for every step ---
 
     @contextmanager
-    def _leaving_on_abort(self, message: Message | None = None) -> Iterator[_Secrets]:
+    def _leaving_on_abort(self, message: SessionMessage | None = None) -> Iterator[_Secrets]:
         if self._aborted is not None:
             raise self._aborted
         assert self._secrets is not None  # only leaving takes them away
         if message is not None and message.session != self.terms.session:
-            raise MessageRefused(Reason.WRONG_SESSION, "the message belongs to another session; start that one instead")
+            raise BadMessage(Fault.WRONG_SESSION, "the message belongs to another session; start that one instead")
         try:
             yield self._secrets
         except ClientAborted as error:
@@ -207,20 +207,20 @@ class ClientSession:
         self._aborted, self._secrets = error, None
         self._agreed, self._held, self._peers, self._roster, self._delivery = {}, {}, {}, None, None
 
-    def _abort(self, reason: Reason, message: str, culprit: int | None = None) -> NoReturn:
+    def _abort(self, reason: Fault, message: str, culprit: int | None = None) -> NoReturn:
         raise ClientAborted(reason, f"client {self.client} leaves the session: {message}", culprit)
 
     def _after(self, earlier: object, what: str) -> None:
         if earlier is None:
-            raise MessageRefused(Reason.OUT_OF_TURN, f"client {self.client} can not do this before {what}")
+            raise BadMessage(Fault.OUT_OF_TURN, f"client {self.client} can not do this before {what}")
 
-    def _same(self, accepted: Message | None, asked: Message) -> None:
+    def _same(self, accepted: SessionMessage | None, asked: SessionMessage) -> None:
         if accepted != asked:
-            self._abort(Reason.SECOND_REQUEST, f"a second, different {type(asked).__name__} arrived")
+            self._abort(Fault.SECOND_REQUEST, f"a second, different {type(asked).__name__} arrived")
 
     def _once(self, step: str, digest: bytes) -> None:
         if self._done.setdefault(step, digest) != digest:
-            self._abort(Reason.SECOND_REQUEST, f"it was asked for a second, different {step}")
+            self._abort(Fault.SECOND_REQUEST, f"it was asked for a second, different {step}")
 
     # --- phases 1 and 2: keys and shares ---
 
@@ -241,36 +241,34 @@ class ClientSession:
     def _checked_peers(self, roster: Roster, secrets: _Secrets) -> dict[int, KeyAdvert]:
         ids = [advert.client for advert in roster.adverts]
         if ids != sorted(set(ids)):
-            self._abort(Reason.DUPLICATE, "the roster names a client twice or is out of order")
+            self._abort(Fault.DUPLICATE, "the roster names a client twice or is out of order")
         peers = {advert.client: advert for advert in roster.adverts}
         if peers.pop(self.client, None) != self._advert(secrets):
-            self._abort(Reason.ALTERED_KEYS, "its own keys are missing from the roster or altered in it")
+            self._abort(Fault.ALTERED_KEYS, "its own keys are missing from the roster or altered in it")
         topology = self.terms.topology
         if len(peers) > topology.degree:
-            self._abort(Reason.BAD_TERMS, f"it has {len(peers)} neighbours; the terms say {topology}")
+            self._abort(Fault.BAD_TERMS, f"it has {len(peers)} neighbours; the terms say {topology}")
         if len(peers) < min(topology.degree, topology.minimum - 1):
-            self._abort(Reason.TOO_FEW, f"it has {len(peers)} neighbours; the terms say {topology}")
+            self._abort(Fault.TOO_FEW, f"it has {len(peers)} neighbours; the terms say {topology}")
         keys = [key for advert in roster.adverts for key in (advert.mask_key, advert.share_key)]
         if len(set(keys)) < len(keys):
-            self._abort(Reason.ALTERED_KEYS, "one key stands in the roster twice")
+            self._abort(Fault.ALTERED_KEYS, "one key stands in the roster twice")
         for advert in peers.values():
             self._check_signature(advert)
         # One colluding device would otherwise stand for any number of peers.
         if self.terms.signed and len({advert.identity for advert in roster.adverts}) < len(roster.adverts):
-            self._abort(Reason.NOT_VOUCHED, "one identity stands in the roster under two numbers")
+            self._abort(Fault.NOT_VOUCHED, "one identity stands in the roster under two numbers")
         return peers
 
     def _check_signature(self, advert: KeyAdvert) -> None:
         if bool(advert.signature) != self.terms.signed:
-            self._abort(
-                Reason.BAD_SIGNATURE, f"the keys of client {advert.client} are {'un' * self.terms.signed}signed"
-            )
+            self._abort(Fault.BAD_SIGNATURE, f"the keys of client {advert.client} are {'un' * self.terms.signed}signed")
         if self._identity is None:
             return
         if not vouched(self._identity.authority, advert.identity, advert.voucher):
-            self._abort(Reason.NOT_VOUCHED, f"the authority has not vouched for the identity of client {advert.client}")
+            self._abort(Fault.NOT_VOUCHED, f"the authority has not vouched for the identity of client {advert.client}")
         if not verified(advert.identity, advert.signature, advert.statement(self.terms.digest)):
-            self._abort(Reason.BAD_SIGNATURE, f"the keys of client {advert.client} are not signed by it")
+            self._abort(Fault.BAD_SIGNATURE, f"the keys of client {advert.client} are not signed by it")
 
     def _own_shares(self, secrets: _Secrets, holders: list[int]) -> dict[int, _Held]:
         threshold, terms = self.terms.topology.threshold, self.terms.digest
@@ -291,7 +289,7 @@ class ClientSession:
         try:
             return masks.agree(private, public)
         except ValueError:
-            self._abort(Reason.ALTERED_KEYS, f"a key of client {peer} is degenerate")
+            self._abort(Fault.ALTERED_KEYS, f"a key of client {peer} is degenerate")
 
     # --- phase 3: the masked input ---
 
@@ -302,12 +300,12 @@ class ClientSession:
     def _opened(self, delivery: ShareDelivery, secrets: _Secrets) -> dict[int, _Held]:
         senders = [sender for sender, _ in delivery.sealed]
         if senders != sorted(set(senders)):
-            self._abort(Reason.DUPLICATE, "the delivery names a sender twice or is out of order")
+            self._abort(Fault.DUPLICATE, "the delivery names a sender twice or is out of order")
         if not self._peers.keys() >= set(senders):
-            self._abort(Reason.UNKNOWN_CLIENT, "the delivery names a sender that is no neighbour")
+            self._abort(Fault.UNKNOWN_CLIENT, "the delivery names a sender that is no neighbour")
         if len(senders) + 1 < self.terms.topology.threshold:
             needed = self.terms.topology.threshold
-            self._abort(Reason.TOO_FEW, f"{len(senders) + 1} of its neighbourhood have shared; expected {needed}")
+            self._abort(Fault.TOO_FEW, f"{len(senders) + 1} of its neighbourhood have shared; expected {needed}")
         held = {sender: self._open(sender, sealed) for sender, sealed in delivery.sealed}
         return held | self._own_shares(secrets, [self.client])
 
@@ -315,11 +313,11 @@ class ClientSession:
         try:
             text = self._cipher(sender, sender, self.client).decrypt(_NONCE, sealed, self.terms.digest)
         except InvalidTag:
-            self._abort(Reason.BAD_SHARE, f"the shares from client {sender} were altered", sender)
+            self._abort(Fault.BAD_SHARE, f"the shares from client {sender} were altered", sender)
         size = field.SHARE_BYTES
         held = _Held(int.from_bytes(text[:size], "big"), int.from_bytes(text[size:], "big"))
         if len(text) != 2 * size or max(held.key, held.seed) >= field.PRIME:
-            self._abort(Reason.BAD_SHARE, f"the shares from client {sender} are not two elements of the field", sender)
+            self._abort(Fault.BAD_SHARE, f"the shares from client {sender} are not two elements of the field", sender)
         return held
 
     def _mask_keys(self, secrets: _Secrets) -> tuple[list[bytes], list[bytes]]:
@@ -337,24 +335,24 @@ class ClientSession:
     def _check_survivors(self, claim: SurvivorSet) -> None:
         survivors, dropped = set(claim.survivors), set(claim.dropped)
         if list(claim.survivors) != sorted(survivors) or list(claim.dropped) != sorted(dropped):
-            self._abort(Reason.DUPLICATE, "the survivor set names a client twice or is out of order")
+            self._abort(Fault.DUPLICATE, "the survivor set names a client twice or is out of order")
         if self.client not in survivors:
-            self._abort(Reason.LISTED_DEAD, "it is not among the survivors although it has sent its input")
+            self._abort(Fault.LISTED_DEAD, "it is not among the survivors although it has sent its input")
         if survivors & dropped:
-            self._abort(Reason.DUPLICATE, f"clients {sorted(survivors & dropped)} are listed as alive and as dead")
+            self._abort(Fault.DUPLICATE, f"clients {sorted(survivors & dropped)} are listed as alive and as dead")
         listed, shared = survivors | dropped, self._held.keys()
         if dead := listed & (self._peers.keys() - shared):
-            self._abort(Reason.ALREADY_DEAD, f"clients {sorted(dead)} were gone before the inputs, yet are listed")
+            self._abort(Fault.ALREADY_DEAD, f"clients {sorted(dead)} were gone before the inputs, yet are listed")
         if self._knows_everyone and listed - shared:
-            self._abort(Reason.UNKNOWN_CLIENT, f"clients {sorted(listed - shared)} are not in the session")
+            self._abort(Fault.UNKNOWN_CLIENT, f"clients {sorted(listed - shared)} are not in the session")
         if shared - listed:
-            self._abort(Reason.LEFT_OUT, f"clients {sorted(shared - listed)} are listed neither as alive nor as dead")
+            self._abort(Fault.LEFT_OUT, f"clients {sorted(shared - listed)} are listed neither as alive nor as dead")
         topology, near = self.terms.topology, len(survivors & shared)
         if near < self._least:
-            self._abort(Reason.TOO_FEW, f"{near} survive of those that it has checked; it asks for {self._least}")
+            self._abort(Fault.TOO_FEW, f"{near} survive of those that it has checked; it asks for {self._least}")
         if len(survivors) < topology.minimum or near < topology.threshold:
             self._abort(
-                Reason.TOO_FEW, f"{len(survivors)} survive, {near} of its neighbourhood; the terms say {topology}"
+                Fault.TOO_FEW, f"{len(survivors)} survive, {near} of its neighbourhood; the terms say {topology}"
             )
 
     @property
@@ -365,20 +363,18 @@ class ClientSession:
         """At least t of the neighbourhood were shown the same survivor set (Bonawitz et al., Fig. 4, round 3)."""
         signers = {each.client for each in request.endorsements}
         if len(signers) < len(request.endorsements):
-            self._abort(Reason.DUPLICATE, "a client endorses the survivor set twice")
+            self._abort(Fault.DUPLICATE, "a client endorses the survivor set twice")
         if not signers <= self._held.keys() & set(request.survivors):
-            self._abort(
-                Reason.UNKNOWN_CLIENT, "the survivor set is endorsed by a client that is no surviving neighbour"
-            )
+            self._abort(Fault.UNKNOWN_CLIENT, "the survivor set is endorsed by a client that is no surviving neighbour")
         others = [each for each in request.endorsements if each.client != self.client]
         if not all(verified(self._peers[each.client].identity, each.signature, statement) for each in others):
-            self._abort(Reason.BAD_SIGNATURE, "an endorsement of the survivor set is not signed by its client")
+            self._abort(Fault.BAD_SIGNATURE, "an endorsement of the survivor set is not signed by its client")
         if len(others) + 1 < self.terms.topology.threshold:
             needed = self.terms.topology.threshold
-            self._abort(Reason.TOO_FEW, f"{len(others) + 1} endorse the survivor set; expected {needed}")
+            self._abort(Fault.TOO_FEW, f"{len(others) + 1} endorse the survivor set; expected {needed}")
 
 
-def answer(session: ClientSession, message: Message | None, ring: Callable[[], np.ndarray]) -> Message:
+def answer(session: ClientSession, message: SessionMessage | None, ring: Callable[[], np.ndarray]) -> SessionMessage:
     """A client's reply to the server's message (None: the invitation). `ring` is asked for when it is time to mask."""
     match message:
         case None:
@@ -391,4 +387,4 @@ def answer(session: ClientSession, message: Message | None, ring: Callable[[], n
             return session.endorse(message)
         case UnmaskRequest():
             return session.unmask(message)
-    raise MessageRefused(Reason.OUT_OF_TURN, f"a {type(message).__name__} is not for a client")
+    raise BadMessage(Fault.OUT_OF_TURN, f"a {type(message).__name__} is not for a client")

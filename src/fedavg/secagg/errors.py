@@ -5,7 +5,7 @@ from enum import StrEnum
 from fedavg.errors import FedAvgError
 
 
-class Reason(StrEnum):
+class Fault(StrEnum):
     """Why a message was refused, a client left or a session was given up."""
 
     BAD_TERMS = "bad-terms"
@@ -28,7 +28,7 @@ class Reason(StrEnum):
 class SecAggError(FedAvgError):
     """Secure aggregation can not go on as asked."""
 
-    def __init__(self, reason: Reason, message: str, culprit: int | None = None) -> None:
+    def __init__(self, reason: Fault, message: str, culprit: int | None = None) -> None:
         """`culprit` is the client that spoiled it, where that is known."""
         super().__init__(message)
         self.reason, self.culprit = reason, culprit
@@ -38,10 +38,10 @@ class TermsError(SecAggError):
     """The terms of a session are impossible or unsafe; raised before any key is made."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(Reason.BAD_TERMS, message)
+        super().__init__(Fault.BAD_TERMS, message)
 
 
-class MessageRefused(SecAggError):
+class BadMessage(SecAggError):
     """One message was not taken; the session goes on without it."""
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from fedavg.secagg.errors import Reason, SecAggError
+from fedavg.secagg.errors import Fault, SecAggError
 
 #: The smallest prime above 2^256, so that no secret has to be folded or cut.
 PRIME: Final = 2**256 + 297
@@ -38,7 +38,7 @@ def reconstruct(shares: Mapping[int, int]) -> bytes:
     clients = tuple(sorted(shares))
     value = sum(weight * shares[client] for client, weight in zip(clients, _lagrange(clients), strict=True)) % PRIME
     if value >> (8 * SECRET_BYTES):
-        raise SecAggError(Reason.BAD_SHARE, f"the shares of clients {clients} do not belong to one 32-byte secret")
+        raise SecAggError(Fault.BAD_SHARE, f"the shares of clients {clients} do not belong to one 32-byte secret")
     return value.to_bytes(SECRET_BYTES, "big")
 
 

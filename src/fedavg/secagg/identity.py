@@ -17,7 +17,7 @@ _VOUCHER: Final = b"fedavg device key 1"
 
 
 @dataclass(frozen=True)
-class Identity:
+class Signing:
     """The key that a client signs with, the authority's signature on it, and the authority's own public key (raw)."""
 
     key: Ed25519PrivateKey

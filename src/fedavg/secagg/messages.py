@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from struct import pack, unpack_from
 from typing import ClassVar, Final, Self, TypeVar
 
-from fedavg.secagg.errors import MessageRefused, Reason
+from fedavg.secagg.errors import BadMessage, Fault
 from fedavg.secagg.field import PRIME, SHARE_BYTES
 from fedavg.secagg.identity import IDENTITY_BYTES, SIGNATURE_BYTES
 from fedavg.secagg.masks import KEY_BYTES
@@ -23,8 +23,8 @@ _HEADER_BYTES: Final = len(MAGIC) + 1 + SESSION_BYTES
 T = TypeVar("T")
 
 
-def malformed(what: str) -> MessageRefused:
-    return MessageRefused(Reason.MALFORMED, f"not a message of secure aggregation: {what}")
+def malformed(what: str) -> BadMessage:
+    return BadMessage(Fault.MALFORMED, f"not a message of secure aggregation: {what}")
 
 
 class _Reader:
@@ -68,7 +68,7 @@ def _numbers(values: tuple[int, ...]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Message:
+class SessionMessage:
     """The part that all messages share."""
 
     KIND: ClassVar[int] = 0
@@ -79,7 +79,7 @@ class Message:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The message of this kind in these bytes, or `MessageRefused`."""
+        """The message of this kind in these bytes, or `BadMessage`."""
         reader = _Reader(data)
         if reader.take(len(MAGIC)) != MAGIC or reader.take(1)[0] != cls.KIND:
             raise malformed(f"it does not begin as a {cls.__name__}")
@@ -96,7 +96,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class KeyAdvert(Message):
+class KeyAdvert(SessionMessage):
     """Phase 1, client to server: its public keys, and what binds it to its seed.
 
     In a signed session also its identity (a public key), the authority's voucher for that, and the identity's
@@ -133,7 +133,7 @@ class KeyAdvert(Message):
 
 
 @dataclass(frozen=True)
-class Roster(Message):
+class Roster(SessionMessage):
     """Phase 2, server to client: the keys of the client itself and of its neighbours, by ascending id."""
 
     KIND = 2
@@ -149,7 +149,7 @@ class Roster(Message):
 
 
 @dataclass(frozen=True)
-class SealedShares(Message):
+class SealedShares(SessionMessage):
     """Phase 2, client to server: for each neighbour, its shares of the client's two secrets, sealed."""
 
     KIND = 3
@@ -165,7 +165,7 @@ class SealedShares(Message):
 
 
 @dataclass(frozen=True)
-class ShareDelivery(Message):
+class ShareDelivery(SessionMessage):
     """Phase 3, server to client: the shares that its neighbours have sealed for it, by ascending sender."""
 
     KIND = 4
@@ -180,7 +180,7 @@ class ShareDelivery(Message):
 
 
 @dataclass(frozen=True)
-class MaskedInput(Message):
+class MaskedInput(SessionMessage):
     """Phase 3, client to server: its masked vector, little-endian ring elements."""
 
     KIND = 5
@@ -196,7 +196,7 @@ class MaskedInput(Message):
 
 
 @dataclass(frozen=True)
-class SurvivorSet(Message):
+class SurvivorSet(SessionMessage):
     """Phase 4 (signed sessions only), server to client: whose input has arrived, and who was lost after sharing."""
 
     KIND = 6
@@ -216,7 +216,7 @@ class SurvivorSet(Message):
 
 
 @dataclass(frozen=True)
-class Endorsement(Message):
+class Endorsement(SessionMessage):
     """Phase 4, client to server: its signature under the survivor set that it was shown."""
 
     KIND = 7
@@ -232,7 +232,7 @@ class Endorsement(Message):
 
 
 @dataclass(frozen=True)
-class UnmaskRequest(Message):
+class UnmaskRequest(SessionMessage):
     """Phase 5, server to client: the survivor set and (if signed) who of its neighbourhood was shown the same."""
 
     KIND = 8
@@ -255,7 +255,7 @@ class UnmaskRequest(Message):
 
 
 @dataclass(frozen=True)
-class UnmaskShares(Message):
+class UnmaskShares(SessionMessage):
     """Phase 5, client to server: one share per peer, of the seed of a survivor or of the masking key of one lost."""
 
     KIND = 9
@@ -290,7 +290,7 @@ def _read_shares(reader: _Reader) -> tuple[tuple[int, int], ...]:
     return shares
 
 
-_KINDS: Final[dict[int, type[Message]]] = {
+_KINDS: Final[dict[int, type[SessionMessage]]] = {
     kind.KIND: kind
     for kind in (
         KeyAdvert, Roster, SealedShares, ShareDelivery, MaskedInput,
@@ -299,7 +299,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
 }  # fmt: skip
 
 
-def parse(data: bytes) -> Message:
+def parse(data: bytes) -> SessionMessage:
     """The message in these bytes, of whatever kind."""
     kind = _KINDS.get(data[len(MAGIC)]) if len(data) >= _HEADER_BYTES else None
     if kind is None:

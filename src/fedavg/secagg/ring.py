@@ -42,7 +42,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedSum:
     """The sum over the surviving clients: Σ n_k Δ_k (float64), Σ n_k, weighted means of metrics, what was clipped."""
 
     vector: np.ndarray
@@ -130,7 +130,7 @@ class Encoding:
         ring[self.dimension :] = [digit for scalar in scalars for digit in self._cut(scalar)]
         return Encoded(ring, saturated, capped)
 
-    def decode(self, ring: np.ndarray, count: int) -> Decoded:
+    def decode(self, ring: np.ndarray, count: int) -> DecodedSum:
         """The real numbers behind the sum of `count` encoded vectors."""
         if ring.dtype != self.dtype or ring.shape != (self.length,) or not 0 < count <= self.clients:
             raise ValueError(
@@ -140,7 +140,7 @@ class Encoding:
         digits = ring[self.dimension :].reshape(-1, self._digits).tolist()
         weight, saturated, capped, *weighted = (self._join(row, count) for row in digits)
         means = {name: total / weight if weight else 0.0 for name, total in zip(self.metrics, weighted, strict=True)}
-        return Decoded(vector, weight, means, count, round(saturated), round(capped))
+        return DecodedSum(vector, weight, means, count, round(saturated), round(capped))
 
     def _check(self, vector: np.ndarray, weight: float, metrics: Mapping[str, float]) -> None:
         if vector.shape != (self.dimension,) or set(metrics) != set(self.metrics):

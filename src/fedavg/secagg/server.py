@@ -19,16 +19,16 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedavg.secagg import field, masks
-from fedavg.secagg.errors import MessageRefused, Reason, SecAggError, SessionAbandoned, TermsError
+from fedavg.secagg.errors import BadMessage, Fault, SecAggError, SessionAbandoned, TermsError
 from fedavg.secagg.graph import neighbours
 from fedavg.secagg.identity import verified, vouched
 from fedavg.secagg.messages import (
     Endorsement,
     KeyAdvert,
     MaskedInput,
-    Message,
     Roster,
     SealedShares,
+    SessionMessage,
     ShareDelivery,
     SurvivorSet,
     UnmaskRequest,
@@ -40,7 +40,7 @@ from fedavg.secagg.terms import Terms
 TRIES: Final = 300
 
 
-class Phase(IntEnum):
+class SessionStep(IntEnum):
     """What the server is waiting for."""
 
     KEYS = 1
@@ -72,7 +72,7 @@ class ServerSession:
         self._authority = authority
         self._asked = self.invited
         self._awaited = set(self.invited)
-        self._phase = Phase.KEYS
+        self._phase = SessionStep.KEYS
         self._adverts: dict[int, KeyAdvert] = {}
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._keys_in_use: set[bytes] = set()
@@ -89,7 +89,7 @@ class ServerSession:
         self._liars: set[int] = set()
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> SessionStep:
         return self._phase
 
     @property
@@ -102,50 +102,50 @@ class ServerSession:
         """The clients whose sum others were asked to open: whatever came of it, it may have been."""
         return frozenset(self._survivor_set.survivors)
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: SessionMessage) -> None:
         """Take a client's message of this phase, or refuse it; a refused one changes nothing."""
         if message.session != self.terms.session:
-            raise MessageRefused(Reason.WRONG_SESSION, "the message belongs to another session")
+            raise BadMessage(Fault.WRONG_SESSION, "the message belongs to another session")
         match self._phase, message:
-            case Phase.KEYS, KeyAdvert():
+            case SessionStep.KEYS, KeyAdvert():
                 self._take(message.client, lambda: self._receive_keys(message))
-            case Phase.SHARES, SealedShares():
+            case SessionStep.SHARES, SealedShares():
                 self._take(message.client, lambda: self._receive_shares(message))
-            case Phase.INPUTS, MaskedInput():
+            case SessionStep.INPUTS, MaskedInput():
                 self._take(message.client, lambda: self._receive_input(message))
-            case Phase.ENDORSEMENTS, Endorsement():
+            case SessionStep.ENDORSEMENTS, Endorsement():
                 self._take(message.client, lambda: self._receive_endorsement(message))
-            case Phase.UNMASKING, UnmaskShares():
+            case SessionStep.UNMASKING, UnmaskShares():
                 self._take(message.client, lambda: self._receive_unmasking(message))
             case _:
                 kind = type(message).__name__
-                raise MessageRefused(
-                    Reason.OUT_OF_TURN, f"a {kind} came in phase {self._phase.name}; it is too late or early"
+                raise BadMessage(
+                    Fault.OUT_OF_TURN, f"a {kind} came in phase {self._phase.name}; it is too late or early"
                 )
 
-    def advance(self) -> dict[int, Message]:
+    def advance(self) -> dict[int, SessionMessage]:
         """Close the phase and give the message for each client that is still there, or abandon the session."""
         match self._phase:
-            case Phase.KEYS:
-                return self._next(Phase.SHARES, self._rosters())
-            case Phase.SHARES:
-                return self._next(Phase.INPUTS, self._deliveries())
-            case Phase.INPUTS if self.terms.signed:
-                return self._next(Phase.ENDORSEMENTS, self._survivor_sets())
-            case Phase.INPUTS:
-                return self._next(Phase.UNMASKING, self._unmask_requests(self._survivor_sets()))
-            case Phase.ENDORSEMENTS:
+            case SessionStep.KEYS:
+                return self._next(SessionStep.SHARES, self._rosters())
+            case SessionStep.SHARES:
+                return self._next(SessionStep.INPUTS, self._deliveries())
+            case SessionStep.INPUTS if self.terms.signed:
+                return self._next(SessionStep.ENDORSEMENTS, self._survivor_sets())
+            case SessionStep.INPUTS:
+                return self._next(SessionStep.UNMASKING, self._unmask_requests(self._survivor_sets()))
+            case SessionStep.ENDORSEMENTS:
                 self._check_enough(self._endorsements, "endorsed the survivor set")
-                return self._next(Phase.UNMASKING, self._unmask_requests(self._endorsements))
-        raise SecAggError(Reason.OUT_OF_TURN, f"there is no phase after {self._phase.name}; call finish() once")
+                return self._next(SessionStep.UNMASKING, self._unmask_requests(self._endorsements))
+        raise SecAggError(Fault.OUT_OF_TURN, f"there is no phase after {self._phase.name}; call finish() once")
 
     def finish(self) -> Aggregate:
         """Close the last phase: open survivors' seeds and lost clients' masking keys, take the masks off the sum."""
-        if self._phase is not Phase.UNMASKING:
-            raise SecAggError(Reason.OUT_OF_TURN, f"the session is in phase {self._phase.name}; expected UNMASKING")
+        if self._phase is not SessionStep.UNMASKING:
+            raise SecAggError(Fault.OUT_OF_TURN, f"the session is in phase {self._phase.name}; expected UNMASKING")
         added, subtracted = self._leftover_masks()
         masks.apply_masks(self._sum, subtracted, added)
-        self._phase, self._awaited = Phase.OVER, set()
+        self._phase, self._awaited = SessionStep.OVER, set()
         survivors = self._survivor_set.survivors
         return Aggregate(self._sum, survivors, tuple(sorted(self.invited - set(survivors))))
 
@@ -153,8 +153,8 @@ class ServerSession:
 
     def to_bytes(self) -> bytes:
         """The session at the beginning of the last phase: the masked sum and what opens it, never a single input."""
-        if self._phase is not Phase.UNMASKING or self._opened_by:
-            raise SecAggError(Reason.OUT_OF_TURN, "a session is saved before the first share of its last phase")
+        if self._phase is not SessionStep.UNMASKING or self._opened_by:
+            raise SecAggError(Fault.OUT_OF_TURN, "a session is saved before the first share of its last phase")
         state = {
             "terms": self.terms.to_json(),
             "invited": sorted(self.invited),
@@ -167,7 +167,9 @@ class ServerSession:
         return pack(">I", len(header)) + header + self._sum.tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes, authority: bytes | None = None) -> tuple["ServerSession", dict[int, Message]]:
+    def from_bytes(
+        cls, data: bytes, authority: bytes | None = None
+    ) -> tuple["ServerSession", dict[int, SessionMessage]]:
         """The session as it was saved, and the message of its last phase for each client."""
         try:
             (size,) = unpack_from(">I", data)
@@ -183,9 +185,9 @@ class ServerSession:
             session._endorsements = {each.client: each for each in endorsements}
             session._sum = np.frombuffer(data, session._sum.dtype, offset=4 + size).copy()
         except (ValueError, TypeError, KeyError, StructError, SecAggError) as error:
-            raise SecAggError(Reason.MALFORMED, f"not a saved session of a server: {error}") from None
+            raise SecAggError(Fault.MALFORMED, f"not a saved session of a server: {error}") from None
         asked = session._survivor_sets()
-        return session, session._next(Phase.UNMASKING, session._unmask_requests(session._endorsements or asked))
+        return session, session._next(SessionStep.UNMASKING, session._unmask_requests(session._endorsements or asked))
 
     @property
     def opened_by(self) -> frozenset[int]:
@@ -201,17 +203,19 @@ class ServerSession:
     def can_finish(self) -> bool:
         """Whether enough shares are there for every secret that `finish` has to open."""
         owners = (*self._seed_shares.values(), *self._key_shares.values())
-        return self._phase is Phase.UNMASKING and all(len(held) >= self.terms.topology.threshold for held in owners)
+        return self._phase is SessionStep.UNMASKING and all(
+            len(held) >= self.terms.topology.threshold for held in owners
+        )
 
     # --- receiving ---
 
     def _take(self, client: int, keep: Callable[[], None]) -> None:
         if client not in self.invited:
-            raise MessageRefused(Reason.UNKNOWN_CLIENT, f"client {client} was not invited")
+            raise BadMessage(Fault.UNKNOWN_CLIENT, f"client {client} was not invited")
         if client not in self._asked:
-            raise MessageRefused(Reason.ALREADY_DEAD, f"client {client} has dropped out in an earlier phase")
+            raise BadMessage(Fault.ALREADY_DEAD, f"client {client} has dropped out in an earlier phase")
         if client not in self._awaited:
-            raise MessageRefused(Reason.DUPLICATE, f"client {client} has answered in this phase")
+            raise BadMessage(Fault.DUPLICATE, f"client {client} has answered in this phase")
         keep()
         self._awaited.remove(client)
 
@@ -219,35 +223,35 @@ class ServerSession:
         self._check_identity(advert)
         keys = {advert.mask_key, advert.share_key}
         if len(keys) < 2 or keys & self._keys_in_use:
-            raise MessageRefused(Reason.ALTERED_KEYS, f"client {advert.client} advertises a key that is in use")
+            raise BadMessage(Fault.ALTERED_KEYS, f"client {advert.client} advertises a key that is in use")
         if not all(map(masks.usable, keys)):
-            raise MessageRefused(Reason.ALTERED_KEYS, f"client {advert.client} advertises a degenerate key")
+            raise BadMessage(Fault.ALTERED_KEYS, f"client {advert.client} advertises a degenerate key")
         self._keys_in_use |= keys
         self._adverts[advert.client] = advert
 
     def _receive_shares(self, message: SealedShares) -> None:
         recipients = tuple(recipient for recipient, _ in message.sealed)
         if recipients != self._neighbours[message.client]:
-            raise MessageRefused(Reason.BAD_SHARE, f"client {message.client} did not share with exactly its neighbours")
+            raise BadMessage(Fault.BAD_SHARE, f"client {message.client} did not share with exactly its neighbours")
         self._sealed[message.client] = message
 
     def _receive_input(self, message: MaskedInput) -> None:
         if len(message.vector) != self._sum.nbytes:
             got, expected = len(message.vector), self._sum.nbytes
-            raise MessageRefused(Reason.MALFORMED, f"client {message.client} sent {got} bytes; expected {expected}")
+            raise BadMessage(Fault.MALFORMED, f"client {message.client} sent {got} bytes; expected {expected}")
         self._sum += np.frombuffer(message.vector, self._sum.dtype)
         self._survivors.add(message.client)
 
     def _receive_endorsement(self, message: Endorsement) -> None:
         statement = self._survivor_set.statement(self.terms.digest)
         if not verified(self._adverts[message.client].identity, message.signature, statement):
-            raise MessageRefused(Reason.BAD_SIGNATURE, f"the message is not signed by client {message.client}")
+            raise BadMessage(Fault.BAD_SIGNATURE, f"the message is not signed by client {message.client}")
         self._endorsements[message.client] = message
 
     def _receive_unmasking(self, message: UnmaskShares) -> None:
         seeds, keys = self._expected_shares(message.client)
         if [owner for owner, _ in message.seeds] != seeds or [owner for owner, _ in message.keys] != keys:
-            raise MessageRefused(Reason.BAD_SHARE, f"client {message.client} sent other shares than it was asked for")
+            raise BadMessage(Fault.BAD_SHARE, f"client {message.client} sent other shares than it was asked for")
         for owner, share in message.seeds:
             self._seed_shares[owner][message.client] = share
         for owner, share in message.keys:
@@ -262,23 +266,23 @@ class ServerSession:
         """What every honest client would leave the session for is refused here, where it concerns its sender alone."""
         client = advert.client
         if bool(advert.signature) != self.terms.signed:
-            raise MessageRefused(Reason.BAD_SIGNATURE, f"client {client}: signed or not, it is not as the terms say")
+            raise BadMessage(Fault.BAD_SIGNATURE, f"client {client}: signed or not, it is not as the terms say")
         if self._authority is None:
             return
         if not vouched(self._authority, advert.identity, advert.voucher):
-            raise MessageRefused(Reason.NOT_VOUCHED, f"the authority has not vouched for the identity of {client}")
+            raise BadMessage(Fault.NOT_VOUCHED, f"the authority has not vouched for the identity of {client}")
         if any(advert.identity == other.identity for other in self._adverts.values()):
-            raise MessageRefused(Reason.NOT_VOUCHED, f"client {client} has the identity of another client")
+            raise BadMessage(Fault.NOT_VOUCHED, f"client {client} has the identity of another client")
         if not verified(advert.identity, advert.signature, advert.statement(self.terms.digest)):
-            raise MessageRefused(Reason.BAD_SIGNATURE, f"the message is not signed by client {client}")
+            raise BadMessage(Fault.BAD_SIGNATURE, f"the message is not signed by client {client}")
 
     # --- closing phases ---
 
-    def _next(self, phase: Phase, messages: dict[int, Message]) -> dict[int, Message]:
+    def _next(self, phase: SessionStep, messages: dict[int, SessionMessage]) -> dict[int, SessionMessage]:
         self._phase, self._asked, self._awaited = phase, frozenset(messages), set(messages)
         return messages
 
-    def _rosters(self) -> dict[int, Message]:
+    def _rosters(self) -> dict[int, SessionMessage]:
         self._check_enough(self._adverts, "sent keys", self.terms.topology.minimum)
         order = sorted(self._adverts)
         SystemRandom().shuffle(order)  # which clients collude must not depend on where they sit on the ring
@@ -288,7 +292,7 @@ class ServerSession:
     def _roster(self, client: int) -> Roster:
         return Roster(self.terms.session, tuple(self._adverts[c] for c in sorted((client, *self._neighbours[client]))))
 
-    def _deliveries(self) -> dict[int, Message]:
+    def _deliveries(self) -> dict[int, SessionMessage]:
         self._check_enough(self._sealed, "shared their secrets", self.terms.topology.minimum)
         inboxes: dict[int, list[tuple[int, bytes]]] = {client: [] for client in self._sealed}
         for sender in sorted(self._sealed):
@@ -299,14 +303,14 @@ class ServerSession:
         self._sealed.clear()
         return {client: ShareDelivery(self.terms.session, tuple(inbox)) for client, inbox in inboxes.items()}
 
-    def _survivor_sets(self) -> dict[int, Message]:
+    def _survivor_sets(self) -> dict[int, SessionMessage]:
         self._check_enough(self._survivors, "sent their input", self.terms.topology.minimum)
         alive, lost = sorted(self._survivors), sorted(self._shared - self._survivors)
         self._seed_shares, self._key_shares = {owner: {} for owner in alive}, {owner: {} for owner in lost}
         self._survivor_set = SurvivorSet(self.terms.session, tuple(alive), tuple(lost))
         return dict.fromkeys(alive, self._survivor_set)
 
-    def _unmask_requests(self, clients: Iterable[int]) -> dict[int, Message]:
+    def _unmask_requests(self, clients: Iterable[int]) -> dict[int, SessionMessage]:
         return {client: self._unmask_request(client) for client in clients}
 
     def _unmask_request(self, client: int) -> UnmaskRequest:
@@ -318,10 +322,10 @@ class ServerSession:
         needed = self.terms.topology.threshold if needed is None else needed
         count = len(set(there))
         if count < needed:
-            self._abandon(Reason.TOO_FEW, f"{count} of {len(self.invited)} clients {did}; expected at least {needed}")
+            self._abandon(Fault.TOO_FEW, f"{count} of {len(self.invited)} clients {did}; expected at least {needed}")
 
-    def _abandon(self, reason: Reason, message: str) -> NoReturn:
-        phase, self._phase, self._awaited = self._phase.name, Phase.OVER, set()
+    def _abandon(self, reason: Fault, message: str) -> NoReturn:
+        phase, self._phase, self._awaited = self._phase.name, SessionStep.OVER, set()
         raise SessionAbandoned(reason, f"the session is abandoned in phase {phase}: {message}")
 
     # --- unmasking ---
@@ -358,7 +362,7 @@ class ServerSession:
         """
         threshold = self.terms.topology.threshold
         if len(shares) < threshold:
-            self._abandon(Reason.TOO_FEW, f"{len(shares)} shares of client {owner} arrived; expected {threshold}")
+            self._abandon(Fault.TOO_FEW, f"{len(shares)} shares of client {owner} arrived; expected {threshold}")
         honest = [holder for holder in sorted(shares) if holder not in self._liars]
         for holders in _choices(honest, threshold):
             secret = self._fitting(shares, holders, fits)
@@ -368,7 +372,7 @@ class ServerSession:
                 self._find_liars(shares, honest, holders, fits)
             return secret
         return self._abandon(
-            Reason.BAD_SHARE, f"the shares of client {owner} do not give the secret that it is bound to"
+            Fault.BAD_SHARE, f"the shares of client {owner} do not give the secret that it is bound to"
         )
 
     @staticmethod

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedavg.secagg.client import ClientSession, answer
 from fedavg.secagg.errors import ClientAborted
-from fedavg.secagg.identity import Identity, vouch
+from fedavg.secagg.identity import Signing, vouch
 from fedavg.secagg.messages import parse
-from fedavg.secagg.server import Aggregate, Phase, ServerSession
+from fedavg.secagg.server import Aggregate, ServerSession, SessionStep
 from fedavg.secagg.terms import Terms
 
 
@@ -25,7 +25,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedSession:
     """The sum, what each client cost, and what the server spent."""
 
     aggregate: Aggregate
@@ -43,7 +43,9 @@ class _Session:
 
     def client_replies(self, client: int, received: bytes | None, ring: Callable[[int], np.ndarray]) -> bytes | None:
         """The client's bytes to the server; None if it has left the session."""
-        vector = ring(client) if self.server.phase is Phase.INPUTS else _NO_VECTOR  # made by training: not metered
+        vector = (
+            ring(client) if self.server.phase is SessionStep.INPUTS else _NO_VECTOR
+        )  # made by training: not metered
         costs, began = self.costs[client], self._clock()
         try:
             message = parse(received) if received is not None else None
@@ -76,22 +78,22 @@ class _Session:
 _NO_VECTOR: Final = np.empty(0)
 
 
-def fresh_identities(clients: Iterable[int]) -> dict[int, Identity]:
+def fresh_identities(clients: Iterable[int]) -> dict[int, Signing]:
     """Identities that an authority made for the occasion has vouched for."""
     authority = Ed25519PrivateKey.generate()
     public = authority.public_key().public_bytes_raw()
     keys = {client: Ed25519PrivateKey.generate() for client in clients}
-    return {c: Identity(key, vouch(authority, key.public_key().public_bytes_raw()), public) for c, key in keys.items()}
+    return {c: Signing(key, vouch(authority, key.public_key().public_bytes_raw()), public) for c, key in keys.items()}
 
 
 def simulate(
     terms: Terms,
     invited: Iterable[int],
     ring: Callable[[int], np.ndarray],
-    drops: Mapping[int, Phase] | None = None,
-    identities: Mapping[int, Identity] | None = None,
+    drops: Mapping[int, SessionStep] | None = None,
+    identities: Mapping[int, Signing] | None = None,
     clock: Callable[[], float] = lambda: 0.0,
-) -> Outcome:
+) -> SimulatedSession:
     """Run a session over `ring(client)`. A client in `drops` is silent from that phase on. `clock` meters the work.
 
     A signed session whose clients are given no identities gets fresh ones.
@@ -105,10 +107,10 @@ def simulate(
     inboxes: dict[int, bytes | None] = dict.fromkeys(invited)
     while True:
         for client in sorted(session.server.awaited):
-            if session.server.phase < drops.get(client, Phase.OVER):
+            if session.server.phase < drops.get(client, SessionStep.OVER):
                 reply = session.client_replies(client, inboxes[client], ring)
                 if reply is not None:
                     session.server_receives(reply)
-        if session.server.phase is Phase.UNMASKING:
-            return Outcome(session.server_finishes(), session.costs, session.server_seconds)
+        if session.server.phase is SessionStep.UNMASKING:
+            return SimulatedSession(session.server_finishes(), session.costs, session.server_seconds)
         inboxes = session.server_advances()

@@ -18,7 +18,7 @@ from harness import wait_until
 
 from fedavg import Plan
 from fedavg.fleets.http.protocol.messages import MaskAnswer, Problem, UpdateAnswer, WaitAnswer, WorkOffer, dump
-from fedavg.secagg import Message, parse
+from fedavg.secagg import SessionMessage, parse
 
 
 class Liar:
@@ -58,16 +58,16 @@ class Liar:
         with self.lock:
             self.polls[k] = answer if isinstance(answer, bytes) else dump(answer)
 
-    def show(self, k: int, offer: WorkOffer, step: int, message: Message) -> None:
+    def show(self, k: int, offer: WorkOffer, step: int, message: SessionMessage) -> None:
         """A message of a session, and word that it is there."""
         with self.lock:
             self.inbox[k] = message.to_bytes()
         self.say(k, MaskAnswer(offer.round, offer.attempt, offer.session or "", step))
 
-    def answers(self, k: int, kind: type[Message], session: bytes, count: int = 1) -> list[Message]:
+    def answers(self, k: int, kind: type[SessionMessage], session: bytes, count: int = 1) -> list[SessionMessage]:
         """Wait for what a client sends in a session."""
 
-        def found() -> list[Message]:
+        def found() -> list[SessionMessage]:
             with self.lock:
                 messages = [parse(body) for body in self.sent.get(k, [])]
             return [m for m in messages if isinstance(m, kind) and m.session == session]

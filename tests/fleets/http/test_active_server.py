@@ -15,7 +15,7 @@ from fedavg.fleets.http.device.policy import LONGEST_WAIT_S, Policy
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import DoneAnswer, Eligibility, WaitAnswer
 from fedavg.programs import device as program
-from fedavg.secagg import ClientSession, Identity, Phase, ServerSession, answer, parse
+from fedavg.secagg import ClientSession, ServerSession, SessionStep, Signing, answer, parse
 from fedavg.secagg.identity import vouch
 from fedavg.secagg.messages import (
     Endorsement,
@@ -31,9 +31,12 @@ from fedavg.setup import simulation
 NUMBERS = 195
 UNSIGNED, SIGNED = "complete:4:20", "complete:4:20:signed=true"
 REPLIES = {
-    Phase.KEYS: KeyAdvert, Phase.SHARES: SealedShares, Phase.INPUTS: MaskedInput, Phase.ENDORSEMENTS: Endorsement,
-    Phase.UNMASKING: UnmaskShares,
-}  # fmt: skip
+    SessionStep.KEYS: KeyAdvert,
+    SessionStep.SHARES: SealedShares,
+    SessionStep.INPUTS: MaskedInput,
+    SessionStep.ENDORSEMENTS: Endorsement,
+    SessionStep.UNMASKING: UnmaskShares,
+}
 AUTHORITY = ClientKey.generate()
 
 
@@ -93,7 +96,7 @@ class Session:
                 self.server.receive(answer(self.puppets[k], self.inbox[k], lambda: zeros))
             else:
                 self.server.receive(self.liar.answers(k, REPLIES[self.server.phase], self.terms.session)[-1])
-        if self.server.phase is Phase.UNMASKING:
+        if self.server.phase is SessionStep.UNMASKING:
             return self.server.finish()
         self.inbox = {k: parse(message.to_bytes()) for k, message in self.server.advance().items()}
         return None
@@ -104,7 +107,7 @@ class Session:
         return self
 
     def sum(self):
-        return self.until(Phase.UNMASKING).phase().ring
+        return self.until(SessionStep.UNMASKING).phase().ring
 
 
 # The peers
@@ -122,7 +125,7 @@ def test_without_an_authority_a_server_that_invents_the_peers_learns_the_update(
 
 def test_devices_that_pin_an_authority_share_nothing_with_peers_that_it_does_not_know(devices):
     stranger = ClientKey.generate()
-    invented = Identity(stranger.private, vouch(stranger.private, stranger.public), stranger.public)
+    invented = Signing(stranger.private, vouch(stranger.private, stranger.public), stranger.public)
     with lying(masked_plan(SIGNED), NUMBERS) as liar:
         device = devices(liar, 0, vouched=True)
         session = Session(liar, [0], range(1, 5), invented)
@@ -139,7 +142,7 @@ def test_devices_that_pin_an_authority_share_nothing_with_peers_that_it_does_not
 def test_one_colluding_device_does_not_stand_for_all_the_peers(devices):
     """It is vouched for, and signs keys under every number that the server asks for."""
     colluding = ClientKey.generate()
-    identity = Identity(colluding.private, vouch(AUTHORITY.private, colluding.public), AUTHORITY.public)
+    identity = Signing(colluding.private, vouch(AUTHORITY.private, colluding.public), AUTHORITY.public)
     with lying(masked_plan(SIGNED), NUMBERS) as liar:
         devices(liar, 0, vouched=True)
         session = Session(liar, [0], range(1, 5), identity)
@@ -173,7 +176,7 @@ def test_devices_that_are_told_different_survivors_open_nothing(devices):
     with lying(masked_plan(SIGNED), NUMBERS) as liar:
         for k in range(5):
             devices(liar, k, vouched=True)
-        session = Session(liar, range(5)).until(Phase.ENDORSEMENTS)
+        session = Session(liar, range(5)).until(SessionStep.ENDORSEMENTS)
         alive = session.inbox[1]
         dead = replace(alive, survivors=(1, 2, 3, 4), dropped=(0,))
         told = {k: dead if k in (3, 4) else alive for k in range(5)}
@@ -196,7 +199,7 @@ def test_no_sum_of_fewer_clients_than_the_device_asks_for_is_opened(devices):
         policy = Policy(require_secagg=True, min_cohort=5)
         for k in range(5):
             devices(liar, k, policy)
-        session = Session(liar, range(5)).until(Phase.INPUTS)
+        session = Session(liar, range(5)).until(SessionStep.INPUTS)
         session.phase(silent=[4])
         session.ask()
         assert "it asks for 5" in liar.reported(0, "session-left")["detail"]
@@ -233,7 +236,7 @@ def test_an_unmasking_asked_for_again_gives_the_same_answer(devices):
     """A server that was restarted asks the same; that shows nothing new."""
     with lying(masked_plan(UNSIGNED), NUMBERS) as liar:
         running = [devices(liar, k) for k in range(3)]
-        session = Session(liar, range(3)).until(Phase.UNMASKING)
+        session = Session(liar, range(3)).until(SessionStep.UNMASKING)
         session.ask()
         first = liar.answers(0, UnmaskShares, session.terms.session)[0]
         running[0].kill()

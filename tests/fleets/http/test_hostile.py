@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from fedavg.engine.trainer import Trainer
 from fedavg.fleets.http.protocol.keys import CLIENT, COUNTER, EPOCH, SIGNATURE
 from fedavg.fleets.http.protocol.messages import PROBLEMS, EnrolRequest, NewToken, PollRequest, ReportRequest, schema
-from fedavg.fleets.http.protocol.wire import Reason
+from fedavg.fleets.http.protocol.wire import UpdateFault
 from fedavg.setup import resolve_task
 from fleet_peers import ELIGIBLE, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving_process
 from toys import small_net
@@ -44,7 +44,7 @@ BODIES = {
     "/v1/report": ReportRequest,
     "/admin/tokens": NewToken,
 }
-REASONS = {*PROBLEMS, *map(str, Reason)}
+REASONS = {*PROBLEMS, *map(str, UpdateFault)}
 
 
 class Target:

@@ -20,11 +20,12 @@ from tiny import DATA, SIZES, tiny_plan
 
 from fedavg.errors import FedAvgError, PlanError
 from fedavg.fleets.http.device.eligibility import look
+from fedavg.fleets.http.device.enrolment import Enrolment
 from fedavg.fleets.http.device.link import Link
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.privacy.accounting import EveryRound, FixedSize, epsilon, gaussian_sigma
 from fedavg.privacy.served import BudgetSpent
-from fedavg.programs.device import Device, Identity
+from fedavg.programs.device import Device
 from fedavg.programs.serve import Address, Options, serve
 from fleet_peers import NUMBERS, Peer, fleet_plan, serving
 
@@ -245,7 +246,7 @@ def test_a_damaged_count_of_what_was_spent_is_never_taken_for_none(tmp_path):
 )
 def test_a_device_refuses_such_plans_whoever_serves_them(tmp_path, changes, reason):
     plan = device_plan(**{"stages": LOCAL, **changes})
-    identity = Identity("http://127.0.0.1:1", 0, plan.to_toml(), plan.digest)
+    identity = Enrolment("http://127.0.0.1:1", 0, plan.to_toml(), plan.digest)
     (tmp_path / "enrolled.json").write_text(json.dumps(asdict(identity)))
 
     class Nowhere:

@@ -17,8 +17,8 @@ from fedavg.fleets.http.protocol.messages import MAX_DEPTH, MAX_MESSAGE, PROBLEM
 from fedavg.fleets.http.protocol.wire import (
     MAX_HEADER,
     Expected,
-    Reason,
     SealedHeader,
+    UpdateFault,
     UpdateHeader,
     decode_update,
     encode_update,
@@ -71,7 +71,7 @@ def test_each_message_has_its_fields_with_their_bounds_and_meanings(section):
 
 
 def test_the_reasons_are_those_of_the_code_in_the_same_order():
-    assert [row[0].strip("`") for row in rows("Why a frame is refused")] == [str(reason) for reason in Reason]
+    assert [row[0].strip("`") for row in rows("Why a frame is refused")] == [str(reason) for reason in UpdateFault]
 
 
 def test_the_problems_are_those_of_the_code_with_their_status():

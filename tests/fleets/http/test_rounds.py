@@ -3,11 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg.errors import PlanError
-from fedavg.fleets.http.server.rounds import Phase, Round, Rules, Verdict
+from fedavg.fleets.http.server.rounds import OpenRound, Receipt, RoundPhase, Rules
 
 
 def a_round(invited=(1, 2, 3, 4), goal=3, minimum=2):
-    return Round(7, 0, "m", invited, goal, minimum, deadline=100.0)
+    return OpenRound(7, 0, "m", invited, goal, minimum, deadline=100.0)
 
 
 def test_how_many_are_invited_and_needed():
@@ -29,19 +29,19 @@ def test_the_goal_closes_the_round():
     r = a_round()
     for client in (1, 3, 4):
         assert r.wants(client)
-        assert r.judge(client, 7, 0) is Verdict.ACCEPTED
+        assert r.judge(client, 7, 0) is Receipt.ACCEPTED
         r.accept(client)
         assert not r.wants(client)
-    assert r.phase is Phase.COMMITTING
-    assert r.judge(2, 7, 0) is Verdict.ROUND_CLOSED
-    assert r.judge(1, 7, 0) is Verdict.DUPLICATE  # told again that it is in
+    assert r.phase is RoundPhase.COMMITTING
+    assert r.judge(2, 7, 0) is Receipt.ROUND_CLOSED
+    assert r.judge(1, 7, 0) is Receipt.DUPLICATE  # told again that it is in
 
 
 def test_strangers_and_other_rounds():
     r = a_round()
-    assert r.judge(9, 7, 0) is Verdict.NOT_INVITED
-    assert r.judge(1, 7, 1) is Verdict.WRONG_ROUND
-    assert r.judge(1, 6, 0) is Verdict.WRONG_ROUND
+    assert r.judge(9, 7, 0) is Receipt.NOT_INVITED
+    assert r.judge(1, 7, 1) is Receipt.WRONG_ROUND
+    assert r.judge(1, 6, 0) is Receipt.WRONG_ROUND
     assert not r.wants(9)
 
 
@@ -50,13 +50,13 @@ def test_the_deadline_closes_with_a_quorum_and_abandons_without():
     r.accept(1)
     r.accept(2)
     r.tick(99.9)
-    assert r.phase is Phase.COLLECTING
+    assert r.phase is RoundPhase.COLLECTING
     r.tick(100.0)
-    assert r.phase is Phase.COMMITTING
+    assert r.phase is RoundPhase.COMMITTING
     r = a_round()
     r.accept(1)
     r.tick(100.0)
-    assert r.phase is Phase.ABANDONED
+    assert r.phase is RoundPhase.ABANDONED
     assert "1 of 3 wanted updates" in r.reason
 
 
@@ -65,13 +65,13 @@ def test_nobody_waits_for_clients_that_failed():
     r.fail(1, now=0)
     r.accept(2)
     r.accept(3)
-    assert r.phase is Phase.COLLECTING
+    assert r.phase is RoundPhase.COLLECTING
     r.fail(4, now=1)
-    assert r.phase is Phase.COMMITTING  # two are in, nobody is left
+    assert r.phase is RoundPhase.COMMITTING  # two are in, nobody is left
     r = a_round()
     for client in (1, 2, 3):
         r.fail(client, now=0)
-    assert r.phase is Phase.ABANDONED  # one left, two needed
+    assert r.phase is RoundPhase.ABANDONED  # one left, two needed
     assert "3 of 4 clients failed" in r.reason
 
 
@@ -79,7 +79,7 @@ def test_a_client_that_failed_and_comes_back_counts_once():
     r = a_round()
     r.fail(1, now=0)
     assert not r.wants(1)
-    assert r.judge(1, 7, 0) is Verdict.ACCEPTED
+    assert r.judge(1, 7, 0) is Receipt.ACCEPTED
     r.accept(1)
     r.fail(1, now=0)
     assert (r.accepted, r.failed) == ({1}, set())
@@ -93,11 +93,11 @@ EVENTS = st.lists(
 @given(EVENTS, st.integers(1, 5))
 def test_whatever_happens(events, goal):
     """No update counts twice, no stranger's, never more than the goal; a closed round stays as it is."""
-    r = Round(1, 0, "m", range(6), goal, max(1, goal // 2), deadline=100)
+    r = OpenRound(1, 0, "m", range(6), goal, max(1, goal // 2), deadline=100)
     closed = None
     for what, client, now in events:
         before = set(r.accepted)
-        if what == "upload" and r.judge(client, 1, 0) is Verdict.ACCEPTED:
+        if what == "upload" and r.judge(client, 1, 0) is Receipt.ACCEPTED:
             r.accept(client)
             assert r.accepted == before | {client} != before
         elif what == "fail":
@@ -109,7 +109,7 @@ def test_whatever_happens(events, goal):
         assert not r.accepted & r.failed
         if closed is not None:
             assert (r.phase, r.accepted) == closed
-        elif r.phase is not Phase.COLLECTING:
+        elif r.phase is not RoundPhase.COLLECTING:
             closed = (r.phase, set(r.accepted))
-            if r.phase is Phase.COMMITTING:
+            if r.phase is RoundPhase.COMMITTING:
                 assert len(r.accepted) >= r.minimum

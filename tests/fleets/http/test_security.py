@@ -33,7 +33,7 @@ from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import Eligibility, Problem, UpdateAnswer, WorkOffer, dump
 from fedavg.fleets.http.server import app, bodies, downloads, listener, turns
 from fedavg.fleets.http.server.hub import Group, Guards, Hub
-from fedavg.fleets.http.server.rounds import Round, Rules
+from fedavg.fleets.http.server.rounds import OpenRound, Rules
 from fedavg.fleets.http.server.store import ClientRow, Store
 from fedavg.plan import Plan
 from fedavg.programs.device import Device
@@ -613,7 +613,7 @@ def test_nothing_that_the_server_keeps_ties_a_token_to_a_client():
     offer = WorkOffer(1, 0, "0" * 64, 2, 9.0, 1, 4.0, 0.1, {}, None, None, 2, 0, None)
     everyone = frozenset(range(20))
     group = Group(everyone, offer, expected, lambda vector, weight: Update(vector, weight))
-    hub.open(Round(1, 0, "0" * 64, everyone, 20, 10, monotonic() + 99), [group])
+    hub.open(OpenRound(1, 0, "0" * 64, everyone, 20, 10, monotonic() + 99), [group])
     tokens = {k: hub.answer(k).upload_token for k in range(20)}
     hashes = {sha256(token.encode()).digest() for token in tokens.values()}
     kept = {name: value for name, value in vars(hub).items() if name not in ("_clients", "guards", "wake")}

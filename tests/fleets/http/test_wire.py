@@ -21,7 +21,7 @@ from fedavg.fleets.http.protocol.messages import MessageRefused
 from fedavg.fleets.http.protocol.wire import (
     MAX_HEADER,
     Expected,
-    Reason,
+    UpdateFault,
     UpdateHeader,
     UpdateRefused,
     decode_update,
@@ -77,7 +77,7 @@ def floats(*values: float) -> bytes:
     return np.array(values, "<f4").tobytes()
 
 
-def reason(frame: bytes | memoryview, expected: Expected = EXPECTED) -> Reason:
+def reason(frame: bytes | memoryview, expected: Expected = EXPECTED) -> UpdateFault:
     with pytest.raises(UpdateRefused) as caught:
         decode_update(frame, expected)
     assert isinstance(caught.value, FedAvgError)
@@ -119,37 +119,37 @@ def test_whole_numbers_may_stand_for_numbers():
 
 
 REASONS = {
-    "empty": (b"", Reason.TRUNCATED),
-    "half a prefix": (hand_made()[:8], Reason.TRUNCATED),
-    "half a header": (hand_made()[:40], Reason.TRUNCATED),
-    "half a payload": (hand_made()[:-1], Reason.TRUNCATED),
-    "magic": (b"favg" + hand_made()[4:], Reason.BAD_MAGIC),
-    "version 0": (b"FAVG\0" + hand_made()[5:], Reason.BAD_VERSION),
-    "version 2": (b"FAVG\2" + hand_made()[5:], Reason.BAD_VERSION),
-    "header length": (b"FAVG\1\xff\xff\xff\xff" + hand_made()[9:], Reason.HEADER_TOO_LARGE),
-    "a large header that is there": (framed(b" " * MAX_HEADER + b"{}"), Reason.HEADER_TOO_LARGE),
-    "no JSON": (framed(b"plan = 1"), Reason.BAD_HEADER),
-    "no object": (framed(b"[]"), Reason.BAD_HEADER),
-    "unknown field": (hand_made(extra=1), Reason.BAD_HEADER),
-    "round as text": (hand_made(round="7"), Reason.BAD_HEADER),
-    "round as bool": (hand_made(attempt=True), Reason.BAD_HEADER),
-    "round as float": (hand_made(round=7.0), Reason.BAD_HEADER),
-    "plan": (hand_made(plan="f" * 16), Reason.WRONG_PLAN),
-    "round": (hand_made(round=8), Reason.WRONG_ROUND),
-    "attempt": (hand_made(attempt=2), Reason.WRONG_ROUND),
-    "model": (hand_made(model="cd" * 32), Reason.WRONG_MODEL),
-    "codec": (hand_made(codec="float16"), Reason.WRONG_CODEC),
-    "numbers": (hand_made(numbers=5), Reason.WRONG_SHAPE),
-    "weight": (hand_made(weight=1000.5), Reason.BAD_WEIGHT),
-    "metric's name": (hand_made(metrics={"loss": 0.1}), Reason.BAD_METRICS),
-    "trailing byte": (hand_made() + b"\0", Reason.WRONG_LENGTH),
-    "more than the header says": (hand_made(payload_bytes=12), Reason.WRONG_LENGTH),
-    "more than the codec may have": (hand_made(PAYLOAD + b"\0"), Reason.WRONG_LENGTH),
-    "another payload": (hand_made()[:-16] + floats(1, -2, 0.5, 1), Reason.WRONG_DIGEST),
-    "less than the codec has": (hand_made(PAYLOAD[:-4]), Reason.BAD_PAYLOAD),
-    "NaN": (hand_made(floats(1, 2, np.nan, 3)), Reason.NOT_FINITE),
-    "infinity": (hand_made(floats(1, 2, -np.inf, 3)), Reason.NOT_FINITE),
-    "norm": (hand_made(floats(6, 8.01, 0, 0)), Reason.NORM_EXCEEDED),
+    "empty": (b"", UpdateFault.TRUNCATED),
+    "half a prefix": (hand_made()[:8], UpdateFault.TRUNCATED),
+    "half a header": (hand_made()[:40], UpdateFault.TRUNCATED),
+    "half a payload": (hand_made()[:-1], UpdateFault.TRUNCATED),
+    "magic": (b"favg" + hand_made()[4:], UpdateFault.BAD_MAGIC),
+    "version 0": (b"FAVG\0" + hand_made()[5:], UpdateFault.BAD_VERSION),
+    "version 2": (b"FAVG\2" + hand_made()[5:], UpdateFault.BAD_VERSION),
+    "header length": (b"FAVG\1\xff\xff\xff\xff" + hand_made()[9:], UpdateFault.HEADER_TOO_LARGE),
+    "a large header that is there": (framed(b" " * MAX_HEADER + b"{}"), UpdateFault.HEADER_TOO_LARGE),
+    "no JSON": (framed(b"plan = 1"), UpdateFault.BAD_HEADER),
+    "no object": (framed(b"[]"), UpdateFault.BAD_HEADER),
+    "unknown field": (hand_made(extra=1), UpdateFault.BAD_HEADER),
+    "round as text": (hand_made(round="7"), UpdateFault.BAD_HEADER),
+    "round as bool": (hand_made(attempt=True), UpdateFault.BAD_HEADER),
+    "round as float": (hand_made(round=7.0), UpdateFault.BAD_HEADER),
+    "plan": (hand_made(plan="f" * 16), UpdateFault.WRONG_PLAN),
+    "round": (hand_made(round=8), UpdateFault.WRONG_ROUND),
+    "attempt": (hand_made(attempt=2), UpdateFault.WRONG_ROUND),
+    "model": (hand_made(model="cd" * 32), UpdateFault.WRONG_MODEL),
+    "codec": (hand_made(codec="float16"), UpdateFault.WRONG_CODEC),
+    "numbers": (hand_made(numbers=5), UpdateFault.WRONG_SHAPE),
+    "weight": (hand_made(weight=1000.5), UpdateFault.BAD_WEIGHT),
+    "metric's name": (hand_made(metrics={"loss": 0.1}), UpdateFault.BAD_METRICS),
+    "trailing byte": (hand_made() + b"\0", UpdateFault.WRONG_LENGTH),
+    "more than the header says": (hand_made(payload_bytes=12), UpdateFault.WRONG_LENGTH),
+    "more than the codec may have": (hand_made(PAYLOAD + b"\0"), UpdateFault.WRONG_LENGTH),
+    "another payload": (hand_made()[:-16] + floats(1, -2, 0.5, 1), UpdateFault.WRONG_DIGEST),
+    "less than the codec has": (hand_made(PAYLOAD[:-4]), UpdateFault.BAD_PAYLOAD),
+    "NaN": (hand_made(floats(1, 2, np.nan, 3)), UpdateFault.NOT_FINITE),
+    "infinity": (hand_made(floats(1, 2, -np.inf, 3)), UpdateFault.NOT_FINITE),
+    "norm": (hand_made(floats(6, 8.01, 0, 0)), UpdateFault.NORM_EXCEEDED),
 }
 
 
@@ -161,14 +161,18 @@ def test_a_bad_frame_is_refused_for_its_reason(case):
 
 def test_every_reason_is_reached():
     """But for the one that only the sum can tell: see test_malicious_clients.py."""
-    assert {why for _, why in REASONS.values()} == set(Reason) - {Reason.SHARE_EXCEEDED}
+    assert {why for _, why in REASONS.values()} == set(UpdateFault) - {UpdateFault.SHARE_EXCEEDED}
 
 
 @pytest.mark.parametrize("field", sealed())
 def test_a_missing_field_is_refused(field):
     header = sealed()
     del header[field]
-    assert reason(framed(json.dumps(header).encode())) in {Reason.BAD_HEADER, Reason.BAD_WEIGHT, Reason.BAD_METRICS}
+    assert reason(framed(json.dumps(header).encode())) in {
+        UpdateFault.BAD_HEADER,
+        UpdateFault.BAD_WEIGHT,
+        UpdateFault.BAD_METRICS,
+    }
 
 
 @pytest.mark.parametrize("field", sealed())
@@ -176,12 +180,12 @@ def test_a_repeated_field_is_refused_even_if_it_says_the_same(field):
     again = json.dumps({field: sealed()[field]})[1:-1]
     for twin in (again, again.replace(field[0], f"\\u{ord(field[0]):04x}", 1)):
         text = json.dumps(sealed())[:-1] + f", {twin}}}"
-        assert reason(framed(text.encode())) == Reason.BAD_HEADER
+        assert reason(framed(text.encode())) == UpdateFault.BAD_HEADER
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "0.0", "-0.0", "1e999", "-1e999", "1e301", "true", '"1"', "null", "[1]"])
 def test_a_bad_weight_is_refused(text):
-    assert reason(with_text("weight", text)) == Reason.BAD_WEIGHT
+    assert reason(with_text("weight", text)) == UpdateFault.BAD_WEIGHT
 
 
 @pytest.mark.parametrize(
@@ -203,7 +207,7 @@ def test_a_bad_weight_is_refused(text):
     ],
 )
 def test_bad_metrics_are_refused(text):
-    assert reason(with_text("metrics", text)) == Reason.BAD_METRICS
+    assert reason(with_text("metrics", text)) == UpdateFault.BAD_METRICS
 
 
 @pytest.mark.parametrize("field", ["weight", "numbers", "metrics", "plan"])
@@ -211,13 +215,13 @@ def test_bad_metrics_are_refused(text):
     "text", ["NaN", "Infinity", "-Infinity", "1" * 5000, "0x10", "01", "1_0", "٣", "'a'", "", "1,"]
 )
 def test_what_is_not_strict_json_is_refused(field, text):
-    assert reason(with_text(field, text)) == Reason.BAD_HEADER
+    assert reason(with_text(field, text)) == UpdateFault.BAD_HEADER
 
 
 @pytest.mark.parametrize("deep", ["[" * 8000 + "]" * 8000, '{"a":' * 2500 + "1" + "}" * 2500, "[" * 16000])
 def test_deep_nesting_is_refused_without_recursion(deep):
-    assert reason(framed(deep.encode())) == Reason.BAD_HEADER
-    assert reason(with_text("metrics", deep[:7000])) == Reason.BAD_HEADER
+    assert reason(framed(deep.encode())) == UpdateFault.BAD_HEADER
+    assert reason(with_text("metrics", deep[:7000])) == UpdateFault.BAD_HEADER
 
 
 @pytest.mark.parametrize(
@@ -240,14 +244,14 @@ def test_deep_nesting_is_refused_without_recursion(deep):
     ],
 )
 def test_tricks_with_text_are_refused(text):
-    assert reason(framed(text)) == Reason.BAD_HEADER
+    assert reason(framed(text)) == UpdateFault.BAD_HEADER
 
 
 def test_a_header_that_takes_long_to_scan_does_not_exist():
     nasty = [b'"' + b'\\"' * 8000, b'"' * 16000, b"\\" * 16000, b'{"a":' + b"9" * 16000, b'{"' * 8000, b"1e" * 8000]
     began = process_time()
     for text in nasty * 5:
-        assert reason(framed(text)) == Reason.BAD_HEADER
+        assert reason(framed(text)) == UpdateFault.BAD_HEADER
     assert process_time() - began < 2  # thirty headers; a quadratic scan of one would take longer
 
 
@@ -256,12 +260,12 @@ def test_a_signalling_nan_is_refused_without_a_warning(width):
     pattern = np.array([0x7D01] * 4, "<u2") if width == 2 else np.array([0x7FA00001] * 4, "<u4")
     codec = make_codec(f"float{8 * width}")
     frame = hand_made(pattern.tobytes(), codec=codec.name)
-    assert reason(frame, changed(EXPECTED, codec=codec)) == Reason.NOT_FINITE
+    assert reason(frame, changed(EXPECTED, codec=codec)) == UpdateFault.NOT_FINITE
 
 
 def test_the_norm_is_bounded_only_if_asked_and_does_not_overflow():
     frame = hand_made(floats(3e38, 3e38, 0, 0))
-    assert reason(frame) == Reason.NORM_EXCEEDED
+    assert reason(frame) == UpdateFault.NORM_EXCEEDED
     assert decode_update(frame, changed(EXPECTED, max_norm=None)).vector[0] == np.float32(3e38)
     assert decode_update(frame, changed(EXPECTED, max_norm=4.3e38)).weight == 600
     at_the_bound = hand_made(floats(6, 8, 0, 0))
@@ -302,7 +306,7 @@ class Scaled(Brittle):
 
 def test_arithmetic_of_a_codec_on_infinity_is_refused_without_a_warning():
     expected = changed(EXPECTED, codec=Scaled(torch.zeros(4)))
-    assert reason(hand_made(floats(np.inf, 0, 0, 0)), expected) == Reason.NOT_FINITE
+    assert reason(hand_made(floats(np.inf, 0, 0, 0)), expected) == UpdateFault.NOT_FINITE
 
 
 TRIPS = [DataError("x"), ValueError(), struct.error(), IndexError(), KeyError(), OverflowError(), MemoryError()]
@@ -311,7 +315,7 @@ BROKEN = [torch.zeros(5), torch.zeros(2, 2), torch.zeros(4, dtype=torch.float64)
 
 @pytest.mark.parametrize("trip", [*TRIPS, RuntimeError(), RecursionError(), *BROKEN])
 def test_whatever_a_codec_trips_over_is_a_bad_payload(trip):
-    assert reason(hand_made(), changed(EXPECTED, codec=Brittle(trip))) == Reason.BAD_PAYLOAD
+    assert reason(hand_made(), changed(EXPECTED, codec=Brittle(trip))) == UpdateFault.BAD_PAYLOAD
 
 
 def test_a_header_that_could_not_be_read_back_is_not_sent():
@@ -342,7 +346,7 @@ def test_the_longest_frame_by_hand():
     assert max_frame_bytes(1000, make_codec("float16")) == 9 + 16384 + 2000
 
 
-def refused(frame: bytes) -> Reason | None:
+def refused(frame: bytes) -> UpdateFault | None:
     """Why a frame is refused. One that is taken must be, in every field, the update that was asked for."""
     try:
         decoded = decode_update(frame, EXPECTED)
@@ -391,12 +395,12 @@ def test_a_flipped_bit_never_changes_what_is_summed(place):
 
 @given(cut=st.integers(0, len(hand_made()) - 1))
 def test_a_truncated_frame_is_refused(cut):
-    assert refused(hand_made()[:cut]) == Reason.TRUNCATED
+    assert refused(hand_made()[:cut]) == UpdateFault.TRUNCATED
 
 
 @given(more=st.binary(min_size=1, max_size=100))
 def test_an_extended_frame_is_refused(more):
-    assert refused(hand_made() + more) == Reason.WRONG_LENGTH
+    assert refused(hand_made() + more) == UpdateFault.WRONG_LENGTH
 
 
 @given(noise=st.binary(max_size=200), skip=st.integers(0, 9))
@@ -500,9 +504,9 @@ class Mutator:
         return self._rng.bytes(self._below(64))
 
 
-def judge(mutate: Mutator, count: int) -> Counter[Reason | None]:
+def judge(mutate: Mutator, count: int) -> Counter[UpdateFault | None]:
     """Go on until so many frames were refused; None counts those that were taken, which `refused` has judged."""
-    reasons: Counter[Reason | None] = Counter()
+    reasons: Counter[UpdateFault | None] = Counter()
     while reasons.total() - reasons[None] < count:
         reasons[refused(mutate())] += 1
     return reasons
@@ -516,7 +520,7 @@ def test_a_hundred_thousand_malformed_frames_are_refused():
     reasons = judge(mutate, 100_000)
     gc.collect()
     assert sys.getallocatedblocks() - before < 2_000  # a single block kept for each frame would be 100,000
-    assert set(reasons) == {None, *Reason} - {Reason.SHARE_EXCEEDED}
+    assert set(reasons) == {None, *UpdateFault} - {UpdateFault.SHARE_EXCEEDED}
     assert reasons[None] < 5_000  # another digit in the weight, a tab for a space
 
 
@@ -548,5 +552,5 @@ def test_a_length_is_not_believed_before_the_bytes_are_there():
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert reasons == [Reason.HEADER_TOO_LARGE, Reason.TRUNCATED, Reason.BAD_PAYLOAD]
+    assert reasons == [UpdateFault.HEADER_TOO_LARGE, UpdateFault.TRUNCATED, UpdateFault.BAD_PAYLOAD]
     assert peak < 1024 * 1024

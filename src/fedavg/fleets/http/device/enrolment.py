@@ -18,7 +18,7 @@ _FILE: Final = "enrolled.json"
 
 
 @dataclass(frozen=True)
-class Identity:
+class Enrolment:
     """What the device was told when it enrolled."""
 
     server: str
@@ -38,9 +38,9 @@ class Application:
     client: int | None
 
 
-def enrolled(url: str, link: Link, files: DeviceFiles, application: Application) -> Identity:
+def enrolled(url: str, link: Link, files: DeviceFiles, application: Application) -> Enrolment:
     """Who this device is; asks the server the first time."""
-    identity = files.read_as(_FILE, Identity)
+    identity = files.read_as(_FILE, Enrolment)
     if identity is not None:
         if identity.server != url:
             folder = files.path(_FILE).parent
@@ -58,7 +58,7 @@ def enrolled(url: str, link: Link, files: DeviceFiles, application: Application)
         protocol=PROTOCOL,
     )
     answer = link.ask(Enrolled, "/v1/enrol", request)
-    identity = Identity(url, answer.client, answer.plan, answer.plan_digest)
+    identity = Enrolment(url, answer.client, answer.plan, answer.plan_digest)
     files.write_json(_FILE, asdict(identity))
     log.info("enrolled", extra={"client": identity.client})
     return identity

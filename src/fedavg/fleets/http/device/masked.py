@@ -27,7 +27,7 @@ from fedavg.metrics.spread import names_of_sums
 from fedavg.setup import Setup
 
 if TYPE_CHECKING:
-    from fedavg.secagg import ClientSession, Identity, Terms
+    from fedavg.secagg import ClientSession, Signing, Terms
 
 log = logging.getLogger("fedavg.device")
 
@@ -63,7 +63,7 @@ class MaskedRounds:
         files: DeviceFiles,
         train: Callable[[WorkOffer], Message],
         judge: Callable[[JudgeOffer], dict[str, float]],
-        identity: "Identity | None",
+        identity: "Signing | None",
         least: int,
         prefix: str = "",
     ) -> None:

@@ -10,7 +10,7 @@ from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.vouchers import PATH, Vouched, parse_voucher, request_for, save_public, voucher_text
-from fedavg.secagg.identity import Identity, vouched
+from fedavg.secagg.identity import Signing, vouched
 
 log = logging.getLogger("fedavg.device")
 
@@ -20,7 +20,7 @@ PUBLIC: Final = "device.pub"
 
 def own_identity(
     files: DeviceFiles, key: ClientKey, authority: bytes, ask: Callable[[ClientKey], bytes] | None
-) -> Identity:
+) -> Signing:
     """The key with the authority's voucher for it: the one that is kept, or asked for where `ask` is given."""
     save_public(files.path(PUBLIC), key.public)
     if not files.exists(VOUCHER) and ask:
@@ -31,7 +31,7 @@ def own_identity(
     voucher = parse_voucher(files.read(VOUCHER))
     if voucher is None or not vouched(authority, key.public, voucher):
         raise files.damaged(VOUCHER, "it is not the pinned authority's signature on this device's key")
-    return Identity(key.private, voucher, authority)
+    return Signing(key.private, voucher, authority)
 
 
 def asking(url: str, token: str, make_link: Callable[[str, ClientKey], Link]) -> Callable[[ClientKey], bytes]:

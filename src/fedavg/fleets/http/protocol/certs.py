@@ -40,7 +40,7 @@ class CertificateError(FedAvgError):
 
 
 @dataclass(frozen=True)
-class Pair:
+class CertifiedKey:
     """The files of a certificate and its private key."""
 
     certificate: Path
@@ -49,9 +49,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Paths:
-    ca: Pair
-    server: Pair
-    clients: tuple[Pair, ...]
+    ca: CertifiedKey
+    server: CertifiedKey
+    clients: tuple[CertifiedKey, ...]
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def client_context(ca: Path | None = None, cert: Path | None = None, key: Path |
 def _free_paths(directory: Path, clients: int) -> Paths:
     """Where the files go; refused if one of them is there, for others may rely on it."""
 
-    def pair(name: str) -> Pair:
-        return Pair(directory / f"{name}.pem", directory / f"{name}.key")
+    def pair(name: str) -> CertifiedKey:
+        return CertifiedKey(directory / f"{name}.pem", directory / f"{name}.key")
 
     paths = Paths(pair("ca"), pair("server"), tuple(pair(f"client-{number}") for number in range(clients)))
     for taken in (paths.ca, paths.server, *paths.clients):
@@ -144,7 +144,11 @@ def _free_paths(directory: Path, clients: int) -> Paths:
 
 
 def _issue(
-    issuer: Issuer, pair: Pair, name: str, purpose: x509.ObjectIdentifier, more: list[tuple[x509.ExtensionType, bool]]
+    issuer: Issuer,
+    pair: CertifiedKey,
+    name: str,
+    purpose: x509.ObjectIdentifier,
+    more: list[tuple[x509.ExtensionType, bool]],
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     extensions = [
@@ -185,7 +189,7 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 
-def _write(pair: Pair, certificate: bytes, key: ec.EllipticCurvePrivateKey) -> None:
+def _write(pair: CertifiedKey, certificate: bytes, key: ec.EllipticCurvePrivateKey) -> None:
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_atomically(pair.key, pem, private=True)
     write_atomically(pair.certificate, certificate)

@@ -161,7 +161,7 @@ class Nullable(Rule):
 
 
 @dataclass(frozen=True)
-class Table(Rule):
+class TableOf(Rule):
     """Names to numbers."""
 
     name: Text
@@ -216,8 +216,8 @@ TOKEN: Final = Text("[!-~]", 1, 1024, "visible ASCII without spaces")
 SECONDS: Final = Number(0, 7 * 86_400)
 HOURS: Final = Number(0, 10 * 366 * 24, above=True)
 TOKEN_ID: Final = Text("[0-9a-f]", 16, 16, "the id of a token, lower-case hex")
-SETTINGS: Final = Table(Text("[a-z0-9_]", 1, 32, "a-z, 0-9 and _"), Number(-1e12, 1e12), 16)
-METRICS: Final = Table(Text("[a-z_]", 1, 32, "a-z and _"), Number(-1e12, 1e12), 16)
+SETTINGS: Final = TableOf(Text("[a-z0-9_]", 1, 32, "a-z, 0-9 and _"), Number(-1e12, 1e12), 16)
+METRICS: Final = TableOf(Text("[a-z_]", 1, 32, "a-z and _"), Number(-1e12, 1e12), 16)
 
 
 #: What the field of that name says, in each answer that has it.
@@ -434,7 +434,7 @@ class Problem:
     epoch: str | None = item(Nullable(EPOCH), "the epoch to sign with, if that was the mistake")
 
 
-#: What `Problem.error` may say, with its HTTP status; a refused update frame (422) says its `wire.Reason`.
+#: What `Problem.error` may say, with its HTTP status; a refused update frame (422) says its `wire.UpdateFault`.
 PROBLEMS: Final[dict[str, int]] = {
     "bad-json": 400,
     "bad-field": 400,

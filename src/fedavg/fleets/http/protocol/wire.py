@@ -44,7 +44,7 @@ MIN_WEIGHT: Final = 2.0**-20
 _PREFIX: Final = Struct("<4sBI")
 
 
-class Reason(StrEnum):
+class UpdateFault(StrEnum):
     """Why an update is refused: a closed set, in the order in which a frame is looked at."""
 
     TRUNCATED = "truncated"
@@ -70,7 +70,7 @@ class Reason(StrEnum):
 class UpdateRefused(FedAvgError):
     """An uploaded update is not what was asked for; `reason` is for programs, the message for people."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: UpdateFault, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
 
@@ -117,7 +117,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedUpdate:
     """A checked update: the vector, shape (P,) float32, is finite and shares no memory with the frame."""
 
     vector: Tensor
@@ -137,7 +137,7 @@ def encode_update(header: UpdateHeader, payload: bytes) -> bytes:
     return b"".join((_PREFIX.pack(MAGIC, VERSION, len(text)), text, payload))
 
 
-def decode_update(frame: bytes | memoryview, expected: Expected) -> Decoded:
+def decode_update(frame: bytes | memoryview, expected: Expected) -> DecodedUpdate:
     """The update in a frame, if it is the one that was asked for; whatever else comes is UpdateRefused."""
     header, payload = _split(memoryview(frame).cast("B"))
     _check_identity(header, expected)
@@ -145,22 +145,24 @@ def decode_update(frame: bytes | memoryview, expected: Expected) -> Decoded:
     _check_bytes(header, payload, expected)
     vector = _vector(payload, expected)
     _check_numbers(vector, expected.max_norm)
-    return Decoded(vector, header.weight, header.metrics)
+    return DecodedUpdate(vector, header.weight, header.metrics)
 
 
 def _split(frame: memoryview) -> tuple[SealedHeader, memoryview]:
     if len(frame) < _PREFIX.size:
-        raise UpdateRefused(Reason.TRUNCATED, f"got {len(frame)} bytes; expected at least {_PREFIX.size}")
+        raise UpdateRefused(UpdateFault.TRUNCATED, f"got {len(frame)} bytes; expected at least {_PREFIX.size}")
     magic, version, length = _PREFIX.unpack_from(frame)
     if magic != MAGIC:
-        raise UpdateRefused(Reason.BAD_MAGIC, f"the frame starts with {magic!r}; expected {MAGIC!r}")
+        raise UpdateRefused(UpdateFault.BAD_MAGIC, f"the frame starts with {magic!r}; expected {MAGIC!r}")
     if version != VERSION:
-        raise UpdateRefused(Reason.BAD_VERSION, f"got a frame of version {version}; expected {VERSION}")
+        raise UpdateRefused(UpdateFault.BAD_VERSION, f"got a frame of version {version}; expected {VERSION}")
     if length > MAX_HEADER:
-        raise UpdateRefused(Reason.HEADER_TOO_LARGE, f"got a header of {length} bytes; expected at most {MAX_HEADER}")
+        raise UpdateRefused(
+            UpdateFault.HEADER_TOO_LARGE, f"got a header of {length} bytes; expected at most {MAX_HEADER}"
+        )
     rest = frame[_PREFIX.size :]
     if length > len(rest):
-        raise UpdateRefused(Reason.TRUNCATED, f"the header has {length} bytes, but only {len(rest)} are there")
+        raise UpdateRefused(UpdateFault.TRUNCATED, f"the header has {length} bytes, but only {len(rest)} are there")
     return _header(bytes(rest[:length])), rest[length:]
 
 
@@ -169,20 +171,20 @@ def _header(text: bytes) -> SealedHeader:
         return parse(SealedHeader, text, MAX_HEADER)
     except MessageRefused as error:
         culprit = (error.field or "").partition(".")[0]
-        raise UpdateRefused(_CLAIMS.get(culprit, Reason.BAD_HEADER), str(error)) from None
+        raise UpdateRefused(_CLAIMS.get(culprit, UpdateFault.BAD_HEADER), str(error)) from None
 
 
-_CLAIMS: Final = {"weight": Reason.BAD_WEIGHT, "metrics": Reason.BAD_METRICS}
+_CLAIMS: Final = {"weight": UpdateFault.BAD_WEIGHT, "metrics": UpdateFault.BAD_METRICS}
 
 
 def _check_identity(header: SealedHeader, expected: Expected) -> None:
     """The frame answers this offer and no other."""
     for reason, got, wanted in (
-        (Reason.WRONG_PLAN, header.plan, expected.plan),
-        (Reason.WRONG_ROUND, (header.round, header.attempt), (expected.round, expected.attempt)),
-        (Reason.WRONG_MODEL, header.model, expected.model),
-        (Reason.WRONG_CODEC, header.codec, expected.codec.name),
-        (Reason.WRONG_SHAPE, header.numbers, expected.numbers),
+        (UpdateFault.WRONG_PLAN, header.plan, expected.plan),
+        (UpdateFault.WRONG_ROUND, (header.round, header.attempt), (expected.round, expected.attempt)),
+        (UpdateFault.WRONG_MODEL, header.model, expected.model),
+        (UpdateFault.WRONG_CODEC, header.codec, expected.codec.name),
+        (UpdateFault.WRONG_SHAPE, header.numbers, expected.numbers),
     ):
         if got != wanted:
             raise UpdateRefused(reason, f"got {got}; expected {wanted}")
@@ -191,27 +193,27 @@ def _check_identity(header: SealedHeader, expected: Expected) -> None:
 def _check_claims(header: SealedHeader, expected: Expected) -> None:
     if not MIN_WEIGHT <= header.weight <= expected.max_weight:
         bounds = f"{MIN_WEIGHT:g} to {expected.max_weight:g}"
-        raise UpdateRefused(Reason.BAD_WEIGHT, f"got {header.weight:g}; expected {bounds}")
+        raise UpdateRefused(UpdateFault.BAD_WEIGHT, f"got {header.weight:g}; expected {bounds}")
     if header.metrics.keys() != expected.metrics:
         got, wanted = sorted(header.metrics), sorted(expected.metrics)
-        raise UpdateRefused(Reason.BAD_METRICS, f"got {got}; expected {wanted}")
+        raise UpdateRefused(UpdateFault.BAD_METRICS, f"got {got}; expected {wanted}")
     for name, (low, high) in expected.metric_bounds.items():
         if name in header.metrics and not low <= header.metrics[name] <= high:
             said = f"{name} is {header.metrics[name]:g}; expected {low:g} to {high:g}"
-            raise UpdateRefused(Reason.BAD_METRICS, said)
+            raise UpdateRefused(UpdateFault.BAD_METRICS, said)
 
 
 def _check_bytes(header: SealedHeader, payload: memoryview, expected: Expected) -> None:
     most = expected.codec.max_bytes(expected.numbers)
     if len(payload) < header.payload_bytes:
         raise UpdateRefused(
-            Reason.TRUNCATED, f"the payload has {header.payload_bytes} bytes, but only {len(payload)} are there"
+            UpdateFault.TRUNCATED, f"the payload has {header.payload_bytes} bytes, but only {len(payload)} are there"
         )
     if len(payload) > header.payload_bytes or len(payload) > most:
         wanted = f"{header.payload_bytes}, and at most {most}"
-        raise UpdateRefused(Reason.WRONG_LENGTH, f"got a payload of {len(payload)} bytes; expected {wanted}")
+        raise UpdateRefused(UpdateFault.WRONG_LENGTH, f"got a payload of {len(payload)} bytes; expected {wanted}")
     if sha256(payload).hexdigest() != header.payload_sha256:
-        raise UpdateRefused(Reason.WRONG_DIGEST, "the payload does not have the SHA-256 that its header says")
+        raise UpdateRefused(UpdateFault.WRONG_DIGEST, "the payload does not have the SHA-256 that its header says")
 
 
 def _vector(payload: memoryview, expected: Expected) -> Tensor:
@@ -219,20 +221,20 @@ def _vector(payload: memoryview, expected: Expected) -> Tensor:
         with np.errstate(all="ignore"):  # 0 * infinity is refused below; it need not fill the log with warnings
             vector = expected.codec.decode(payload, expected.numbers)
     except NotFinite as error:
-        raise UpdateRefused(Reason.NOT_FINITE, str(error)) from None
+        raise UpdateRefused(UpdateFault.NOT_FINITE, str(error)) from None
     except Exception as error:  # whatever a codec trips over in a stranger's bytes is the stranger's mistake
-        raise UpdateRefused(Reason.BAD_PAYLOAD, f"not a {expected.codec.name} payload: {error}") from None
+        raise UpdateRefused(UpdateFault.BAD_PAYLOAD, f"not a {expected.codec.name} payload: {error}") from None
     if vector.shape != (expected.numbers,) or vector.dtype != torch.float32:
         detail = f"got {tuple(vector.shape)} {vector.dtype}; expected ({expected.numbers},) float32"
-        raise UpdateRefused(Reason.BAD_PAYLOAD, detail)
+        raise UpdateRefused(UpdateFault.BAD_PAYLOAD, detail)
     return vector
 
 
 def _check_numbers(vector: Tensor, max_norm: float | None) -> None:
     if not all(isfinite(float(end)) for end in vector.aminmax()):  # one pass: both ends are NaN if any number is
-        raise UpdateRefused(Reason.NOT_FINITE, "the vector holds NaN or infinity; expected finite numbers")
+        raise UpdateRefused(UpdateFault.NOT_FINITE, "the vector holds NaN or infinity; expected finite numbers")
     if max_norm is None:
         return
     norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))  # squares of float32 overflow float32
     if norm > max_norm:
-        raise UpdateRefused(Reason.NORM_EXCEEDED, f"the vector's norm is {norm:g}; expected at most {max_norm:g}")
+        raise UpdateRefused(UpdateFault.NORM_EXCEEDED, f"the vector's norm is {norm:g}; expected at most {max_norm:g}")

@@ -40,7 +40,7 @@ from fedavg.fleets.http.server.downloads import file_answer
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.limits import Buckets
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS, Refusal, later, pace, problem
-from fedavg.fleets.http.server.rounds import Verdict
+from fedavg.fleets.http.server.rounds import Receipt
 from fedavg.fleets.http.server.signatures import Signatures
 from fedavg.fleets.http.server.store import EnrolRefused, Store, StoreError
 from fedavg.fleets.http.server.turns import BEGINNING, UPLOAD_BYTES, Turns
@@ -52,7 +52,7 @@ log = logging.getLogger("fedavg.fleet")
 #: of a cohort at once would keep everyone else waiting, and come back with their updates at once.
 WAKE: Final = 20
 WAKE_S: Final = 0.005
-#: The status of an update frame that is refused; its reason is a `wire.Reason`.
+#: The status of an update frame that is refused; its reason is a `wire.UpdateFault`.
 UPDATE_REFUSED: Final = 422
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -250,18 +250,18 @@ class FleetApp:
     async def _take(self, request: Request, source: int | bytes, fields: keys.SignedFields | None) -> Response:
         round, attempt = _round_and_attempt(request)
         verdict = self._hub.judge(source, round, attempt)
-        if verdict is Verdict.ACCEPTED:
+        if verdict is Receipt.ACCEPTED:
             verdict = await self._receive(request, source, fields, round, attempt)
-        if verdict not in (Verdict.ACCEPTED, Verdict.DUPLICATE):
+        if verdict not in (Receipt.ACCEPTED, Receipt.DUPLICATE):
             raise Refusal(verdict, "this update is not wanted now; poll for work")
-        answer = _json(UpdateAnswer(accepted=True, duplicate=verdict is Verdict.DUPLICATE))
+        answer = _json(UpdateAnswer(accepted=True, duplicate=verdict is Receipt.DUPLICATE))
         if request.scope["scheme"] == "https":  # of TLS, what an upload filled stays in memory with its connection
             answer.headers["connection"] = "close"
         return answer
 
     async def _receive(
         self, request: Request, source: int | bytes, fields: keys.SignedFields | None, round: int, attempt: int
-    ) -> Verdict:
+    ) -> Receipt:
         """Read an update, one at a time from each source and only as many as fit in memory, and add it."""
         try:
             async with self._upload(request, source, self._hub.frame_limit()) as frame:
@@ -288,7 +288,7 @@ class FleetApp:
 
     def _check_and_add(
         self, source: int | bytes, round: int, attempt: int, frame: bytes, fields: keys.SignedFields | None
-    ) -> Verdict:
+    ) -> Receipt:
         if fields is not None:
             check_body(fields, frame)
         return self._hub.add(source, round, attempt, memoryview(frame))
@@ -308,12 +308,12 @@ class FleetApp:
         pace(self._client_rate.wait(client.k))
         round, attempt = _round_and_attempt(request)
         verdict = self._hub.judge_session(client.k, round, attempt)
-        if verdict is Verdict.ACCEPTED:
+        if verdict is Receipt.ACCEPTED:
             async with self._upload(request, client.k, self._hub.frame_limit()) as body:
                 verdict = await asyncio.get_running_loop().run_in_executor(
                     self._workers, self._check_and_carry, client.k, round, attempt, body, fields
                 )
-        if verdict is not Verdict.ACCEPTED:
+        if verdict is not Receipt.ACCEPTED:
             raise Refusal(verdict, "this message is not wanted now; poll for work")
         return _json(UpdateAnswer(accepted=True, duplicate=False))
 
@@ -321,7 +321,7 @@ class FleetApp:
         if self._plan.secagg == "none":
             raise Refusal("no-such-path", "this run has no secure aggregation, and so no sessions")
 
-    def _check_and_carry(self, k: int, round: int, attempt: int, body: bytes, fields: keys.SignedFields) -> Verdict:
+    def _check_and_carry(self, k: int, round: int, attempt: int, body: bytes, fields: keys.SignedFields) -> Receipt:
         from fedavg.secagg import SecAggError
 
         check_body(fields, body)

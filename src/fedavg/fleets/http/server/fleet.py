@@ -29,7 +29,7 @@ from fedavg.fleets.http.protocol.messages import METRICS, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub, Received
 from fedavg.fleets.http.server.judging import Judging
-from fedavg.fleets.http.server.rounds import Phase, Round, Rules
+from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.worker import add_up, judged, test_pieces
 from fedavg.metrics import report
@@ -65,7 +65,7 @@ RETRY_S: Final = (0.5, 15.0)
 class Invitation:
     """A round as it is offered: who starts from what, what each group's sum counts for, the bytes to fetch."""
 
-    round: Round
+    round: OpenRound
     groups: Sequence[Group]
     scales: Sequence[float]
     bytes_down: int
@@ -233,7 +233,7 @@ class HttpFleet(Fleet):
     def _collect(self, invitation: "Invitation") -> CohortResult | Abandoned:
         """The sum over the updates that came, or why the round is abandoned."""
         self._hub.open(invitation.round, invitation.groups)
-        if self._hub.collect() is Phase.COMMITTING:
+        if self._hub.collect() is RoundPhase.COMMITTING:
             return self._result(invitation)
         return Abandoned(self._hub.abandoned_because())
 
@@ -279,7 +279,7 @@ class HttpFleet(Fleet):
             self.retried(lambda: self._store.set_note(OPENING, json.dumps(note)))
         return self._hub.unmask()
 
-    def _new_session(self, round: Round, group: Group) -> "SecureRound":
+    def _new_session(self, round: OpenRound, group: Group) -> "SecureRound":
         from fedavg.fleets.http.server.secure import SecureRound
         from fedavg.secagg import ServerSession
 
@@ -314,7 +314,7 @@ class HttpFleet(Fleet):
         invited = frozenset(k for part in parts for k in part.cohort)
         goal = self._rules.goal(len(invited))
         deadline = monotonic() + self._rules.deadline_s
-        round = Round(work.round, self._attempt, models[0], invited, goal, self._rules.minimum(goal), deadline)
+        round = OpenRound(work.round, self._attempt, models[0], invited, goal, self._rules.minimum(goal), deadline)
         groups = [
             Group(
                 frozenset(part.cohort),

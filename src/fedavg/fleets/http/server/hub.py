@@ -26,9 +26,9 @@ from torch import Tensor
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.changes import Changes
 from fedavg.fleets.http.protocol.messages import DoneAnswer, JudgeOffer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
-from fedavg.fleets.http.protocol.wire import Expected, Reason, UpdateRefused, decode_update, max_frame_bytes
+from fedavg.fleets.http.protocol.wire import Expected, UpdateFault, UpdateRefused, decode_update, max_frame_bytes
 from fedavg.fleets.http.server.conduct import Conduct, outstanding
-from fedavg.fleets.http.server.rounds import Phase, Round, Verdict
+from fedavg.fleets.http.server.rounds import OpenRound, Receipt, RoundPhase
 from fedavg.fleets.http.server.store import ClientRow, Counted
 from fedavg.sums import ExactSum, TooLarge, to_float
 from fedavg.types import Part, Update
@@ -110,7 +110,7 @@ class Hub:
         self._seen: dict[int, float] = {}
         self._held: Counter[int] = Counter()
         self._held_in_all = 0
-        self._round: Round | None = None
+        self._round: OpenRound | None = None
         self._secure: SecureRound | None = None
         #: Clients that have opened a sum of the round under way: they open no other, so they are not invited again.
         self._opened: set[int] = set()
@@ -249,7 +249,7 @@ class Hub:
         known = self._changes.get(digest)
         return known.last(count) if known else None
 
-    def open(self, round: Round, groups: Iterable[Group], secure: "SecureRound | None" = None) -> None:
+    def open(self, round: OpenRound, groups: Iterable[Group], secure: "SecureRound | None" = None) -> None:
         """Begin to collect: updates, or with `secure` the messages of a session of secure aggregation."""
         with self._changed:
             self._secure = secure
@@ -274,14 +274,14 @@ class Hub:
                 self._round, self._secure, self._collected, self._of_client, self._given = before
                 self._opened = opened
 
-    def collect(self) -> Phase:
+    def collect(self) -> RoundPhase:
         """Wait until the round under way is full, over or abandoned, or the server is to stop."""
         assert self._round
         while True:
             with self._adding, self._changed:
                 self._round.tick(monotonic())
             with self._changed:
-                if self._round.phase is not Phase.COLLECTING or self._stopping:
+                if self._round.phase is not RoundPhase.COLLECTING or self._stopping:
                     self._strike_absent()
                     return self._round.phase
                 self._changed.wait(max(0.0, min(self._round.deadline - monotonic(), 1.0)))
@@ -312,7 +312,7 @@ class Hub:
             self._opened |= self._secure.session.opened_by
             if not ended:
                 return None
-            self._round.phase = Phase.COMMITTING  # nothing more is taken from here on
+            self._round.phase = RoundPhase.COMMITTING  # nothing more is taken from here on
         aggregate = self._secure.finish()  # seconds of work, outside of the lock
         with self._changed:
             self._conduct.strike(self._secure.session.liars, monotonic(), guilty=True)
@@ -324,7 +324,7 @@ class Hub:
         """Wait for the end of the session's phase; False if there will be none."""
         assert self._round
         assert self._secure
-        while not self._stopping and self._round.phase is not Phase.ABANDONED:
+        while not self._stopping and self._round.phase is not RoundPhase.ABANDONED:
             if self._secure.over(self._round.failed):
                 return True
             self._changed.wait(max(0.0, min(self._secure.deadline - monotonic(), 1.0)) or 0.1)
@@ -379,7 +379,7 @@ class Hub:
             culprits = outstanding({k: size for each in self._collected for k, size in each.sizes.items()})
             self._conduct.strike(culprits, monotonic(), guilty=True)
             if self._round:
-                self._round.phase, self._round.reason = Phase.ABANDONED, reason
+                self._round.phase, self._round.reason = RoundPhase.ABANDONED, reason
             return culprits
 
     def session_bytes(self) -> tuple[list[int], int]:
@@ -403,7 +403,7 @@ class Hub:
         """For each group of a round that is closed: the sum, float64, and what was received."""
         with self._changed:
             assert self._round
-            assert self._round.phase is Phase.COMMITTING
+            assert self._round.phase is RoundPhase.COMMITTING
             return [(to_float(collected.ring), list(collected.received)) for collected in self._collected]
 
     def counted(self) -> list[int]:
@@ -418,7 +418,7 @@ class Hub:
             self._opened.clear()
             self._conduct.clear(self.counted())
             if self._round:
-                self._round.phase = Phase.DONE
+                self._round.phase = RoundPhase.DONE
                 self.remember(round, Counted(self._round.attempt, frozenset(self.counted())))
 
     def remember(self, round: int, counted: Counted) -> None:
@@ -512,56 +512,56 @@ class Hub:
         with self._changed:
             return hashed if self._round and self._group_of(hashed) else None
 
-    def judge(self, source: Hashable, round: int, attempt: int) -> Verdict:
+    def judge(self, source: Hashable, round: int, attempt: int) -> Receipt:
         with self._changed:
             if not self._round or self._stopping:
-                return Verdict.WRONG_ROUND
+                return Receipt.WRONG_ROUND
             if isinstance(source, int) and self._clients[source].revoked:
-                return Verdict.NOT_INVITED
+                return Receipt.NOT_INVITED
             return self._round.judge(source, round, attempt)
 
-    def judge_session(self, k: int, round: int, attempt: int) -> Verdict:
+    def judge_session(self, k: int, round: int, attempt: int) -> Receipt:
         """What would become of a client's next message in a session, before it is read."""
         with self._changed:
             verdict = self.judge(k, round, attempt)
-            if verdict is Verdict.ACCEPTED and (self._secure is None or not self._secure.waits_for(k)):
-                return Verdict.WRONG_ROUND
+            if verdict is Receipt.ACCEPTED and (self._secure is None or not self._secure.waits_for(k)):
+                return Receipt.WRONG_ROUND
             return verdict
 
     def session_message(self, k: int, round: int, attempt: int) -> bytes | None:
         """The message of the session that waits for a client."""
         with self._changed:
-            if not self._secure or not self._round or self._round.judge(k, round, attempt) is not Verdict.ACCEPTED:
+            if not self._secure or not self._round or self._round.judge(k, round, attempt) is not Receipt.ACCEPTED:
                 return None
             return self._secure.inbox.get(k)
 
-    def session_answer(self, k: int, round: int, attempt: int, body: bytes | memoryview) -> Verdict:
+    def session_answer(self, k: int, round: int, attempt: int, body: bytes | memoryview) -> Receipt:
         """A client's message in the session; SecAggError if it is refused."""
         with self._changed:
             verdict = self.judge(k, round, attempt)
             if self._secure is None:
-                return Verdict.WRONG_ROUND
-            if verdict is Verdict.ACCEPTED:
+                return Receipt.WRONG_ROUND
+            if verdict is Receipt.ACCEPTED:
                 assert self._secure
                 self._secure.receive(k, body)
                 if self._round and self._secure.over(self._round.failed):
                     self._changed.notify_all()
             return verdict
 
-    def add(self, source: int | bytes, round: int, attempt: int, frame: bytes | memoryview) -> Verdict:
+    def add(self, source: int | bytes, round: int, attempt: int, frame: bytes | memoryview) -> Receipt:
         """Check an update and add it to the sum, once; UpdateRefused if it is not what was asked for."""
         with self._changed:
             collected = self._group_of(source)
         if collected is None:
-            return Verdict.NOT_INVITED
+            return Receipt.NOT_INVITED
         decoded = decode_update(frame, self._bounded(collected, source))
         update = collected.group.arrived(decoded.vector, min(decoded.weight, self._cap))
         with self._adding:
             verdict = self.judge(source, round, attempt)
-            if verdict is not Verdict.ACCEPTED:
+            if verdict is not Receipt.ACCEPTED:
                 return verdict
             if collected not in self._collected or self._secure:
-                return Verdict.WRONG_ROUND
+                return Receipt.WRONG_ROUND
             size = _add(collected.sum, update)
             with self._changed:
                 if isinstance(source, int):
@@ -575,7 +575,7 @@ class Hub:
         assert self._round
         self._round.accept(source)
         self.accepted += 1
-        if self._round.phase is not Phase.COLLECTING:
+        if self._round.phase is not RoundPhase.COLLECTING:
             self._changed.notify_all()
 
     def _group_of(self, source: int | bytes) -> Collected | None:
@@ -654,6 +654,6 @@ def _add(total: ExactSum, update: Update) -> float:
     try:
         return total.add(update.vector, update.weight)
     except TooLarge as error:
-        raise UpdateRefused(Reason.SHARE_EXCEEDED, str(error)) from None
+        raise UpdateRefused(UpdateFault.SHARE_EXCEEDED, str(error)) from None
     except Diverged as error:
-        raise UpdateRefused(Reason.NOT_FINITE, str(error)) from None
+        raise UpdateRefused(UpdateFault.NOT_FINITE, str(error)) from None

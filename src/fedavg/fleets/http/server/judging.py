@@ -21,7 +21,7 @@ from fedavg.fleets.http.protocol import sums
 from fedavg.fleets.http.protocol.messages import JUDGING, JudgeOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.hub import Group, Hub
-from fedavg.fleets.http.server.rounds import Phase, Round, Rules
+from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
 from fedavg.fleets.worker import Evaluated, judged_by_clients, judged_together, judges, unclipped
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.setup import Setup
@@ -62,15 +62,15 @@ class Judging:
         log.warning("not judged", extra={"round": round, "reason": found})
         return None
 
-    def _collected(self, opened: Round, group: Group, down: int) -> OnClients | str:
+    def _collected(self, opened: OpenRound, group: Group, down: int) -> OnClients | str:
         self._hub.open(opened, [group])
-        if self._hub.collect() is not Phase.COMMITTING:
+        if self._hub.collect() is not RoundPhase.COMMITTING:
             return self._hub.abandoned_because()
         ((_, received),) = self._hub.totals()
         pieces = [Evaluated(self._by_metric(each.metrics)) for each in received]
         return judged_by_clients(self._metrics, pieces, sum(each.bytes_up for each in received), down)
 
-    def _masked(self, opened: Round, group: Group, down: int) -> OnClients | str:
+    def _masked(self, opened: OpenRound, group: Group, down: int) -> OnClients | str:
         """Nothing but the sum over all devices is ever seen here."""
         from fedavg.secagg import SecAggError
 
@@ -89,7 +89,7 @@ class Judging:
         except FleetError as error:  # one client's doing must not end the run
             return str(error)
 
-    def _session(self, opened: Round) -> "SecureRound":
+    def _session(self, opened: OpenRound) -> "SecureRound":
         from fedavg.fleets.http.server.secure import SecureRound
         from fedavg.secagg import ServerSession
 
@@ -99,12 +99,12 @@ class Judging:
         )
         return SecureRound(ServerSession(terms, opened.invited, self._authority), self._phase_s)
 
-    def _round(self, clients: Sequence[int], round: int, attempt: int, model: str) -> Round:
+    def _round(self, clients: Sequence[int], round: int, attempt: int, model: str) -> OpenRound:
         goal = len(clients)
         deadline = monotonic() + self._rules.deadline_s
-        return Round(round, attempt, model, frozenset(clients), goal, self._rules.minimum(goal), deadline)
+        return OpenRound(round, attempt, model, frozenset(clients), goal, self._rules.minimum(goal), deadline)
 
-    def _offer(self, opened: Round, numbers: int) -> JudgeOffer:
+    def _offer(self, opened: OpenRound, numbers: int) -> JudgeOffer:
         return JudgeOffer(
             round=opened.round,
             attempt=opened.attempt,
@@ -116,7 +116,7 @@ class Judging:
             invited=len(opened.invited),
         )
 
-    def _expected(self, opened: Round) -> Expected:
+    def _expected(self, opened: OpenRound) -> Expected:
         """Sums alone: they count once each, and no norm bounds them."""
         return Expected(
             plan=self._setup.plan.digest,

@@ -12,14 +12,14 @@ from math import ceil, isfinite
 from fedavg.errors import PlanError
 
 
-class Phase(StrEnum):
+class RoundPhase(StrEnum):
     COLLECTING = "collecting"
     COMMITTING = "committing"
     DONE = "done"
     ABANDONED = "abandoned"
 
 
-class Verdict(StrEnum):
+class Receipt(StrEnum):
     """What becomes of an update that is well formed."""
 
     ACCEPTED = "accepted"
@@ -61,7 +61,7 @@ class Rules:
 
 
 @dataclass
-class Round:
+class OpenRound:
     """One attempt at one round. An update is named by its `source`: a client's number, or a single-use token."""
 
     round: int
@@ -72,7 +72,7 @@ class Round:
     minimum: int
     #: When it ends at the latest, on the clock that `now` is read from.
     deadline: float
-    phase: Phase = Phase.COLLECTING
+    phase: RoundPhase = RoundPhase.COLLECTING
     reason: str = ""
     accepted: set[Hashable] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
@@ -80,25 +80,25 @@ class Round:
     def wants(self, client: int) -> bool:
         """Should this client be offered the work?"""
         answered = client in self.accepted or client in self.failed
-        return self.phase is Phase.COLLECTING and client in self.invited and not answered
+        return self.phase is RoundPhase.COLLECTING and client in self.invited and not answered
 
-    def judge(self, source: Hashable, round: int, attempt: int) -> Verdict:
+    def judge(self, source: Hashable, round: int, attempt: int) -> Receipt:
         """What to do with an update; changes nothing, so that it can be asked before the update is read."""
         if (round, attempt) != (self.round, self.attempt):
-            return Verdict.WRONG_ROUND
+            return Receipt.WRONG_ROUND
         if isinstance(source, int) and source not in self.invited:
-            return Verdict.NOT_INVITED
+            return Receipt.NOT_INVITED
         if source in self.accepted:
-            return Verdict.DUPLICATE
-        return Verdict.ACCEPTED if self.phase is Phase.COLLECTING else Verdict.ROUND_CLOSED
+            return Receipt.DUPLICATE
+        return Receipt.ACCEPTED if self.phase is RoundPhase.COLLECTING else Receipt.ROUND_CLOSED
 
     def accept(self, source: Hashable) -> None:
         """The update is in the sum. The last one that was wanted closes the round."""
-        assert self.phase is Phase.COLLECTING
+        assert self.phase is RoundPhase.COLLECTING
         self.accepted.add(source)
         self.failed.discard(source) if isinstance(source, int) else None
         if len(self.accepted) >= self.goal:
-            self.phase = Phase.COMMITTING
+            self.phase = RoundPhase.COMMITTING
 
     def fail(self, client: int, now: float) -> None:
         """A client says that it will not send an update."""
@@ -108,17 +108,17 @@ class Round:
 
     def tick(self, now: float) -> None:
         """Close or abandon the round if its time is over, or if nobody is left to wait for."""
-        if self.phase is not Phase.COLLECTING:
+        if self.phase is not RoundPhase.COLLECTING:
             return
         have, pending = len(self.accepted), len(self.invited) - len(self.failed) - len(self.accepted)
         if have + pending < self.minimum:
             self._abandon(f"{len(self.failed)} of {len(self.invited)} clients failed or declined; at least "
                           f"{self.minimum} updates are needed")  # fmt: skip
         elif pending == 0 or (now >= self.deadline and have >= self.minimum):
-            self.phase = Phase.COMMITTING
+            self.phase = RoundPhase.COMMITTING
         elif now >= self.deadline:
             self._abandon(f"{have} of {self.goal} wanted updates came before the deadline; at least {self.minimum} "
                           "are needed")  # fmt: skip
 
     def _abandon(self, reason: str) -> None:
-        self.phase, self.reason = Phase.ABANDONED, reason
+        self.phase, self.reason = RoundPhase.ABANDONED, reason

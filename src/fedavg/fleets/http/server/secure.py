@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from fedavg.secagg import Aggregate, MessageRefused, Phase, Reason, ServerSession, parse
-from fedavg.secagg.ring import Decoded, Encoding
+from fedavg.secagg import Aggregate, BadMessage, Fault, ServerSession, SessionStep, parse
+from fedavg.secagg.ring import DecodedSum, Encoding
 
 #: Bytes of a message beyond the masked vector: keys, shares and lists of clients.
 OVERHEAD: Final = 512 * 1024
@@ -63,11 +63,11 @@ class SecureRound:
 
     @property
     def first_phase(self) -> bool:
-        return self.session.phase is Phase.KEYS
+        return self.session.phase is SessionStep.KEYS
 
     @property
     def last_phase(self) -> bool:
-        return self.session.phase is Phase.UNMASKING
+        return self.session.phase is SessionStep.UNMASKING
 
     @property
     def longest_message(self) -> int:
@@ -89,7 +89,7 @@ class SecureRound:
         message = parse(bytes(body))
         sender = getattr(message, "client", None)  # messages of the server have none
         if sender != k:
-            raise MessageRefused(Reason.UNKNOWN_CLIENT, f"client {k} sent a message in the name of {sender}")
+            raise BadMessage(Fault.UNKNOWN_CLIENT, f"client {k} sent a message in the name of {sender}")
         self.session.receive(message)
         self.bytes_up[k] = self.bytes_up.get(k, 0) + len(body)
 
@@ -112,7 +112,7 @@ class SecureRound:
 
 
 def implausible(
-    decoded: Decoded, encoding: Encoding, examples: Sequence[int], bounds: Mapping[str, tuple[float, float]]
+    decoded: DecodedSum, encoding: Encoding, examples: Sequence[int], bounds: Mapping[str, tuple[float, float]]
 ) -> str | None:
     """Why a sum can not come from clients with so many examples that kept to the terms; None if it can.
 

@@ -15,7 +15,7 @@ from fedavg.fleets.http.server.store.schema import DIGEST, metadata
 _CHUNK: Final = 1000
 
 
-class Damaged(Exception):
+class DamagedRow(Exception):
     """Something in the database is not what was written; `Store` says where that is."""
 
 
@@ -73,7 +73,7 @@ def one_row(connection: Connection, table: Table, *conditions: Any) -> Any | Non
 def _check(connection: Connection, table: Table, row: Row[Any]) -> None:
     if row._mapping[DIGEST] != seal(table, dict(row._mapping)):
         name = ", ".join(f"{column.name} {_shown(row._mapping[column.name])}" for column in table.primary_key)
-        raise Damaged(f"the row of '{table.name}' with {name} is damaged: it does not match its digest")
+        raise DamagedRow(f"the row of '{table.name}' with {name} is damaged: it does not match its digest")
 
 
 def _shown(value: object) -> str:

@@ -18,7 +18,15 @@ from fedavg.fleets.http.server.store.enrolment import Applicant, client_row, enr
 from fedavg.fleets.http.server.store.postgresql import PostgreSQL
 from fedavg.fleets.http.server.store.rows import ClientRow, Counted, RoundRow, RunRow, StoreError, TokenRow
 from fedavg.fleets.http.server.store.schema import clients, ledger, meta, notes, rounds, run, states, tokens
-from fedavg.fleets.http.server.store.sealed import Damaged, check_all, insert_row, one_row, rows, seal_all, update_rows
+from fedavg.fleets.http.server.store.sealed import (
+    DamagedRow,
+    check_all,
+    insert_row,
+    one_row,
+    rows,
+    seal_all,
+    update_rows,
+)
 from fedavg.fleets.http.server.store.sqlite import SQLite
 from fedavg.privacy.served import Attempt
 
@@ -322,7 +330,7 @@ class Store:
         where = f"can not {doing} in {self._database.name}"
         try:
             yield
-        except Damaged as error:
+        except DamagedRow as error:
             raise StoreError(f"{self._database.name}: {error}; restore the database from a copy") from error
         except DBAPIError as error:
             remedy, retryable = self._database.explain(error)
@@ -359,11 +367,11 @@ class Store:
         check_all(connection)
         noted = one_row(connection, meta, meta.c.key == "definitions")
         if noted is None or noted.value != self._definitions(connection):
-            raise Damaged("its tables are not defined as they were made")
+            raise DamagedRow("its tables are not defined as they were made")
         last, found = progress.last_round(connection), rows(connection, states, order=states.c.round.desc(), limit=1)
         done = [row.round for row in rows(connection, rounds, rounds.c.state == "done", order=rounds.c.round)]
         if done != list(range(1, last + 1)) or (last and not (found and found[0].round == last)):
-            raise Damaged(f"of its {last} rounds some are lost")
+            raise DamagedRow(f"of its {last} rounds some are lost")
 
     def _definitions(self, connection: Connection) -> str:
         return sha256(self._database.definitions(connection).encode()).hexdigest()
