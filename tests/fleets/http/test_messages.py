@@ -335,7 +335,7 @@ def allowed(rule: messages.Rule) -> st.SearchStrategy:
             return st.sampled_from(names)
         case messages.Nullable(inner):
             return st.none() | allowed(inner)
-        case messages.Table(name, value, most):
+        case messages.TableOf(name, value, most):
             return st.dictionaries(allowed(name), allowed(value), max_size=most)
         case messages.Nested(kind):
             return instances(kind)

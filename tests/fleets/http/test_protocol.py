@@ -42,7 +42,7 @@ def bounds(rule: messages.Rule) -> list[float]:
     match rule:
         case messages.Nullable(inner):
             return bounds(inner)
-        case messages.Table(name, value, most):
+        case messages.TableOf(name, value, most):
             return [most, name.low, name.high, value.high]
         case messages.Text(_, low, high) if low < high:
             return [low, high]
