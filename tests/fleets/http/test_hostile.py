@@ -21,7 +21,14 @@ from safetensors.torch import load_file
 
 from fedavg.engine.trainer import Trainer
 from fedavg.fleets.http.protocol.keys import CLIENT, COUNTER, EPOCH, SIGNATURE
-from fedavg.fleets.http.protocol.messages import PROBLEMS, EnrolRequest, NewToken, PollRequest, ReportRequest, schema
+from fedavg.fleets.http.protocol.messages import (
+    PROBLEMS,
+    EnrolRequest,
+    NewToken,
+    PollRequest,
+    ReportRequest,
+)
+from fedavg.fleets.http.protocol.strict import schema
 from fedavg.fleets.http.protocol.wire import UpdateFault
 from fedavg.setup import resolve_task
 from fleet_peers import ELIGIBLE, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving_process

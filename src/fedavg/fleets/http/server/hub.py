@@ -25,7 +25,14 @@ from torch import Tensor
 
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.changes import Changes
-from fedavg.fleets.http.protocol.messages import DoneAnswer, JudgeOffer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
+from fedavg.fleets.http.protocol.messages import (
+    DoneAnswer,
+    JudgeOffer,
+    MaskAnswer,
+    PollAnswer,
+    WaitAnswer,
+    WorkOffer,
+)
 from fedavg.fleets.http.protocol.wire import Expected, UpdateFault, UpdateRefused, decode_update, max_frame_bytes
 from fedavg.fleets.http.server.conduct import Conduct, outstanding
 from fedavg.fleets.http.server.rounds import OpenRound, Receipt, RoundPhase
