@@ -1,9 +1,10 @@
 """100,000 clients that keep something between rounds: SCAFFOLD beside FedAvg, each recorded in a run directory.
 
 A tenth of the clients takes part in each round, so that after 15 rounds four of five have a control variate. Both runs
-are repeated in turn. Times are medians of the user and system time of all their processes, which a busy machine changes
-little; only their ratio means something. A client has 20 examples and trains on them four steps, so that little hides
-what it costs to keep something.
+are repeated in turn, and times are medians. `cpu_s` is the user and system time of all processes of a run, which a busy
+machine changes less than `wall_s`; only ratios mean something. `load` is how many processes wanted a core, of which a
+run's own are three. A client has 20 examples and trains on them four steps, so that little hides what it costs to keep
+something. The record is written after each repetition.
 
     python benchmarks/client_states.py [--clients 100000] [--rounds 15] [--repeats 3] [--out FILE]
 """
@@ -37,6 +38,7 @@ class Cost:
     wall_s: float
     files: int
     megabytes: float
+    load: float
 
 
 def main() -> None:
@@ -48,14 +50,14 @@ def main() -> None:
     options = parser.parse_args()
     plan = small_plan(many_clients(options.clients), options.rounds)
     costs: dict[str, list[Cost]] = {"fedavg": [], "scaffold": []}
-    for _ in range(options.repeats):
+    for repeat in range(1, options.repeats + 1):
         for algorithm, measured in costs.items():
             measured.append(cost(replace(plan, algorithm=algorithm)))
             print(algorithm, measured[-1], flush=True)
-    result = summary(costs) | {"clients": options.clients, "rounds": options.rounds, "repeats": options.repeats}
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        result = summary(costs) | {"clients": options.clients, "rounds": options.rounds, "repeats": repeat}
+        print(json.dumps(result, indent=1), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def many_clients(count: int) -> ArrayData:
@@ -81,7 +83,8 @@ def cost(plan: Plan) -> Cost:
         began, cpu = perf_counter(), cpu_seconds()
         fedavg.run(plan, run)
         kept = [path.stat().st_size for path in (run / "clients").glob("*")]
-        return Cost(cpu_seconds() - cpu, perf_counter() - began, len(kept), sum(kept) / 1e6)
+        spent, wall = cpu_seconds() - cpu, perf_counter() - began
+        return Cost(spent, wall, len(kept), sum(kept) / 1e6, os.getloadavg()[0])
 
 
 def cpu_seconds() -> float:
@@ -91,10 +94,22 @@ def cpu_seconds() -> float:
 
 
 def summary(costs: dict[str, list[Cost]]) -> dict[str, object]:
-    middle = {name: median(cost.cpu_s for cost in measured) for name, measured in costs.items()}
-    last = {name: {key: round(value, 1) for key, value in asdict(costs[name][-1]).items()} for name in costs}
+    middle = {name: medians(measured) for name, measured in costs.items()}
+    ratios = {
+        f"{what}_ratio": middle["scaffold"][f"{what}_s"] / middle["fedavg"][f"{what}_s"] for what in ("cpu", "wall")
+    }
+    shown = {name: {key: round(value, 1) for key, value in values.items()} for name, values in middle.items()}
     head: dict[str, object] = {"torch": torch.__version__, "cores": os.cpu_count()}
-    return head | last | {"cpu_ratio": round(middle["scaffold"] / middle["fedavg"], 2)}
+    return head | shown | {name: round(ratio, 2) for name, ratio in ratios.items()} | {"cpu_ratios": cpu_ratios(costs)}
+
+
+def medians(measured: list[Cost]) -> dict[str, float]:
+    return {key: median(asdict(cost)[key] for cost in measured) for key in asdict(measured[0])}
+
+
+def cpu_ratios(costs: dict[str, list[Cost]]) -> list[float]:
+    """Of each repetition."""
+    return [round(b.cpu_s / a.cpu_s, 2) for a, b in zip(costs["fedavg"], costs["scaffold"], strict=True)]
 
 
 if __name__ == "__main__":

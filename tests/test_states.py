@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedavg.errors import RunDirError
-from fedavg.states import ClientStates
+from fedavg.states import ClientStates, packed, unpacked
 
 
 def kept(states, k, before):
@@ -25,6 +25,44 @@ def test_a_client_finds_what_it_kept_in_its_last_round(tmp_path):
     assert kept(states, 7, before=9) == {"c": [3.0]}
     assert kept(states, 7, before=10) == {"c": [9.0]}
     assert kept(states, 70, before=10) == {"c": [4.0]}
+
+
+def test_a_state_has_these_bytes():
+    """So that files of before stay readable: a length of 8 bytes, JSON, numbers, each part filled up to 16 bytes."""
+    head = b'[["c", "float32", [2]], ["n", "int64", []]]'
+    assert len(head) == 43  # 8 + 43 + 13 = 64
+    numbers = b"\0\0\x80\x3f\0\0\0\xc0" + bytes(8) + b"\x05" + bytes(15)  # 1.0, -2.0; 5
+    expected = (43).to_bytes(8, "little") + head + bytes(13) + numbers
+    for _ in range(2):  # the second time the head is known
+        assert packed({"c": torch.tensor([1.0, -2.0]), "n": torch.tensor(5)}) == expected
+    assert {name: tensor.tolist() for name, tensor in unpacked(bytearray(expected)).items()} == {"c": [1, -2], "n": 5}
+
+
+def test_states_of_one_shape_do_not_share_their_numbers():
+    first, second = (bytearray(packed({"c": torch.full((3,), value)})) for value in (1.0, 2.0))
+    one, two = unpacked(first), unpacked(second)
+    one["c"] += 10
+    assert one["c"].tolist() == [11.0] * 3
+    assert two["c"].tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(4, 6).t(),
+        torch.arange(9.0)[::2],
+        torch.arange(5.0, requires_grad=True),
+        torch.arange(5.0).bfloat16(),
+        torch.tensor(True),
+        torch.empty(0, 4),
+        torch.tensor(2.5, dtype=torch.float64),
+    ],
+    ids=["transposed", "every second", "with a gradient", "bfloat16", "bool", "empty", "a single number"],
+)
+def test_any_tensor_is_kept_as_it_is(tensor):
+    again = unpacked(bytearray(packed({"before": torch.tensor([1, 2, 3], dtype=torch.uint8), "it": tensor})))["it"]
+    assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
+    assert again.tolist() == tensor.tolist()
 
 
 def test_versions_that_nobody_needs_are_dropped(tmp_path):
@@ -150,7 +188,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 from fedavg.errors import FleetError
-from fedavg.states import ClientStates
+from fedavg.states import ClientStates, packed, unpacked
 
 states = ClientStates(Path(sys.argv[1]) / "states")
 server = os.getpid()

@@ -7,6 +7,7 @@ does not match its digest is damaged, which is never taken for the other. Knows 
 import os
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -168,6 +169,7 @@ class Writer:
         os.close(self._file)
 
 
+@lru_cache(maxsize=1024)  # each record that is read needs one, and to join and spell a path takes as long as to read
 def segment_path(folder: Path, segment: int) -> Path:
     return folder / f"{segment:08d}.states"
 

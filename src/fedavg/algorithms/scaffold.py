@@ -51,7 +51,7 @@ class Scaffold(FedAvg):
 
     def client_update(self, client: "Client", weights: Tensor, work: Work) -> Update:
         x, c = weights.chunk(2)
-        c_i = client.state.get("c", torch.zeros_like(c))
+        c_i = client.state["c"] if "c" in client.state else torch.zeros_like(c)
         client.load(x)
         loss = client.epochs(work, Correction(drift=c - c_i))  # g_i(y) - c_i + c
         change = client.weights - x
