@@ -23,10 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg.errors import Diverged
+from fedavg.errors import Diverged, PlanError
 from fedavg.fleets.http.protocol.changes import Changes
 from fedavg.fleets.http.protocol.messages import DoneAnswer, JudgeOffer, MaskAnswer, PollAnswer, WaitAnswer, WorkOffer
-from fedavg.fleets.http.protocol.wire import Expected, UpdateFault, UpdateRefused, decode_update, max_frame_bytes
+from fedavg.fleets.http.protocol.wire import (
+    MIN_WEIGHT,
+    Expected,
+    UpdateFault,
+    UpdateRefused,
+    decode_update,
+    max_frame_bytes,
+)
 from fedavg.fleets.http.server.conduct import Conduct, outstanding
 from fedavg.fleets.http.server.rounds import OpenRound, Receipt, RoundPhase
 from fedavg.fleets.http.server.store import ClientRow, Counted
@@ -58,6 +65,20 @@ class Guards:
     anonymous: bool = False
     #: New clients wait until the operator approves of them.
     approval: bool = False
+
+    def __post_init__(self) -> None:
+        checks = {
+            "max-weight": (
+                self.max_weight,
+                MIN_WEIGHT <= self.max_weight < inf,
+                f"a finite number from {MIN_WEIGHT:g}",
+            ),
+            "times-median": (self.times_median, self.times_median >= 1, "a factor from 1"),
+            "norm-bound": (self.max_norm, self.max_norm is None or 0 < self.max_norm < inf, "a finite number above 0"),
+        }
+        for name, (value, good, expected) in checks.items():
+            if not good:  # every comparison with NaN is false: it would be a bound that nothing exceeds
+                raise PlanError(f"{name}: got {value}; expected {expected}")
 
 
 @dataclass(frozen=True)
