@@ -163,13 +163,12 @@ def test_an_older_copy_of_the_database_makes_no_ledger_forget_what_was_released(
         ({}, {"lr": 1e-9}),
         ({}, {"batch": 1}),
         ({}, {"batch": None}),
-        ({}, {"epochs": 1}),
         (MASKED, {}),
         (MASKED, {"upload_token": "t"}),
     ],
     ids=str,
 )
-def test_a_device_does_the_work_of_its_plan_and_no_other(tmp_path, plan, change):
+def test_a_device_trains_with_the_batches_and_the_rate_of_its_plan_and_in_its_sessions_alone(tmp_path, plan, change):
     """Tiny batches tell most of single examples; without a session the update would come unmasked."""
     with lying(tiny_plan(rounds=5, clients=K, **plan), NUMBERS) as liar:
         device = DeviceProcess(liar, 0, tmp_path)

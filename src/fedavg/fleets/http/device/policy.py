@@ -99,13 +99,13 @@ def check_offer(policy: Policy, setup: Setup, numbers: int, offer: WorkOffer) ->
 
 def _check_work(plan: Plan, offer: WorkOffer) -> None:
     """A server that chose batches and rates freely would choose those under which updates tell most of the data."""
-    work = plan.work(offer.round)
-    for name, asked, planned in (
-        ("epochs", offer.epochs, work.epochs),
-        ("batch", inf if offer.batch is None else offer.batch, work.batch),
-        ("lr", offer.lr, work.lr),
+    work, batch = plan.work(offer.round), inf if offer.batch is None else offer.batch
+    for good, name, asked, planned in (
+        (offer.epochs <= work.epochs, "epochs", offer.epochs, work.epochs),
+        (batch == work.batch, "batch", batch, work.batch),
+        (offer.lr == work.lr, "lr", offer.lr, work.lr),
     ):
-        if asked != planned:
+        if not good:
             raise Declined("bad-offer", f"{name} {asked} is asked for; the plan has {planned} in round {offer.round}")
 
 
