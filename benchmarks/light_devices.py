@@ -12,7 +12,8 @@ from hashlib import sha256
 from typing import Any
 
 from fedavg.fleets.http.protocol.keys import ClientKey, Signer
-from fedavg.fleets.http.protocol.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest, dump
+from fedavg.fleets.http.protocol.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest
+from fedavg.fleets.http.protocol.strict import dump
 
 
 @dataclass(frozen=True)

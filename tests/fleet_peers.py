@@ -17,7 +17,8 @@ from time import monotonic, sleep
 import numpy as np
 
 from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
-from fedavg.fleets.http.protocol.messages import EnrolRequest, dump
+from fedavg.fleets.http.protocol.messages import EnrolRequest
+from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan
 from fedavg.programs.serve import Address, Options, serve

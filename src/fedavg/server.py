@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.errors import Diverged
-from fedavg.fleets import Abandoned, CohortResult, Fleet, LocalFleet
+from fedavg.fleets import Abandoned, CohortResult, Fleet, make_fleet
 from fedavg.metrics.goal import Best, Goal, improved, stalled
 from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
@@ -86,11 +86,11 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def train(plan: Plan, fleet: Fleet | None = None, start: Start | None = None) -> Iterator[Event]:
+def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) -> Iterator[Event]:
     """An iterator over the events of a run: a `Start`, then one `Round` per round, up to the target or the end.
 
-    Nothing runs until the events are asked for. The fleet is local unless another is given. With `start`, an earlier
-    point of the same run, it goes on from there.
+    Nothing runs until the events are asked for. `fleet` says where clients run: an object, a name, or the import name
+    of installed code. With `start`, an earlier point of the same run, it goes on from there.
 
     >>> from fedavg import Plan
     >>> for event in train(Plan(data="mnist", C=0.02, rounds=2, workers=1)):
@@ -100,8 +100,8 @@ def train(plan: Plan, fleet: Fleet | None = None, start: Start | None = None) ->
     Round 2
     """
     check_plan(plan, "train")
-    fleet = fleet or LocalFleet()
-    yield from rounds(resolve(plan, fleet.open(plan), fleet.test), fleet, start)
+    clients = make_fleet(fleet)
+    yield from rounds(resolve(plan, clients.open(plan), clients.test), clients, start)
 
 
 def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:

@@ -58,8 +58,8 @@ from fedavg.fleets.http.protocol.messages import (
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
-    parse,
 )
+from fedavg.fleets.http.protocol.strict import parse
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.fleets.worker import judged, named_sums
 from fedavg.privacy.served import BudgetSpent

@@ -46,8 +46,8 @@ from fedavg.fleets.http.protocol.messages import (
     PollRequest,
     UpdateAnswer,
     WorkOffer,
-    parse,
 )
+from fedavg.fleets.http.protocol.strict import parse
 from fedavg.fleets.http.protocol.vouchers import voucher_text
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.fleets.http.server.store import Store

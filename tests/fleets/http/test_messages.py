@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg.errors import FedAvgError
-from fedavg.fleets.http.protocol import messages
+from fedavg.fleets.http.protocol import strict
 from fedavg.fleets.http.protocol.messages import (
-    MAX_DEPTH,
     MAX_MESSAGE,
     MESSAGES,
     DoneAnswer,
@@ -22,7 +21,6 @@ from fedavg.fleets.http.protocol.messages import (
     Holding,
     JudgeOffer,
     MaskAnswer,
-    MessageRefused,
     NewToken,
     PollAnswer,
     PollRequest,
@@ -32,6 +30,10 @@ from fedavg.fleets.http.protocol.messages import (
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
+)
+from fedavg.fleets.http.protocol.strict import (
+    MAX_DEPTH,
+    MessageRefused,
     dump,
     parse,
     printable,
@@ -316,27 +318,27 @@ def test_a_plain_detail_is_kept_as_it_is():
 VALIDATORS = {kind: jsonschema_rs.validator_for(schema(kind)) for kind in MESSAGES}
 
 
-def allowed(rule: messages.Rule) -> st.SearchStrategy:
+def allowed(rule: strict.Rule) -> st.SearchStrategy:
     """Values that a rule allows."""
     match rule:
-        case messages.Flag():
+        case strict.Flag():
             return st.booleans()
-        case messages.Integer(low, high):
+        case strict.Integer(low, high):
             return st.integers(low, high)
-        case messages.Number(low, high, above, whole):
+        case strict.Number(low, high, above, whole):
             return st.integers(int(low), int(high)) if whole else st.floats(low, high, exclude_min=above)
-        case messages.Text(characters, low, high):
+        case strict.Text(characters, low, high):
             character = st.from_regex(characters, fullmatch=True).filter(lambda c: not "\ud800" <= c <= "\udfff")
             return st.text(character, min_size=low, max_size=min(high, max(low, 40)))
-        case messages.Key():
+        case strict.Key():
             return st.binary(min_size=32, max_size=32).map(lambda key: b64encode(key).decode())
-        case messages.Choice(names):
+        case strict.Choice(names):
             return st.sampled_from(names)
-        case messages.Nullable(inner):
+        case strict.Nullable(inner):
             return st.none() | allowed(inner)
-        case messages.TableOf(name, value, most):
+        case strict.TableOf(name, value, most):
             return st.dictionaries(allowed(name), allowed(value), max_size=most)
-        case messages.Nested(kind):
+        case strict.Nested(kind):
             return instances(kind)
     raise AssertionError(rule)
 

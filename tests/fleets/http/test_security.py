@@ -30,7 +30,8 @@ from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.protocol import wire
 from fedavg.fleets.http.protocol.certs import client_context, make_certificates, server_context
 from fedavg.fleets.http.protocol.keys import ClientKey
-from fedavg.fleets.http.protocol.messages import Eligibility, Problem, UpdateAnswer, WorkOffer, dump
+from fedavg.fleets.http.protocol.messages import Eligibility, Problem, UpdateAnswer, WorkOffer
+from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.server import app, bodies, downloads, listener, turns
 from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.hub import Hub

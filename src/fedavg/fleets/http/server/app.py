@@ -31,8 +31,8 @@ from fedavg.fleets.http.protocol.messages import (
     ReportRequest,
     Settling,
     UpdateAnswer,
-    dump,
 )
+from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.protocol.wire import UpdateRefused
 from fedavg.fleets.http.server import metrics
 from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, Body, check_body, parse_body, read_body
