@@ -12,7 +12,8 @@ from hashlib import sha256
 from typing import Any
 
 from fedavg.fleets.http.protocol.keys import ClientKey, Signer
-from fedavg.fleets.http.protocol.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest, dump
+from fedavg.fleets.http.protocol.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest
+from fedavg.fleets.http.protocol.strict import dump
 
 
 @dataclass(frozen=True)
@@ -169,4 +170,4 @@ class LightClient:
 def poll_body(wait_s: float, eligible: bool = True) -> Body:
     """The body of a poll; a client that is not eligible is answered alike, but never drawn."""
     eligibility = Eligibility(charging=eligible, unmetered=True, idle=True)
-    return Body.of(dump(PollRequest(eligible=eligibility, holding=None, wait_s=wait_s, engine="light")))
+    return Body.of(dump(PollRequest(eligible=eligibility, holding=None, wait_s=wait_s)))

@@ -17,7 +17,8 @@ from time import monotonic, sleep
 import numpy as np
 
 from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
-from fedavg.fleets.http.protocol.messages import EnrolRequest, dump
+from fedavg.fleets.http.protocol.messages import EnrolRequest
+from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan
 from fedavg.programs.serve import Address, Options, serve
@@ -183,7 +184,7 @@ class Peer(Wire):
         return self.signer.client
 
     def poll(self, wait_s: float = 0.0) -> Answer:
-        body = json.dumps({"eligible": ELIGIBLE, "holding": None, "wait_s": wait_s, "engine": "test"}).encode()
+        body = json.dumps({"eligible": ELIGIBLE, "holding": None, "wait_s": wait_s}).encode()
         return self.signed("POST", "/v1/poll", body)
 
     def offer(self) -> dict:

@@ -7,16 +7,13 @@ exact, neither the number of workers nor who does what can change a bit of the r
 """
 
 import logging
-import os
-import signal
-import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import fsum
 from mmap import mmap
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from secrets import token_bytes
@@ -33,9 +30,9 @@ from fedavg.codecs import make_codec
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
-from fedavg.errors import FedAvgError, FleetError, PlanError, TaskError
-from fedavg.fleets import pipes
+from fedavg.errors import FedAvgError, FleetError, PlanError
 from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
+from fedavg.fleets.processes import WorkerProcess
 from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
 from fedavg.fleets.worker import (
     EvalJob,
@@ -87,71 +84,17 @@ def shared_tensor(size: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(buffer, dtype=dtype, count=size)
 
 
-class WorkerProcess:
-    """A forked worker at the other end of a pipe."""
-
-    def __init__(self, setup: Setup, worker: Worker, siblings: Iterable["WorkerProcess"]) -> None:
-        context = get_context("fork")
-        self.pipe, remote = context.Pipe()
-        inherited = [self.pipe, *(sibling.pipe for sibling in siblings)]
-        self.process = context.Process(target=_serve, args=(setup, worker, remote, inherited), daemon=True)
-        self.process.start()
-        remote.close()
-        self._inbox = pipes.Inbox(self.pipe)
-
-    def send(self, job: Job) -> None:
-        """Hand over a job; that a worker is dead shows when its reply is asked for."""
-        with suppress(OSError):
-            self.pipe.send(job)
-
-    def receive(self) -> "list[Result | FedAvgError] | None":
-        """The replies that are here; None if the worker is dead."""
-        return self._inbox.take()
-
-    def kill(self) -> None:
-        """Ends it even if it is stopped or stuck: it holds nothing that it would have to put away."""
-        self.process.kill()
-
-    def stop(self) -> None:
-        self.pipe.close()
-        self.kill()
-        self.process.join()
-
-
-def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Connection]) -> None:
-    """The life of a worker: do jobs until the server goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
-    for other in inherited:  # a copy of the server's end would keep this process alive after the server
-        other.close()
-    keep_freed_memory()
-    with one_thread():
-        _do_jobs(setup, worker, pipe)
-
-
-def _do_jobs(setup: Setup, worker: Worker, pipe: Connection) -> None:
-    while True:
-        try:
-            job = pipe.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        reply: object
-        try:
-            reply = worker.do(job)
-        except FedAvgError as error:
-            reply = error
-        except Exception:
-            reply = TaskError(f"'{setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
-        try:
-            pipes.send(pipe, reply)
-        except OSError:  # the server is gone
-            os._exit(0)
-
-
 class LocalFleet(Fleet):
-    """Simulates all clients of a plan on this machine. What clients keep lies in `states`, or is gone at the end."""
+    """Simulates all clients of a plan on this machine, by as many processes as the plan has workers.
 
-    def __init__(self, states: Path | None = None) -> None:
-        self._kept_in = states
+    >>> from fedavg import Plan, train
+    >>> [event.round for event in train(Plan(data="mnist", C=0.02, rounds=1, workers=1), LocalFleet())]
+    [0, 1]
+    """
+
+    def __init__(self) -> None:
+        #: Where clients keep what they carry from round to round; None: it is gone at the end.
+        self._kept_in: Path | None = None
         self._processes: list[WorkerProcess] = []
         self._scratch = ExitStack()
         #: Cohorts so far: each has a sum of its own, and a round may have several.
@@ -164,11 +107,15 @@ class LocalFleet(Fleet):
                 f"worker_timeout: got {plan.worker_timeout:g}, but clients run in the server's own process here, "
                 "which nobody watches; expected none"
             )
+        self._kept_in = None
         self._data = resolve_data(plan)
         check_population(plan, self._data)
         self.fingerprint, self.test = self._data.fingerprint, self._data.test
         self._population = population_of(self._data)
         return self._population
+
+    def keep_states_in(self, directory: Path) -> None:
+        self._kept_in = directory
 
     def start(self, setup: Setup) -> Tensor:
         self._setup = setup

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from fedavg.errors import FleetError
 from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
-from fedavg.fleets.http.protocol.messages import dump
+from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.protocol.vouchers import PATH, Vouched, VouchRequest, proven, save_public, voucher_text
 from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, parse_body, read_body
 from fedavg.fleets.http.server.limits import Buckets

@@ -3,8 +3,9 @@
 A secret is the value at 0 of a random polynomial of degree t - 1; a client's share is the value at its own point.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from secrets import SystemRandom
 from typing import Final
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -20,6 +21,8 @@ _COEFFICIENT_BYTES: Final = 48
 
 #: Steps between reductions modulo the prime, which cost more than growing by 32 bits a step: this is the fastest.
 _STRIDE: Final = 8
+#: Sets of shares that are tried before a secret is given up: enough for one wrong share in a hundred clients, or a few.
+TRIES: Final = 300
 
 
 def point(client: int) -> int:
@@ -70,3 +73,21 @@ def _lagrange(clients: tuple[int, ...]) -> tuple[int, ...]:
                 denominator = denominator * (other - x) % PRIME
         weights.append(numerator * pow(denominator, -1, PRIME) % PRIME)
     return tuple(weights)
+
+
+def fitting(shares: Mapping[int, int], holders: Sequence[int], fits: Callable[[bytes], bool]) -> bytes | None:
+    """The secret that the shares of these holders give; None if it is none, or not the one that was looked for."""
+    try:
+        secret = reconstruct({holder: shares[holder] for holder in holders})
+    except SecAggError:
+        return None
+    return secret if fits(secret) else None
+
+
+def choices(holders: list[int], count: int) -> Iterator[list[int]]:
+    """Sets of so many holders: the first of them, then others by lot."""
+    if len(holders) < count:
+        return
+    yield holders[:count]
+    for _ in range(TRIES if len(holders) > count else 0):
+        yield sorted(SystemRandom().sample(holders, count))

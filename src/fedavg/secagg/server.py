@@ -7,13 +7,13 @@ session. In the last phase it must go on with the old one, saved by `to_bytes()`
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from secrets import SystemRandom
 from struct import error as StructError
 from struct import pack, unpack_from
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -35,9 +35,6 @@ from fedavg.secagg.messages import (
     UnmaskShares,
 )
 from fedavg.secagg.terms import Terms
-
-#: Sets of shares that are tried before a secret is given up: enough for one wrong share in a hundred clients, or a few.
-TRIES: Final = 300
 
 
 class SessionStep(IntEnum):
@@ -364,8 +361,8 @@ class ServerSession:
         if len(shares) < threshold:
             self._abandon(Fault.TOO_FEW, f"{len(shares)} shares of client {owner} arrived; expected {threshold}")
         honest = [holder for holder in sorted(shares) if holder not in self._liars]
-        for holders in _choices(honest, threshold):
-            secret = self._fitting(shares, holders, fits)
+        for holders in field.choices(honest, threshold):
+            secret = field.fitting(shares, holders, fits)
             if secret is None:
                 continue
             if holders != honest[:threshold]:
@@ -375,14 +372,6 @@ class ServerSession:
             Fault.BAD_SHARE, f"the shares of client {owner} do not give the secret that it is bound to"
         )
 
-    @staticmethod
-    def _fitting(shares: dict[int, int], holders: list[int], fits: Callable[[bytes], bool]) -> bytes | None:
-        try:
-            secret = field.reconstruct({holder: shares[holder] for holder in holders})
-        except SecAggError:
-            return None
-        return secret if fits(secret) else None
-
     def _find_liars(
         self, shares: dict[int, int], holders: list[int], right: list[int], fits: Callable[[bytes], bool]
     ) -> None:
@@ -390,15 +379,6 @@ class ServerSession:
 
         Wrong shares can cancel among a few. Nobody is named unless so many agree that no others could.
         """
-        wrong = {h for h in set(holders) - set(right) if self._fitting(shares, [h, *right[1:]], fits) is None}
+        wrong = {h for h in set(holders) - set(right) if field.fitting(shares, [h, *right[1:]], fits) is None}
         if len(holders) - 2 * len(wrong) >= len(right):
             self._liars |= wrong
-
-
-def _choices(holders: list[int], count: int) -> Iterator[list[int]]:
-    """Sets of so many holders: the first of them, then others by lot."""
-    if len(holders) < count:
-        return
-    yield holders[:count]
-    for _ in range(TRIES if len(holders) > count else 0):
-        yield sorted(SystemRandom().sample(holders, count))

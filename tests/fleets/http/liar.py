@@ -17,7 +17,14 @@ import numpy as np
 from harness import wait_until
 
 from fedavg import Plan
-from fedavg.fleets.http.protocol.messages import MaskAnswer, Problem, UpdateAnswer, WaitAnswer, WorkOffer, dump
+from fedavg.fleets.http.protocol.messages import (
+    MaskAnswer,
+    Problem,
+    UpdateAnswer,
+    WaitAnswer,
+    WorkOffer,
+)
+from fedavg.fleets.http.protocol.strict import dump
 from fedavg.secagg import SessionMessage, parse
 
 

@@ -19,7 +19,8 @@ from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.vouching import asking, own_identity
 from fedavg.fleets.http.protocol.keys import ClientKey, KeyFileError
-from fedavg.fleets.http.protocol.messages import MaskAnswer, ReportRequest, UpdateAnswer, WorkOffer, parse
+from fedavg.fleets.http.protocol.messages import MaskAnswer, ReportRequest, UpdateAnswer, WorkOffer
+from fedavg.fleets.http.protocol.strict import parse
 from fedavg.fleets.http.protocol.vouchers import PATH, Vouched, load_public, request_for, save_public
 from fedavg.secagg import ClientSession, answer
 from fedavg.secagg import parse as parse_message

@@ -21,7 +21,14 @@ from safetensors.torch import load_file
 
 from fedavg.engine.trainer import Trainer
 from fedavg.fleets.http.protocol.keys import CLIENT, COUNTER, EPOCH, SIGNATURE
-from fedavg.fleets.http.protocol.messages import PROBLEMS, EnrolRequest, NewToken, PollRequest, ReportRequest, schema
+from fedavg.fleets.http.protocol.messages import (
+    PROBLEMS,
+    EnrolRequest,
+    NewToken,
+    PollRequest,
+    ReportRequest,
+)
+from fedavg.fleets.http.protocol.strict import schema
 from fedavg.fleets.http.protocol.wire import UpdateFault
 from fedavg.setup import resolve_task
 from fleet_peers import ELIGIBLE, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving_process
@@ -68,9 +75,9 @@ class Target:
         return rows
 
     def visible(self) -> dict:
-        """What everybody can see, but for the clock and the counter of refused updates."""
+        """What everybody can see, but for the clock and the counters of refused updates and of clients' reports."""
         status = self.server.status()
-        del status["updates_refused"], status["round"]["seconds_left"]
+        del status["updates_refused"], status["reports"], status["round"]["seconds_left"]
         return status
 
     def rss(self) -> int:
@@ -120,7 +127,8 @@ def of_schema(spec: dict, rng: random.Random) -> object:
             low, high = spec["minimum"], spec["maximum"]
             return rng.choice([low, high, rng.randint(low, high), rng.randint(low, min(high, low + 9))])
         case "number":
-            return rng.uniform(spec["minimum"], spec["maximum"])
+            low = spec.get("minimum", spec.get("exclusiveMinimum"))
+            return rng.uniform(low, spec["maximum"]) or spec["maximum"]  # never the excluded end
         case "boolean":
             return rng.random() < 0.5
     return None

@@ -16,7 +16,8 @@ import fedavg
 from fedavg.fleets.http.device.judge import check_judging, sums_frame
 from fedavg.fleets.http.device.policy import Declined, Policy
 from fedavg.fleets.http.protocol import sums
-from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, JudgeOffer, UpdateAnswer, parse
+from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, JudgeOffer, UpdateAnswer
+from fedavg.fleets.http.protocol.strict import parse
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import resolve_on_device
 

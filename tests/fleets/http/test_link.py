@@ -11,7 +11,8 @@ from fedavg.errors import FleetError
 from fedavg.fleets.http.device import link as module
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.protocol.keys import ClientKey
-from fedavg.fleets.http.protocol.messages import Problem, dump
+from fedavg.fleets.http.protocol.messages import Problem
+from fedavg.fleets.http.protocol.strict import dump
 
 STALE = Problem(error="stale-epoch", detail="sign again", epoch="new")
 

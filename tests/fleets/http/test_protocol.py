@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedavg.codecs import make_codec
-from fedavg.fleets.http.protocol import messages
-from fedavg.fleets.http.protocol.messages import MAX_DEPTH, MAX_MESSAGE, PROBLEMS, REPORTS, ReportRequest, dump
+from fedavg.fleets.http.protocol import messages, strict
+from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, PROBLEMS, REPORTS, ReportRequest
+from fedavg.fleets.http.protocol.strict import MAX_DEPTH, dump
 from fedavg.fleets.http.protocol.wire import (
     MAX_HEADER,
     Expected,
@@ -29,7 +30,7 @@ SECTIONS = dict(re.findall(r"^##+ (.+?)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | 
 TABLES = {
     kind.__name__: kind
     for kind in vars(messages).values()
-    if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__") and not issubclass(kind, messages.Rule)
+    if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__") and not issubclass(kind, strict.Rule)
 } | {"Header": SealedHeader}
 
 
@@ -38,15 +39,15 @@ def rows(section: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def bounds(rule: messages.Rule) -> list[float]:
+def bounds(rule: strict.Rule) -> list[float]:
     match rule:
-        case messages.Nullable(inner):
+        case strict.Nullable(inner):
             return bounds(inner)
-        case messages.TableOf(name, value, most):
+        case strict.TableOf(name, value, most):
             return [most, name.low, name.high, value.high]
-        case messages.Text(_, low, high) if low < high:
+        case strict.Text(_, low, high) if low < high:
             return [low, high]
-        case messages.Number(low, high) | messages.Integer(low, high):
+        case strict.Number(low, high) | strict.Integer(low, high):
             return [low, high]
     return []
 
@@ -67,7 +68,7 @@ def test_each_message_has_its_fields_with_their_bounds_and_meanings(section):
     for name, (allowed, meaning) in table.items():
         assert meaning == specs[name]["help"]
         assert set(bounds(specs[name]["rule"])) <= numbers(allowed), name
-        assert isinstance(specs[name]["rule"], messages.Nullable) == allowed.endswith("or null")
+        assert isinstance(specs[name]["rule"], strict.Nullable) == allowed.endswith("or null")
 
 
 def test_the_reasons_are_those_of_the_code_in_the_same_order():

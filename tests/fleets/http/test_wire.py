@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedavg.codecs import CODECS, Codec, make_codec
 from fedavg.errors import DataError, FedAvgError
-from fedavg.fleets.http.protocol.messages import MessageRefused
+from fedavg.fleets.http.protocol.strict import MessageRefused
 from fedavg.fleets.http.protocol.wire import (
     MAX_HEADER,
     Expected,

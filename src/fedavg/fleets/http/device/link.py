@@ -18,7 +18,8 @@ import httpx2 as httpx
 
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
-from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, MessageRefused, Problem, dump, parse
+from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, Problem
+from fedavg.fleets.http.protocol.strict import MessageRefused, dump, parse
 
 log = logging.getLogger("fedavg.device")
 T = TypeVar("T")

@@ -22,7 +22,8 @@ from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link
 from fedavg.fleets.http.device.policy import Declined
 from fedavg.fleets.http.device.reports import report
-from fedavg.fleets.http.protocol.messages import JudgeOffer, MaskAnswer, PollAnswer, WorkOffer, dump, parse
+from fedavg.fleets.http.protocol.messages import JudgeOffer, MaskAnswer, PollAnswer, WorkOffer
+from fedavg.fleets.http.protocol.strict import dump, parse
 from fedavg.metrics.spread import names_of_sums
 from fedavg.setup import Setup
 

@@ -6,7 +6,8 @@ from typing import Literal
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.policy import Declined, OutOfTime
-from fedavg.fleets.http.protocol.messages import ReportRequest, UpdateAnswer, printable
+from fedavg.fleets.http.protocol.messages import ReportRequest, UpdateAnswer
+from fedavg.fleets.http.protocol.strict import printable
 from fedavg.secagg import SecAggError
 
 log = logging.getLogger("fedavg.device")

@@ -1,205 +1,32 @@
-"""Every message of the protocol but the update itself: strict JSON to and from frozen dataclasses (docs/protocol.md).
+"""Every message of the protocol but the update itself, as frozen dataclasses (docs/protocol.md).
 
-A field's type, bounds and help text stand once, in its metadata: the parser, the writer and the JSON schemas are made
-from them. Whatever does not fit is refused by name; nothing is converted, guessed or ignored.
+`strict.py` makes parser, writer and JSON schemas from the fields' rules.
 """
 
-import re
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, fields
-from json import JSONDecoder, dumps
-from typing import Any, Final, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from fedavg.errors import FedAvgError
+from fedavg.fleets.http.protocol.strict import (
+    LINE,
+    LINES,
+    Choice,
+    Flag,
+    Integer,
+    Key,
+    Nested,
+    Nullable,
+    Number,
+    TableOf,
+    Text,
+    item,
+    tag,
+)
 
 PROTOCOL: Final = 1
 #: No message that `dump` writes is longer, in bytes; requests to a server are far smaller.
 MAX_MESSAGE: Final = 128 * 1024
-#: No message nests deeper than this; a parser that recurses is never shown more.
-MAX_DEPTH: Final = 4
 LARGEST: Final = 2**31 - 1
 
-T = TypeVar("T")
-RefusedReason = Literal["bad-json", "too-large", "bad-field"]
-
-
-class MessageRefused(FedAvgError):
-    """A message is not what the protocol says; `field` is the dotted path of the culprit, if it is one field."""
-
-    def __init__(self, reason: RefusedReason, detail: str, field: str | None = None) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.field = field
-
-
-# What a field may hold. Each rule checks a value that JSON gave, and says the same as a JSON schema.
-
-
-class Rule(ABC):
-    @abstractmethod
-    def check(self, value: object, path: str) -> object:
-        """The value for the dataclass, or MessageRefused that names the path."""
-
-    @abstractmethod
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema of the values that `check` takes."""
-
-
-@dataclass(frozen=True)
-class Flag(Rule):
-    def check(self, value: object, path: str) -> object:
-        return value if isinstance(value, bool) else _refuse(value, path, "true or false")
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "boolean"}
-
-
-@dataclass(frozen=True)
-class Integer(Rule):
-    low: int
-    high: int
-
-    def check(self, value: object, path: str) -> object:
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
-            _refuse(value, path, f"a whole number from {self.low} to {self.high}")
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
-
-
-@dataclass(frozen=True)
-class Number(Rule):
-    """A finite number. JSON does not tell 1 from 1.0 (some languages write one for the other): both are taken."""
-
-    low: float
-    high: float
-    above: bool = False  # low itself is not allowed
-    whole: bool = False
-
-    def check(self, value: object, path: str) -> object:
-        # Python compares whole numbers of any length with floats exactly; NaN is in no interval.
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
-        if not fits or (self.above and value == self.low) or (self.whole and value != int(value)):  # type: ignore[call-overload]
-            kind = "a whole number" if self.whole else "a number"
-            _refuse(value, path, f"{kind} {'above' if self.above else 'from'} {self.low:g} to {self.high:g}")
-        return float(value)  # type: ignore[arg-type]
-
-    def schema(self) -> dict[str, Any]:
-        low = "exclusiveMinimum" if self.above else "minimum"
-        return {"type": "integer" if self.whole else "number", low: self.low, "maximum": self.high}
-
-
-#: JSON can write half of a surrogate pair, which is no character: a schema has no word for it.
-_HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
-
-
-@dataclass(frozen=True)
-class Text(Rule):
-    """A text of `low` to `high` characters, each from a class such as '[a-z]'."""
-
-    characters: str
-    low: int
-    high: int
-    expected: str
-
-    @property
-    def pattern(self) -> str:
-        return f"{self.characters}{{{self.low},{self.high}}}"
-
-    def check(self, value: object, path: str) -> object:
-        if not isinstance(value, str) or not re.fullmatch(self.pattern, value) or _HALF_PAIR.search(value):
-            _refuse(value, path, f"{self.expected}, {self.low} to {self.high} characters")
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {
-            "type": "string",
-            "minLength": self.low,
-            "maxLength": self.high,
-            "pattern": f"^{self.characters}*$",
-        }
-
-
-@dataclass(frozen=True)
-class Key(Rule):
-    """32 bytes in base64, in the one way of writing them: the bits that are left over are zero."""
-
-    pattern = "[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="
-
-    def check(self, value: object, path: str) -> object:
-        if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
-            _refuse(value, path, "32 bytes in base64, 44 characters")
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 44, "maxLength": 44, "pattern": f"^{self.pattern}$"}
-
-
-@dataclass(frozen=True)
-class Choice(Rule):
-    names: tuple[str, ...]
-
-    def check(self, value: object, path: str) -> object:
-        return value if value in self.names else _refuse(value, path, f"one of {', '.join(self.names)}")
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "enum": list(self.names)}
-
-
-@dataclass(frozen=True)
-class Nullable(Rule):
-    """A value or null. The field itself is never left out."""
-
-    rule: Rule
-
-    def check(self, value: object, path: str) -> object:
-        return None if value is None else self.rule.check(value, path)
-
-    def schema(self) -> dict[str, Any]:
-        return {"anyOf": [self.rule.schema(), {"type": "null"}]}
-
-
-@dataclass(frozen=True)
-class TableOf(Rule):
-    """Names to numbers."""
-
-    name: Text
-    value: Number
-    most: int
-
-    def check(self, value: object, path: str) -> object:
-        if not isinstance(value, dict) or len(value) > self.most:
-            return _refuse(value, path, f"an object of at most {self.most} numbers by name")
-        for name in value:
-            if not re.fullmatch(self.name.pattern, name):
-                _refuse(name, path, f"names of {self.name.expected}, {self.name.low} to {self.name.high} characters")
-        return {name: self.value.check(number, f"{path}.{name}") for name, number in value.items()}
-
-    def schema(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "propertyNames": self.name.schema(),
-            "additionalProperties": self.value.schema(),
-            "maxProperties": self.most,
-        }
-
-
-@dataclass(frozen=True)
-class Nested(Rule):
-    kind: type
-
-    def check(self, value: object, path: str) -> object:
-        return _build(self.kind, value, path)
-
-    def schema(self) -> dict[str, Any]:
-        return schema(self.kind)
-
-
-#: Not safe to show: control characters, and marks that turn or hide text.
-_UNSAFE = r"\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-_LINE = rf"[^\x00-\x1f{_UNSAFE}]"
-_LINES = rf"[^\x00-\x08\x0b-\x1f{_UNSAFE}]"
 _VISIBLE = Text("[!-~]", 1, 128, "visible ASCII without spaces")
 
 ROUND: Final = Integer(1, LARGEST)
@@ -224,16 +51,6 @@ METRICS: Final = TableOf(Text("[a-z_]", 1, 32, "a-z and _"), Number(-1e12, 1e12)
 COUNTED: Final = "whether the update in `holding` is part of its round; null if there is none or it is not known"
 
 
-def item(rule: Rule, help: str) -> Any:
-    """A field of a message."""
-    return field(metadata={"rule": rule, "help": help})
-
-
-def tag(name: str) -> Any:
-    """The field by which the kinds of one answer are told apart."""
-    return field(init=False, default=name, metadata={"rule": Choice((name,)), "help": "the kind of answer"})
-
-
 @dataclass(frozen=True)
 class EnrolRequest:
     """POST /v1/enrol: a new client shows its invitation and the public key that it will sign with."""
@@ -241,7 +58,7 @@ class EnrolRequest:
     token: str = item(TOKEN, "the invitation, as the operator gave it")
     key: str = item(Key(), "the client's Ed25519 public key, base64")
     examples: int = item(Integer(0, 2**31), "n_k, how many examples the client holds")
-    name: str = item(Text(_LINE, 0, 64, "printable text"), "a name for the operator to see")
+    name: str = item(Text(LINE, 0, 64, "printable text"), "a name for the operator to see")
     client: int | None = item(Nullable(CLIENT), "the client number asked for, or null for any")
     task: str = item(_VISIBLE, "the task that is installed on the client")
     protocol: int = item(Integer(1, 65_535), "the version of the protocol that the client speaks")
@@ -253,7 +70,7 @@ class Enrolled:
 
     client: int = item(CLIENT, "k, the client's number")
     epoch: str = item(EPOCH, "the server's epoch, to sign with")
-    plan: str = item(Text(_LINES, 1, 16_384, "printable text"), "the plan of the run, TOML")
+    plan: str = item(Text(LINES, 1, 16_384, "printable text"), "the plan of the run, TOML")
     plan_digest: str = item(PLAN_DIGEST, "identifies the run")
 
 
@@ -282,7 +99,6 @@ class PollRequest:
     eligible: Eligibility = item(Nested(Eligibility), "whether the device may work now")
     holding: Holding | None = item(Nullable(Nested(Holding)), "the update that the client still keeps, or null")
     wait_s: float = item(Number(0, 60), "how long the server may hold the request open")
-    engine: str = item(Text(_LINE, 1, 128, "printable text"), "how the client trains: the engine's name")
 
 
 #: Attempts at an evaluation are numbered from here on, so that nobody takes an answer for an update.
@@ -401,7 +217,7 @@ class ReportRequest:
     kind: Literal["failed", "declined"] = item(Choice(("failed", "declined")), "failed while training, or never began")
     reason: str = item(Choice(tuple(REPORTS)), "why, for programs")
     blames: int | None = item(Nullable(CLIENT), "the client that spoiled a session of secure aggregation, or null")
-    detail: str = item(Text(_LINES, 0, 500, "printable text"), "what went wrong, without personal data")
+    detail: str = item(Text(LINES, 0, 500, "printable text"), "what went wrong, without personal data")
 
 
 @dataclass(frozen=True)
@@ -409,7 +225,7 @@ class NewToken:
     """POST /admin/tokens: an invitation for new clients; asks for the admin token."""
 
     uses: int | None = item(Nullable(Integer(1, LARGEST)), "how many clients may use it; null for any number")
-    label: str = item(Text(_LINE, 0, 64, "printable text"), "what it is for, for the operator")
+    label: str = item(Text(LINE, 0, 64, "printable text"), "what it is for, for the operator")
     client: int | None = item(Nullable(CLIENT), "the client number that it is for, or null for any")
     hours: float | None = item(Nullable(HOURS), "how long it is good for; null for ever")
 
@@ -430,7 +246,7 @@ class Problem:
     """The body of every answer of 400 and above."""
 
     error: str = item(Text("[a-z0-9-]", 1, 64, "a-z, 0-9 and -"), "the reason, for programs")
-    detail: str = item(Text(_LINES, 0, 1000, "printable text"), "the reason, for people")
+    detail: str = item(Text(LINES, 0, 1000, "printable text"), "the reason, for people")
     epoch: str | None = item(Nullable(EPOCH), "the epoch to sign with, if that was the mistake")
 
 
@@ -486,120 +302,3 @@ MESSAGES: Final = (
     Selection,
     Problem,
 )
-_VARIANTS: Final[dict[type, tuple[type, ...]]] = {
-    PollAnswer: (WorkOffer, JudgeOffer, MaskAnswer, WaitAnswer, DoneAnswer)
-}
-
-
-def parse(kind: type[T], body: bytes, limit: int) -> T:
-    """The message of this kind that the bytes hold; anything else is MessageRefused."""
-    if len(body) > limit:
-        raise MessageRefused("too-large", f"got a message of {len(body)} bytes; expected at most {limit}")
-    message = _build(kind, _strict_json(body), "")
-    assert isinstance(message, kind)
-    return message
-
-
-def dump(message: object) -> bytes:
-    """The message as JSON; one that `parse` would not take is refused here already."""
-    values = asdict(message)  # type: ignore[call-overload]
-    _build(type(message), values, "")
-    return dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def schema(kind: type) -> dict[str, Any]:
-    """The JSON schema of a message, with nothing left open."""
-    if kind in _VARIANTS:
-        return {"oneOf": [schema(variant) for variant in _VARIANTS[kind]], "description": kind.__doc__}
-    properties = {
-        spec.name: spec.metadata["rule"].schema() | {"description": spec.metadata["help"]} for spec in fields(kind)
-    }
-    return {
-        "type": "object",
-        "description": kind.__doc__,
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def printable(text: str, limit: int) -> str:
-    """A text made fit for a `detail`: unsafe characters become '?', and what is too long is cut."""
-    return _HALF_PAIR.sub("?", re.sub(f"(?!{_LINES}).", "?", text[:limit], flags=re.DOTALL))
-
-
-def _build(kind: type, value: object, path: str) -> object:
-    if not isinstance(value, dict):
-        return _refuse(value, path, "an object")
-    variants = _VARIANTS.get(kind)
-    if variants:
-        kind = _variant(variants, value, path)
-    specs = fields(kind)
-    _check_names(value, [spec.name for spec in specs], path)
-    checked = {spec.name: spec.metadata["rule"].check(value[spec.name], _join(path, spec.name)) for spec in specs}
-    return kind(**{spec.name: checked[spec.name] for spec in specs if spec.init})
-
-
-def _check_names(value: dict[str, object], known: list[str], path: str) -> None:
-    """Each known field is there, and no other."""
-    for name in [name for name in value if name not in known]:
-        _refuse(value[name], _join(path, _shown(name)), f"no such field; known are {', '.join(known)}")
-    for where in [_join(path, name) for name in known if name not in value]:
-        raise MessageRefused("bad-field", f"{where}: is missing; expected {', '.join(known)}", where)
-
-
-def _variant(variants: tuple[type, ...], value: dict[str, object], path: str) -> type:
-    by_tag = {variant.__dataclass_fields__["type"].default: variant for variant in variants}  # type: ignore[attr-defined]
-    Choice(tuple(by_tag)).check(value.get("type"), _join(path, "type"))
-    return by_tag[value["type"]]
-
-
-def _strict_json(body: bytes) -> object:
-    """JSON in UTF-8 without repeated names, without NaN and Infinity, and not nested too deep."""
-    try:
-        text = body.decode("utf-8")
-        _check_depth(text)
-        return _DECODER.decode(text)
-    except (ValueError, RecursionError) as error:
-        raise MessageRefused("bad-json", f"got bytes that are not strict JSON: {_shown(str(error))}") from None
-
-
-def _check_depth(text: str) -> None:
-    depth = 0
-    for bracket in _BRACKET.finditer(_STRING.sub("", text)):
-        depth += 1 if bracket[0] in "[{" else -1
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH}")
-
-
-def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a name is repeated in an object")
-    return values
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER: Final = JSONDecoder(object_pairs_hook=_no_repeats, parse_constant=_no_constant)
-_BRACKET: Final = re.compile(r"[\[\]{}]")
-#: Possessive, and taking a string without an end as well: each character is looked at once, whatever the text.
-_STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _refuse(value: object, path: str, expected: str) -> object:
-    if not path:
-        raise MessageRefused("bad-json", f"got {_shown(value)}; expected {expected}")
-    raise MessageRefused("bad-field", f"{path}: got {_shown(value)}; expected {expected}", path)
-
-
-def _shown(value: object) -> str:
-    """A value of a stranger's making, short and printable."""
-    text = value if isinstance(value, str) else repr(value)
-    return ascii(text[:80])[1:-1]

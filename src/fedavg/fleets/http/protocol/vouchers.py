@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol.keys import ClientKey, KeyFileError
-from fedavg.fleets.http.protocol.messages import TOKEN, Key, Text, item
+from fedavg.fleets.http.protocol.messages import TOKEN
+from fedavg.fleets.http.protocol.strict import Key, Text, item
 from fedavg.secagg.identity import SIGNATURE_BYTES, verified
 
 #: Where an authority that runs as a process is asked.

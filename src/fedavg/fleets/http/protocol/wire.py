@@ -27,6 +27,8 @@ from fedavg.fleets.http.protocol.messages import (
     PLAN_DIGEST,
     ROUND,
     SHA256,
+)
+from fedavg.fleets.http.protocol.strict import (
     Integer,
     MessageRefused,
     Number,

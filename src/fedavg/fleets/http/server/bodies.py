@@ -8,7 +8,8 @@ from typing import Final, TypeVar
 from starlette.requests import Request
 
 from fedavg.fleets.http.protocol import keys
-from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, MessageRefused, parse
+from fedavg.fleets.http.protocol.messages import MAX_MESSAGE
+from fedavg.fleets.http.protocol.strict import MessageRefused, parse
 from fedavg.fleets.http.server.refusals import Refusal
 
 #: Bytes of a JSON request: none needs more.

@@ -21,7 +21,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fedavg.errors import FleetError
-from fedavg.fleets.http.protocol.messages import Problem, dump
+from fedavg.fleets.http.protocol.messages import Problem
+from fedavg.fleets.http.protocol.strict import dump
 
 log = logging.getLogger("fedavg.fleet")
 

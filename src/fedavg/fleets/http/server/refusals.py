@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedavg.fleets.http.protocol.messages import PROBLEMS, Problem, dump, printable
+from fedavg.fleets.http.protocol.messages import PROBLEMS, Problem
+from fedavg.fleets.http.protocol.strict import dump, printable
 
 
 class Refusal(Exception):

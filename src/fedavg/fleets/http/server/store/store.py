@@ -8,14 +8,14 @@ from pathlib import Path
 from threading import RLock
 from typing import Final, Self
 
-from sqlalchemy import Connection, and_, delete, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy import Connection, and_, delete
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from fedavg.fleets.http.server.store import progress, schema
+from fedavg.fleets.http.server.store.address import database_at
 from fedavg.fleets.http.server.store.database import Database
 from fedavg.fleets.http.server.store.enrolment import Applicant, client_row, enrolled, token_row
-from fedavg.fleets.http.server.store.postgresql import PostgreSQL
 from fedavg.fleets.http.server.store.rows import ClientRow, Counted, RoundRow, RunRow, StoreError, TokenRow
 from fedavg.fleets.http.server.store.schema import clients, ledger, meta, notes, rounds, run, states, tokens
 from fedavg.fleets.http.server.store.sealed import (
@@ -27,7 +27,6 @@ from fedavg.fleets.http.server.store.sealed import (
     seal_all,
     update_rows,
 )
-from fedavg.fleets.http.server.store.sqlite import SQLite
 from fedavg.privacy.served import Attempt
 
 #: Blobs kept besides the newest, so that a damaged one is not the end of a run.
@@ -47,7 +46,7 @@ class Store:
     @classmethod
     def open(cls, url_or_path: str | Path) -> Self:
         """Opens or makes the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema."""
-        store = cls(_database(url_or_path))
+        store = cls(database_at(url_or_path))
         try:
             store._migrate()
         except BaseException:
@@ -375,23 +374,6 @@ class Store:
 
     def _definitions(self, connection: Connection) -> str:
         return sha256(self._database.definitions(connection).encode()).hexdigest()
-
-
-def _database(url_or_path: str | Path) -> Database:
-    if isinstance(url_or_path, Path) or "://" not in url_or_path:
-        return SQLite(Path(url_or_path))
-    try:
-        url = make_url(url_or_path)
-    except ArgumentError as error:
-        raise StoreError("the database's URL can not be read; expected a path, sqlite:/// or postgresql://") from error
-    if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
-        return SQLite(Path(str(url.database)))
-    if url.get_backend_name() == "postgresql":
-        return PostgreSQL(url)
-    raise StoreError(
-        f"{url.render_as_string(hide_password=True)} is no database for a run; expected a path, sqlite:///path or "
-        "postgresql://user@host/name"
-    )
 
 
 def _answers(connection: Connection) -> bool:
