@@ -1,6 +1,6 @@
 """Federated averaging, made real.
 
-The ideas: Task, FederatedData, Algorithm, Optimizer, Metric, Update / Sum, Stage, Codec, Sampler, Fleet, Plan.
+Ten ideas: Task, FederatedData, Algorithm, Optimizer, Metric, Update and Sum, Stage and Codec, Sampler, Fleet, Plan.
 
 >>> import fedavg
 >>> plan = fedavg.Plan(task="mnist-2nn", data="mnist", C=0.02, rounds=1, workers=1)

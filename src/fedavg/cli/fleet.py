@@ -68,7 +68,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from fedavg.fleets.http.protocol.certs import server_context
     from fedavg.fleets.http.protocol.vouchers import load_public
     from fedavg.fleets.http.server.fleet import Stopped
-    from fedavg.fleets.http.server.hub import Guards
+    from fedavg.fleets.http.server.guards import Guards
     from fedavg.fleets.http.server.logs import log_to_stderr
     from fedavg.fleets.http.server.rounds import Rules
     from fedavg.programs.serve import JOIN_TOKEN, Address, Options

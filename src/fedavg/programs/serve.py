@@ -28,7 +28,8 @@ from fedavg.fleets.http.server.admin import Admin
 from fedavg.fleets.http.server.app import FleetApp
 from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet
-from fedavg.fleets.http.server.hub import Guards, Hub
+from fedavg.fleets.http.server.guards import Guards
+from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.rounds import Rules
@@ -322,7 +323,7 @@ def _save_initial(event: Event, fleet: HttpFleet, store: Store) -> None:
 
 def _commit(event: Round, fleet: HttpFleet, hub: Hub, store: Store) -> None:
     """One transaction: the state, the metrics, who counted. Only then clients may let go of their updates."""
-    blob, digest, counted = save(_contiguous(event.state)), model_sha256(event.state.weights), hub.counted()
+    blob, digest, counted = save(_contiguous(event.state)), model_sha256(event.state.weights), hub.collecting.counted()
 
     def write() -> None:
         if store.last_round() < event.round:  # a connection may be lost after the commit and before its answer
@@ -340,7 +341,7 @@ def _contiguous(state: State) -> dict[str, Any]:
 
 def _say_goodbye(hub: Hub, result: Result, linger_s: float) -> None:
     """Stay until everyone knows that it is over, or for as long as was asked."""
-    hub.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, counted=None))
+    hub.polls.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, counted=None))
     until = monotonic() + linger_s
-    while not hub.all_told() and monotonic() < until and not hub.stopping:
+    while not hub.polls.all_told() and monotonic() < until and not hub.shared.stopping:
         sleep(0.05)
