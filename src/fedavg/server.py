@@ -30,7 +30,16 @@ GOAL: Final = "goal"
 
 @dataclass(frozen=True)
 class Start:
-    """Before round 1, or where a run goes on: the state after `round` rounds."""
+    """Before round 1, or where a run goes on: the state after `round` rounds.
+
+    >>> from fedavg import Plan
+    >>> plan = Plan(data="mnist", C=0.02, rounds=2, workers=1)
+    >>> first, one, two = train(plan)
+    >>> first.round, first.engine
+    (0, 'graph...')
+    >>> [event.round for event in train(plan, start=Start(1, one.state))]
+    [1, 2]
+    """
 
     round: int
     state: State
@@ -40,7 +49,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Round:
-    """What happened in one round. `test` and `train` are there only for rounds that were evaluated."""
+    """What happened in one round. `test` and `train` are there only for rounds that were evaluated.
+
+    >>> from fedavg import Plan
+    >>> *_, last = train(Plan(data="mnist", C=0.02, rounds=2, eval_every=2, workers=1))
+    >>> last.round, last.clients, sorted(last.test), tuple(last.state.weights.shape)
+    (2, 2, ['accuracy', 'loss'], (199210,))
+    """
 
     round: int
     lr: float
@@ -67,6 +82,7 @@ class Round:
     ledger: dict[str, Any] | None = None
 
 
+#: What `train` gives, and what a `watch` is called with.
 Event = Start | Round
 
 
