@@ -19,6 +19,7 @@ from typing import Any, Final
 from safetensors.torch import load, save
 from starlette.applications import Starlette
 
+from fedavg.engine.model import model_sha256
 from fedavg.errors import DiskError, PlanError
 from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
@@ -35,7 +36,7 @@ from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.privacy.served import BudgetSpent, ServedLedger, served
-from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
+from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, Watcher, finish
