@@ -170,4 +170,4 @@ class LightClient:
 def poll_body(wait_s: float, eligible: bool = True) -> Body:
     """The body of a poll; a client that is not eligible is answered alike, but never drawn."""
     eligibility = Eligibility(charging=eligible, unmetered=True, idle=True)
-    return Body.of(dump(PollRequest(eligible=eligibility, holding=None, wait_s=wait_s, engine="light")))
+    return Body.of(dump(PollRequest(eligible=eligibility, holding=None, wait_s=wait_s)))

@@ -184,7 +184,7 @@ class Peer(Wire):
         return self.signer.client
 
     def poll(self, wait_s: float = 0.0) -> Answer:
-        body = json.dumps({"eligible": ELIGIBLE, "holding": None, "wait_s": wait_s, "engine": "test"}).encode()
+        body = json.dumps({"eligible": ELIGIBLE, "holding": None, "wait_s": wait_s}).encode()
         return self.signed("POST", "/v1/poll", body)
 
     def offer(self) -> dict:

@@ -18,15 +18,15 @@ from dataclasses import astuple, dataclass
 from itertools import product
 
 import numpy as np
-from fedavg.cohort import eligible
-from study import Row, Study, study_options
 from torch import Tensor, nn
 
 from fedavg import LocalFleet, Plan, Round, Task, train
 from fedavg.errors import Diverged
 from fedavg.runlog.curves import rounds_to_target
+from fedavg.samplers.cohort import eligible
 from fedavg.tasks.mnist import cnn, image
 from fedavg.types import Cohort
+from study import Row, Study, study_options
 
 TARGET = 0.99
 
@@ -64,7 +64,7 @@ def centred(x: Tensor) -> Tensor:
 class InTurns(LocalFleet):
     """All clients take their turns, in a new order each time, before one comes again."""
 
-    def draw(self, round: int) -> Cohort:
+    def draw(self, round: int, weights: Tensor) -> Cohort:
         clients = eligible(self._population)
         time, place = divmod(round - 1, len(clients))
         order = np.random.default_rng((self._setup.plan.seed, time)).permutation(clients)

@@ -29,6 +29,22 @@ class Client:
     `epochs` is the fast path. For any other PyTorch code there are `module`, whose parameters are the weights
     themselves, `batches`, `loss` and `rng`. `state` holds what the client keeps from one of its rounds to the next: for
     algorithms that say `keeps_state`.
+
+    >>> from dataclasses import dataclass
+    >>> from fedavg import FedAvg, Plan, run
+    >>> @dataclass(frozen=True)
+    ... class SignSteps(FedAvg):
+    ...     name = "signsteps"
+    ...
+    ...     def client_update(self, client, weights, work):
+    ...         client.load(weights)
+    ...         for x, y in client.batches(work.batch):
+    ...             loss = client.loss(x, y)
+    ...             for p, g in zip(client.module.parameters(), torch.autograd.grad(loss, client.module.parameters())):
+    ...                 p.data.sub_(work.lr * g.sign())
+    ...         return Update(client.weights - weights, client.n, {"train_loss": loss.item()})
+    >>> run(Plan(data="mnist", algorithm=SignSteps(), lr=0.001, C=0.02, rounds=1, workers=1)).summary.rounds
+    1
     """
 
     def __init__(

@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from fedavg.engine.model import Model
+from fedavg.engine.model import Model, model_sha256
 from fedavg.engine.trainer import Engine
 from fedavg.errors import DiskError, FedAvgError, RunDirError, TaskError
-from fedavg.fleets import Fleet, LocalFleet
+from fedavg.fleets import Fleet, make_fleet
 from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan, check_plan
-from fedavg.runlog.checkpoint import model_sha256
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.started import started_with
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise
@@ -68,10 +67,13 @@ class Result:
         return self.metrics.get(name, np.array([]))
 
 
-def run(plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = None) -> Result:
+def run(
+    plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = None, fleet: str | Fleet = "local"
+) -> Result:
     """Train to the end of the plan. With a run directory, the run is recorded and can be resumed after any stop.
 
-    `watch` is called with every event: a `Start`, then a `Round` for each round.
+    `watch` is called with every event: a `Start`, then a `Round` for each round. `fleet` says where clients run: an
+    object, a name, or the import name of installed code.
 
     >>> from fedavg import Plan
     >>> result = run(Plan(task="mnist-2nn", data="mnist", C=0.02, rounds=2, workers=1))
@@ -84,17 +86,17 @@ def run(plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = N
     directory = RunDir(Path(run_dir)) if run_dir is not None else None
     if directory:
         directory.check_new()
-    fleet = LocalFleet(directory.states if directory else None)
-    return _follow(resolve(plan, fleet.open(plan), fleet.test), fleet, directory, None, [], watch)
+    clients = make_fleet(fleet)
+    return _follow(_opened(plan, clients, directory), clients, directory, None, [], watch)
 
 
-def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) -> Result:
+def resume(run_dir: str | Path, watch: Watcher | None = None, fleet: str | Fleet = "local", **changes: Any) -> Result:
     """Go on with a run that was stopped; the result is the one that it would have had, bit for bit.
 
     (With noise from the system's entropy no two runs are alike; there, no round that was recorded is done again.)
     A run that was started from Python with objects of its own needs them again: `resume(dir, task=..., data=...)`.
     Runtime options (workers, worker_timeout, data_dir, checkpoint_s) may be changed, and `rounds` raised: a run that is
-    made longer gives what it would have given had it been planned so.
+    made longer gives what it would have given had it been planned so. It may go on with another `fleet`.
 
     >>> from tempfile import TemporaryDirectory
     >>> from fedavg import Plan
@@ -106,13 +108,13 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
     if not isinstance(run_dir, str | Path):
         raise RunDirError(f"resume: got {run_dir!r}; expected the path of a run directory")
     directory = RunDir(Path(run_dir))
-    plan, fleet = directory.plan(**changes), LocalFleet(directory.states)
-    setup = resolve(plan, fleet.open(plan), fleet.test)
+    clients = make_fleet(fleet)
+    setup = _opened(directory.plan(**changes), clients, directory)
     identity = directory.identity()
-    if fleet.fingerprint != identity["data"]:
+    if clients.fingerprint != identity["data"]:
         raise RunDirError(
             f"{directory.path} was started on other data (fingerprint {identity['data']}; "
-            f"got {fleet.fingerprint}); point --data-dir to the original data"
+            f"got {clients.fingerprint}); point --data-dir to the original data"
         )
     with directory.locked():
         unrepeatable = setup.budget is not None and setup.plan.noise_source == "os"
@@ -122,7 +124,15 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, **changes: Any) ->
             directory.extend(setup.plan)
             engine = Engine(identity["engine"], identity.get("engine_reason", ""))
             return finish(setup, rows, start.state, engine, directory)
-        return _follow(setup, fleet, directory, start or Start(0, State(torch.empty(0))), rows, watch)
+        return _follow(setup, clients, directory, start or Start(0, State(torch.empty(0))), rows, watch)
+
+
+def _opened(plan: Plan, fleet: Fleet, directory: RunDir | None) -> Setup:
+    """The plan's parts for the clients that the fleet finds; a recorded run also keeps what clients carry."""
+    setup = resolve(plan, fleet.open(plan), fleet.test)
+    if directory and setup.keeps_state:
+        fleet.keep_states_in(directory.states)
+    return setup
 
 
 def _follow(

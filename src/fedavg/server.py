@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.errors import Diverged
-from fedavg.fleets import Abandoned, CohortResult, Fleet, LocalFleet
+from fedavg.fleets import Abandoned, CohortResult, Fleet, make_fleet
 from fedavg.metrics.goal import Best, Goal, improved, stalled
 from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
@@ -30,7 +30,16 @@ GOAL: Final = "goal"
 
 @dataclass(frozen=True)
 class Start:
-    """Before round 1, or where a run goes on: the state after `round` rounds."""
+    """Before round 1, or where a run goes on: the state after `round` rounds.
+
+    >>> from fedavg import Plan
+    >>> plan = Plan(data="mnist", C=0.02, rounds=2, workers=1)
+    >>> first, one, two = train(plan)
+    >>> first.round, first.engine
+    (0, 'graph...')
+    >>> [event.round for event in train(plan, start=Start(1, one.state))]
+    [1, 2]
+    """
 
     round: int
     state: State
@@ -40,7 +49,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Round:
-    """What happened in one round. `test` and `train` are there only for rounds that were evaluated."""
+    """What happened in one round. `test` and `train` are there only for rounds that were evaluated.
+
+    >>> from fedavg import Plan
+    >>> *_, last = train(Plan(data="mnist", C=0.02, rounds=2, eval_every=2, workers=1))
+    >>> last.round, last.clients, sorted(last.test), tuple(last.state.weights.shape)
+    (2, 2, ['accuracy', 'loss'], (199210,))
+    """
 
     round: int
     lr: float
@@ -67,6 +82,7 @@ class Round:
     ledger: dict[str, Any] | None = None
 
 
+#: What `train` gives, and what a `watch` is called with.
 Event = Start | Round
 
 
@@ -86,11 +102,11 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def train(plan: Plan, fleet: Fleet | None = None, start: Start | None = None) -> Iterator[Event]:
+def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) -> Iterator[Event]:
     """An iterator over the events of a run: a `Start`, then one `Round` per round, up to the target or the end.
 
-    Nothing runs until the events are asked for. The fleet is local unless another is given. With `start`, an earlier
-    point of the same run, it goes on from there.
+    Nothing runs until the events are asked for. `fleet` says where clients run: an object, a name, or the import name
+    of installed code. With `start`, an earlier point of the same run, it goes on from there.
 
     >>> from fedavg import Plan
     >>> for event in train(Plan(data="mnist", C=0.02, rounds=2, workers=1)):
@@ -100,8 +116,8 @@ def train(plan: Plan, fleet: Fleet | None = None, start: Start | None = None) ->
     Round 2
     """
     check_plan(plan, "train")
-    fleet = fleet or LocalFleet()
-    yield from rounds(resolve(plan, fleet.open(plan), fleet.test), fleet, start)
+    clients = make_fleet(fleet)
+    yield from rounds(resolve(plan, clients.open(plan), clients.test), clients, start)
 
 
 def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:

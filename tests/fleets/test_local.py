@@ -16,7 +16,7 @@ from fedavg.types import Cohort, Part
 from toys import TOY, toy_data, toy_plan
 
 
-def weights_after(plan, fleet=None):
+def weights_after(plan, fleet="local"):
     *_, last = train(plan, fleet)
     return last.state.weights
 

@@ -16,7 +16,28 @@ if TYPE_CHECKING:
 
 
 class Algorithm(Pluggable, ABC):
-    """Both halves of a federated algorithm. A subclass is a frozen dataclass; its fields are its settings."""
+    """Both halves of a federated algorithm. A subclass is a frozen dataclass; its fields are its settings.
+
+    >>> from dataclasses import dataclass
+    >>> from fedavg import Plan, run
+    >>> @dataclass(frozen=True)
+    ... class Cautious(Algorithm):
+    ...     name = "cautious"
+    ...     share: float = 0.5
+    ...
+    ...     def client_update(self, client, weights, work):
+    ...         client.load(weights)
+    ...         loss = client.epochs(work)
+    ...         return Update(client.weights - weights, client.n, {"train_loss": loss})
+    ...
+    ...     def server_update(self, state, total, work):
+    ...         return State(state.weights + self.share * total.mean.float())
+    ...
+    ...     def check(self, plan):
+    ...         pass
+    >>> run(Plan(data="mnist", algorithm=Cautious(0.9), C=0.02, rounds=1, workers=1)).summary.rounds
+    1
+    """
 
     kind = "algorithm"
     name: str

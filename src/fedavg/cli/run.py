@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
+_fleet = click.option(
+    "--fleet", default="local", metavar="NAME", help="Where clients run: local, or installed code by its name [local]."
+)
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
 
 
@@ -50,6 +53,7 @@ def _shown(default: object) -> str:
 @plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
 @click.option("--dry-run", is_flag=True, help="Print the plan in full with what follows from it, and stop.")
+@_fleet
 @_plot
 @_quiet
 @_json
@@ -58,6 +62,7 @@ def run(
     settings: tuple[str, ...],
     run_dir: Path | None,
     dry_run: bool,
+    fleet: str,
     plot: bool,
     quiet: bool,
     as_json: bool,
@@ -74,6 +79,9 @@ def run(
     find_own_code()
     given = {name: value for name, value in options.items() if value is not None}
     plan = load_plan(source, given | dict(setting(text) for text in settings))
+    from fedavg.fleets import make_fleet
+
+    clients = make_fleet(fleet)
     if dry_run:
         _dry_run(plan, as_json)
         return
@@ -83,7 +91,7 @@ def run(
     directory = run_dir or _new_directory(Path(source).stem)
     try:
         with _progress(plan, directory, quiet) as watch:
-            result = runner.run(plan, directory, watch)
+            result = runner.run(plan, directory, watch, clients)
     finally:
         with suppress(OSError):  # a plan that proved bad leaves nothing behind
             directory.rmdir()
@@ -113,10 +121,11 @@ def _new_directory(name: str) -> Path:
 @click.option(
     "--worker-timeout", default=None, metavar="VALUE", help="Seconds a worker may be silent [as the plan has it]."
 )
+@_fleet
 @_plot
 @_quiet
 @_json
-def resume(run_dir: Path, plot: bool, quiet: bool, as_json: bool, **options: str | None) -> None:
+def resume(run_dir: Path, fleet: str, plot: bool, quiet: bool, as_json: bool, **options: str | None) -> None:
     """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
 
     With --rounds, a run is made longer: the result is that of a run that was planned so.
@@ -129,7 +138,7 @@ def resume(run_dir: Path, plot: bool, quiet: bool, as_json: bool, **options: str
     plan = RunDir(run_dir).plan(**changes)
     _warn_of_seeded_noise(plan)
     with _progress(plan, run_dir, quiet) as watch:
-        result = runner.resume(run_dir, watch, **changes)
+        result = runner.resume(run_dir, watch, fleet, **changes)
     _report(result, plot, as_json)
 
 
@@ -167,7 +176,7 @@ def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:
-    from fedavg.estimate import derive
+    from fedavg.study.estimate import derive
 
     derived = derive(plan)
     if as_json:

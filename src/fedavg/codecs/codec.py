@@ -24,7 +24,28 @@ LIMIT: Final = 2.0**96
 
 
 class Codec(Pluggable, ABC):
-    """Both ends of a wire for float32 vectors of a length that both know. Subclasses give `pack` and `unpack`."""
+    """Both ends of a wire for float32 vectors of a length that both know. Subclasses give `pack` and `unpack`.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Signs(Codec):
+    ...     name = "signs"
+    ...     step: float = 0.01
+    ...
+    ...     def pack(self, values, rng):
+    ...         return np.packbits(values > 0).tobytes()
+    ...
+    ...     def unpack(self, frame, size):
+    ...         self.check_length(frame, self.max_bytes(size), size)
+    ...         signs = np.unpackbits(np.frombuffer(frame, np.uint8), count=size)
+    ...         return np.where(signs, self.step, -self.step).astype(np.float32)
+    ...
+    ...     def max_bytes(self, size):
+    ...         return (size + 7) // 8
+    >>> frame = Signs(0.5).encode(torch.tensor([0.3, -2.0, 1.0]), np.random.default_rng(0))
+    >>> len(frame), Signs(0.5).decode(frame, 3).tolist()
+    (1, [0.5, -0.5, 0.5])
+    """
 
     kind = "codec"
     name: str

@@ -19,7 +19,14 @@ def held_out(sizes: np.ndarray, share: float) -> np.ndarray:
 @final
 class HeldOut(FederatedData):
     """The same clients with what is left to train on; `held(k)` is what was taken out. Who loses what follows from the
-    seed. A client keeps at least one example, so one that has only one gives none."""
+    seed. A client keeps at least one example, so one that has only one gives none.
+
+    >>> from fedavg import ArrayData
+    >>> data = ArrayData("mine", [[1.0], [2.0], [3.0], [4.0], [5.0]], [0, 1, 0, 1, 0], [[0, 1, 2, 3], [4]], None)
+    >>> held = HeldOut(data, 0.25, seed=0)
+    >>> held.sizes.tolist(), held.held_sizes.tolist(), len(held.held(0))
+    ([3, 1], [1, 0], 1)
+    """
 
     def __init__(self, data: FederatedData, share: float, seed: int) -> None:
         self.name = f"{data.name}, {share:g} held out"

@@ -1,6 +1,15 @@
-"""Where clients run. Only this folder knows."""
+"""Where clients run. Only this folder knows. A fleet that needs no server of its own has a name here."""
 
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
 from fedavg.fleets.local import LocalFleet
+from fedavg.specs import make
 
-__all__ = ["Abandoned", "CohortResult", "Fleet", "LocalFleet"]
+FLEETS: dict[str, type[Fleet]] = {"local": LocalFleet}
+
+
+def make_fleet(value: str | Fleet) -> Fleet:
+    """The fleet that a value stands for: the object, a name with settings after colons, or an import name."""
+    return make(value, Fleet)  # type: ignore[type-abstract]
+
+
+__all__ = ["FLEETS", "Abandoned", "CohortResult", "Fleet", "LocalFleet", "make_fleet"]

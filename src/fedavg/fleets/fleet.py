@@ -4,14 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from fedavg.engine.trainer import Engine
+from fedavg.errors import FleetError
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
 from fedavg.setup import Setup
+from fedavg.specs import Pluggable
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
 
 
@@ -69,9 +72,22 @@ class Abandoned:
     reason: str
 
 
-class Fleet(ABC):
-    """Holds its clients between rounds. The server loop closes it at the end."""
+class Fleet(Pluggable, ABC):
+    """Where clients run. It holds its clients between rounds; the server loop closes it at the end.
 
+    Where clients run does not change what they compute, so a fleet is no part of a plan: it is given to `run`, `resume`
+    and `train` as an object, a name or an import name. A fleet of one's own is often a local one with a change:
+
+    >>> from fedavg import LocalFleet, Plan, run
+    >>> class Told(LocalFleet):
+    ...     def train(self, cohort, work, parts):
+    ...         print(f"round {work.round}: {len(cohort.clients)} clients")
+    ...         return super().train(cohort, work, parts)
+    >>> _ = run(Plan(data="mnist", C=0.02, rounds=1, workers=1), fleet=Told())
+    round 1: 2 clients
+    """
+
+    kind = "fleet"
     #: How clients train, and why so; known after `start`.
     engine: Engine
     #: What a run is resumed on only; known after `open`.
@@ -79,9 +95,25 @@ class Fleet(ABC):
     #: What the server judges models on; None where it has nothing. Known after `open`.
     test: Examples | None
 
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Fleet"]]:
+        from fedavg.fleets import FLEETS
+
+        return FLEETS
+
     @abstractmethod
     def open(self, plan: Plan) -> Population | None:
         """Find the clients that the plan is for; None where whoever comes takes part."""
+
+    def keep_states_in(self, directory: Path) -> None:
+        """Keep in a run's directory what clients carry from round to round, so that the run can be resumed.
+
+        Asked between `open` and `start`, of a recorded run whose clients carry anything.
+        """
+        raise FleetError(
+            f"clients keep something between rounds here, and {type(self).__name__} has no place for it that a resumed "
+            f"run would find; expected `keep_states_in`: define it, or run without a run directory"
+        )
 
     @abstractmethod
     def start(self, setup: Setup) -> Tensor:

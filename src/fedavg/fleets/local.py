@@ -28,6 +28,7 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.codecs import make_codec
 from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.model import model_sha256
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError, PlanError
@@ -56,7 +57,6 @@ from fedavg.fleets.worker import (
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.plan import Plan
-from fedavg.runlog.checkpoint import model_sha256
 from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import Setup, check_population, cohort_size, population_of, probed, resolve_data
 from fedavg.states import ClientStates
@@ -85,10 +85,16 @@ def shared_tensor(size: int, dtype: torch.dtype) -> Tensor:
 
 
 class LocalFleet(Fleet):
-    """Simulates all clients of a plan on this machine. What clients keep lies in `states`, or is gone at the end."""
+    """Simulates all clients of a plan on this machine, by as many processes as the plan has workers.
 
-    def __init__(self, states: Path | None = None) -> None:
-        self._kept_in = states
+    >>> from fedavg import Plan, train
+    >>> [event.round for event in train(Plan(data="mnist", C=0.02, rounds=1, workers=1), LocalFleet())]
+    [0, 1]
+    """
+
+    def __init__(self) -> None:
+        #: Where clients keep what they carry from round to round; None: it is gone at the end.
+        self._kept_in: Path | None = None
         self._processes: list[WorkerProcess] = []
         self._scratch = ExitStack()
         #: Cohorts so far: each has a sum of its own, and a round may have several.
@@ -101,11 +107,15 @@ class LocalFleet(Fleet):
                 f"worker_timeout: got {plan.worker_timeout:g}, but clients run in the server's own process here, "
                 "which nobody watches; expected none"
             )
+        self._kept_in = None
         self._data = resolve_data(plan)
         check_population(plan, self._data)
         self.fingerprint, self.test = self._data.fingerprint, self._data.test
         self._population = population_of(self._data)
         return self._population
+
+    def keep_states_in(self, directory: Path) -> None:
+        self._kept_in = directory
 
     def start(self, setup: Setup) -> Tensor:
         self._setup = setup

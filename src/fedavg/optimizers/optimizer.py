@@ -67,7 +67,11 @@ class Correction:
     """What an algorithm adds to each gradient: pull (w - towards) + drift, linear in the weights w before the step.
 
     `towards` and `drift` have shape (P,); buffers, at the end of the vector, are never corrected. FedProx (a pull),
-    SCAFFOLD (a drift) and FedDyn (both) are of this form.
+    SCAFFOLD (a drift) and FedDyn (both) are of this form. A client half gives it to `client.epochs(work, ...)`.
+
+    >>> w = torch.tensor([3.0, 1.0])
+    >>> change_of(Correction(pull=0.5, towards=torch.tensor([1.0, 1.0]), drift=torch.tensor([0.0, 2.0])), w)
+    tensor([1., 2.])
     """
 
     pull: float = 0.0

@@ -7,10 +7,9 @@ installed here, and its owner must have named it (`--task`), and so must any oth
 
 import logging
 import random
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
@@ -32,9 +31,9 @@ from fedavg.fleets.http.device.judge import check_judging, sums_frame
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.masked import MaskedRounds
 from fedavg.fleets.http.device.models import Models
+from fedavg.fleets.http.device.plans import PlanOnDevice, resolve_sent
 from fedavg.fleets.http.device.policy import (
     LONGEST_WAIT_S,
-    MOST_CLIENTS,
     Declined,
     OutOfTime,
     Policy,
@@ -63,11 +62,8 @@ from fedavg.fleets.http.protocol.messages import (
 from fedavg.fleets.http.protocol.strict import parse
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.fleets.worker import judged, named_sums
-from fedavg.plan import Plan, make_plan
-from fedavg.privacy.served import BudgetSpent, served
+from fedavg.privacy.served import BudgetSpent
 from fedavg.runlog.rundir import RunDir
-from fedavg.setup import Setup, resolve_on_device
-from fedavg.specs import importing_only
 from fedavg.states import ClientStates
 from fedavg.types import Examples, Work
 
@@ -151,7 +147,8 @@ class Device:
             self._link.signer.client = identity.client
             self._k = identity.client
             self._plan_digest = identity.plan_digest
-            self._setup = self._agreed(identity)
+            agreed = self._agreed(identity)
+            self._sent, self._setup = agreed.sent, agreed.setup
             self._releases = Releases(self._setup, self._files, self._spent, self._max_epsilon)
             plan = self._setup.plan
             self._trained_on, self._held = hold_out(self._examples, plan.holdout, plan.seed, self._k)
@@ -169,6 +166,7 @@ class Device:
                     continue
                 self._settle(answer)
                 if isinstance(answer, DoneAnswer):
+                    log.info("the run is over", extra={"round": answer.round, "model": answer.model})
                     return answer.round
                 if isinstance(answer, WorkOffer):
                     self._work(answer)
@@ -181,49 +179,25 @@ class Device:
 
     # Joining
 
-    def _agreed(self, identity: Enrolment) -> Setup:
+    def _agreed(self, identity: Enrolment) -> PlanOnDevice:
         """The plan, if this device's user agrees to it; if not, the server is told why before the device ends."""
         try:
-            setup = self._resolve(identity)
-            check_plan(self._policy, setup, self._signer is not None)
+            agreed = resolve_sent(identity, self._task, self._allowed)
+            check_plan(self._policy, agreed.setup, self._signer is not None)
         except Declined as error:
             report(self._link, 0, 0, error, "bad-plan")
             raise
-        return setup
-
-    def _resolve(self, identity: Enrolment) -> Setup:
-        """The server's plan on this device's data. No code is imported but what this device's owner named."""
-        try:
-            values = tomllib.loads(identity.plan)
-            sent = make_plan(values, "the server's plan")
-        except FedAvgError:
-            raise
-        except Exception as error:  # whatever a parser trips over in a stranger's text is the stranger's mistake
-            raise FleetError(f"the server's plan can not be read: {str(error)[:200]}") from None
-        if sent.task != self._task:
-            raise FleetError(f"the server's plan is for task '{sent.task}'; this device has '{self._task}'")
-        if sent.digest != identity.plan_digest:
-            raise FleetError(
-                f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
-            )
-        if (sent.clients or 0) > MOST_CLIENTS:
-            raise Declined("bad-plan", f"the server's plan has {sent.clients} clients; expected at most {MOST_CLIENTS}")
-        own = {name: getattr(Plan(), name) for name in _runtime_options()}
-        # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
-        self._sent, others = sent, {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
-        with importing_only([*self._allowed, self._task.partition(":")[0]]):
-            return served(resolve_on_device(make_plan({**values, **own, **others, "device": "cpu"})))
+        return agreed
 
     # Rounds
 
     def _poll(self) -> PollAnswer:
         pending = self._pending
         held = Holding(pending.round, pending.attempt, pending.model) if pending else None
-        engine = self._trainer.engine.name.replace(" ", "-")
         eligible = self._eligible()
         if not self._allowance.left():
             eligible = replace(eligible, idle=False)
-        request = PollRequest(eligible=eligible, holding=held, wait_s=HELD_S, engine=engine)
+        request = PollRequest(eligible=eligible, holding=held, wait_s=HELD_S)
         return self._link.insist(PollAnswer, "/v1/poll", request, HELD_S)
 
     def _agrees(self, offer: WorkOffer) -> bool:
@@ -412,7 +386,3 @@ def _numbers_of(data: bytes) -> Tensor:
     if not bool(torch.isfinite(numbers).all()):
         raise FleetError("the model that came holds NaN or infinity")
     return numbers
-
-
-def _runtime_options() -> list[str]:
-    return [spec.name for spec in fields(Plan) if spec.metadata["runtime"]]

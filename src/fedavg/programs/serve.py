@@ -19,6 +19,7 @@ from typing import Any, Final
 from safetensors.torch import load, save
 from starlette.applications import Starlette
 
+from fedavg.engine.model import model_sha256
 from fedavg.errors import DiskError, PlanError
 from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
@@ -27,14 +28,15 @@ from fedavg.fleets.http.server.admin import Admin
 from fedavg.fleets.http.server.app import FleetApp
 from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet
-from fedavg.fleets.http.server.hub import Guards, Hub
+from fedavg.fleets.http.server.guards import Guards
+from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.privacy.served import BudgetSpent, ServedLedger, served
-from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
+from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, Watcher, finish
@@ -50,6 +52,7 @@ JOIN_TOKEN: Final = "join-token"
 LEDGER: Final = "ledger.jsonl"
 #: The first join token is good for a week, and where the plan does not say K, for so many clients.
 JOIN_HOURS: Final = 7 * 24.0
+MOST_HOURS: Final = 87_840
 JOIN_USES: Final = 1000
 
 
@@ -97,6 +100,7 @@ def serve(
     _check_plan(plan)
     _check_plain(options)
     _check_guards(plan, options.guards)
+    _check_times(options)
     _check_authority(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
@@ -107,6 +111,7 @@ def serve(
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
+        _check_nothing_lost(RunDir(options.directory), store.committed())  # before anything is written or listens
         hub.know(store.clients())
         ledger = _ledger(setup, store, options.directory)
         fleet = HttpFleet(
@@ -148,6 +153,9 @@ def _ledger(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:
 
 def _check_minimum(setup: Setup, minimum: int | None) -> None:
     least = setup.secagg.shares.least if setup.secagg and setup.secagg.shares else 0
+    most = setup.plan.clients
+    if minimum is not None and most is not None and minimum > most:
+        raise PlanError(f"--min-clients: got {minimum}; expected at most {most}: the plan has no more clients")
     if minimum is not None and minimum < least:
         raise PlanError(
             f"--min-clients: got {minimum}; expected at least {least}: so many together carry the noise of the plan"
@@ -170,7 +178,19 @@ def _check_plan(plan: Plan) -> None:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
 
+def _check_times(options: Options) -> None:
+    if not 0 < options.join_hours <= MOST_HOURS:
+        raise PlanError(f"--join-hours: got {options.join_hours:g}; expected hours above 0, at most {MOST_HOURS:,}")
+    if not options.linger_s >= 0:
+        raise PlanError(f"--linger: got {options.linger_s:g}; expected seconds from 0")
+
+
 def _check_guards(plan: Plan, guards: Guards) -> None:
+    if plan.secagg != "none" and guards.anonymous:
+        raise PlanError(
+            "--anonymous: under secure aggregation updates come masked, in sessions that clients sign; expected none. "
+            "Nobody sees a single update there, whose it is or not"
+        )
     if plan.secagg != "none" and guards.max_norm is not None:
         raise PlanError(
             "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
@@ -264,7 +284,6 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = _parked(store)
     rows: list[dict[str, Any]] = store.committed()
-    _check_nothing_lost(run, rows)
     run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)
@@ -321,7 +340,7 @@ def _save_initial(event: Event, fleet: HttpFleet, store: Store) -> None:
 
 def _commit(event: Round, fleet: HttpFleet, hub: Hub, store: Store) -> None:
     """One transaction: the state, the metrics, who counted. Only then clients may let go of their updates."""
-    blob, digest, counted = save(_contiguous(event.state)), model_sha256(event.state.weights), hub.counted()
+    blob, digest, counted = save(_contiguous(event.state)), model_sha256(event.state.weights), hub.collecting.counted()
 
     def write() -> None:
         if store.last_round() < event.round:  # a connection may be lost after the commit and before its answer
@@ -339,7 +358,7 @@ def _contiguous(state: State) -> dict[str, Any]:
 
 def _say_goodbye(hub: Hub, result: Result, linger_s: float) -> None:
     """Stay until everyone knows that it is over, or for as long as was asked."""
-    hub.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, counted=None))
+    hub.polls.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, counted=None))
     until = monotonic() + linger_s
-    while not hub.all_told() and monotonic() < until and not hub.stopping:
+    while not hub.polls.all_told() and monotonic() < until and not hub.shared.stopping:
         sleep(0.05)

@@ -20,6 +20,12 @@ class Pool:
 
     `clients` are the numbers of those who can be asked, in rising order, and `sizes` their n_k, both of shape (N,).
     `size` is m, the clients wanted. All that is random comes from `rng`, which belongs to this round and attempt.
+
+    >>> from fedavg import InTurns
+    >>> sizes, rng = np.array([5, 5, 9, 2]), np.random.default_rng(0)
+    >>> pool = Pool(2, 0, size=2, clients=np.arange(4), sizes=sizes, rng=rng, losses=lambda clients: sizes[clients])
+    >>> [int(k) for k in InTurns().draw(pool)]
+    [2, 3]
     """
 
     round: int

@@ -30,6 +30,18 @@ class Stage(Pluggable):
     """Clients apply a plan's stages in order, the server in reverse; each draws from the generator it is given.
 
     A stage that adapts keeps its numbers on the server, and tells clients the round's through `settings`.
+
+    >>> import torch
+    >>> from dataclasses import dataclass, replace
+    >>> @dataclass(frozen=True)
+    ... class Bounded(Stage):
+    ...     largest: float
+    ...
+    ...     def on_client(self, update, work, rng):
+    ...         return replace(update, vector=update.vector.clamp(-self.largest, self.largest))
+    >>> work = Work(round=1, epochs=1, batch=10, lr=0.1)
+    >>> Bounded(0.5).on_client(Update(torch.tensor([2.0, -0.25]), weight=1), work, np.random.default_rng(0)).vector
+    tensor([ 0.5000, -0.2500])
     """
 
     kind = "stages"

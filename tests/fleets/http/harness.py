@@ -287,7 +287,7 @@ class Hand:
     def poll(self, wait_s: float = 20.0, holding: WorkOffer | None = None) -> PollAnswer:
         """Asks for work, and what became of the update of an earlier offer."""
         held = Holding(holding.round, holding.attempt, holding.model) if holding else None
-        request = PollRequest(Eligibility(True, True, True), held, wait_s, "by-hand")
+        request = PollRequest(Eligibility(True, True, True), held, wait_s)
         return self.link.ask(PollAnswer, "/v1/poll", request, wait_s)
 
     def offered(self) -> WorkOffer:

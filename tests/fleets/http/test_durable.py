@@ -48,13 +48,13 @@ def check(fleet: Fleet) -> None:
     rounds = fleet.plan.rounds
     assert summary["rounds"] == rounds
     assert summary["model_sha256"] == simulated(fleet.plan)
-    clients = population_of(resolve_data(fleet.plan))
+    population = population_of(resolve_data(fleet.plan))
     with fleet.database() as store:
         assert store.open_round() is None
         counted = {round: store.counted(round).clients for round in range(1, rounds + 1)}
         assert [row["round"] for row in store.committed()] == list(counted)
     for round, clients in counted.items():
-        assert clients == set(sample_cohort(fleet.plan, clients, round)), "each of the cohort once"
+        assert clients == set(sample_cohort(fleet.plan, population, round)), "each of the cohort once"
     metrics = [json.loads(line) for line in fleet.server.metrics.read_text().splitlines()]
     assert [row["round"] for row in metrics] == list(counted)
     for device in fleet.devices:

@@ -75,9 +75,9 @@ class Target:
         return rows
 
     def visible(self) -> dict:
-        """What everybody can see, but for the clock and the counter of refused updates."""
+        """What everybody can see, but for the clock and the counters of refused updates and of clients' reports."""
         status = self.server.status()
-        del status["updates_refused"], status["round"]["seconds_left"]
+        del status["updates_refused"], status["reports"], status["round"]["seconds_left"]
         return status
 
     def rss(self) -> int:
@@ -127,7 +127,8 @@ def of_schema(spec: dict, rng: random.Random) -> object:
             low, high = spec["minimum"], spec["maximum"]
             return rng.choice([low, high, rng.randint(low, high), rng.randint(low, min(high, low + 9))])
         case "number":
-            return rng.uniform(spec["minimum"], spec["maximum"])
+            low = spec.get("minimum", spec.get("exclusiveMinimum"))
+            return rng.uniform(low, spec["maximum"]) or spec["maximum"]  # never the excluded end
         case "boolean":
             return rng.random() < 0.5
     return None

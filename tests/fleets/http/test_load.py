@@ -29,7 +29,7 @@ def test_two_hundred_clients_and_slow_ones_among_them(load):
     """200 clients poll, 25 upload in each of 16 rounds, 50 connections dawdle: nothing is refused or kept."""
 
     async def scenario():
-        with load.serving(clients=200, cohort=25, rounds=16) as server:
+        with load.serving(clients=201, cohort=25, rounds=16, more=("--min-clients", "200")) as server:
             lot = await load.enrolled(server.at, 200)
             await LightClient(server.at).enrol()  # never polls: the server stays for it when the run is over
             digest = (await lot[0].enrol())["plan_digest"]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from fedavg.cli import cli
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import PlanError
-from fedavg.fleets.http.server.hub import Guards
+from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store
 from fedavg.fleets.http.server.store import rows as store_rows

@@ -33,9 +33,11 @@ from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import Eligibility, Problem, UpdateAnswer, WorkOffer
 from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.server import app, bodies, downloads, listener, turns
-from fedavg.fleets.http.server.hub import Group, Guards, Hub
+from fedavg.fleets.http.server.guards import Guards
+from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.rounds import OpenRound, Rules
 from fedavg.fleets.http.server.store import ClientRow, Store
+from fedavg.fleets.http.server.underway import Group
 from fedavg.plan import Plan
 from fedavg.programs.device import Device
 from fedavg.programs.serve import Address
@@ -417,7 +419,7 @@ def test_a_reader_that_does_not_read_is_cut_and_costs_a_piece_not_the_model(tmp_
     monkeypatch.setattr(listener, "HEAD_S", 0.5)
     monkeypatch.setattr(listener, "SLOWEST_DOWNLOAD", 2**20)
     hub, model = Hub(Guards()), torch.zeros(5_000_000)
-    (digest,) = hub.publish([Part([0], model)])
+    (digest,) = hub.models.publish([Part([0], model)])
     with Store.open(tmp_path / "fleet.db") as store:
         fleet = app.FleetApp(fleet_plan(), hub, store)
         server = listener.Listener(fleet.asgi, HOST, 0, None)
@@ -614,20 +616,32 @@ def test_nothing_that_the_server_keeps_ties_a_token_to_a_client():
     offer = WorkOffer(1, 0, "0" * 64, 2, 9.0, 1, 4.0, 0.1, {}, None, None, 2, 0, None)
     everyone = frozenset(range(20))
     group = Group(everyone, offer, expected, lambda vector, weight: Update(vector, weight))
-    hub.open(OpenRound(1, 0, "0" * 64, everyone, 20, 10, monotonic() + 99), [group])
-    tokens = {k: hub.answer(k).upload_token for k in range(20)}
+    hub.collecting.open(OpenRound(1, 0, "0" * 64, everyone, 20, 10, monotonic() + 99), [group])
+    tokens = {k: hub.polls.answer(k).upload_token for k in range(20)}
     hashes = {sha256(token.encode()).digest() for token in tokens.values()}
-    kept = {name: value for name, value in vars(hub).items() if name not in ("_clients", "guards", "wake")}
-    assert kept["_given"] == set(range(20))
-    (collected,) = kept["_collected"]
-    assert collected.tokens == hashes
-    assert isinstance(collected.tokens, set)  # it has no order in which they were given
-    parts = kept | vars(collected)
-    assert [name for name, value in parts.items() if mentions(value, tokens.values(), hashes)] == ["tokens"]
+    kept = list(everything_in(hub, set()))
+    assert ("given", set(range(20))) in kept
+    (given_out,) = (value for name, value in kept if name == "tokens")
+    assert given_out == hashes
+    assert isinstance(given_out, set)  # it has no order in which they were given
+    assert [name for name, value in kept if mentions(value, tokens.values(), hashes)] == ["tokens"]
+
+
+def everything_in(thing, seen):
+    """Names and values of what an object of the package keeps, and of the package's objects in it."""
+    seen.add(id(thing))
+    for name, value in vars(thing).items():
+        inner = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else [value]
+        ours = [each for each in inner if type(each).__module__.startswith("fedavg.") and hasattr(each, "__dict__")]
+        if not ours:
+            yield name, value
+        for each in ours:
+            if id(each) not in seen:
+                yield from everything_in(each, seen)
 
 
 def mentions(value, tokens, hashes):
-    text = repr(vars(value)) if hasattr(value, "__dict__") else repr(value)
+    text = repr(value)
     return any(token in text for token in tokens) or any(repr(digest) in text for digest in hashes)
 
 

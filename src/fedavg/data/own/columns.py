@@ -38,6 +38,12 @@ def from_table(
     The column `client` says whose example each row is; or `partition` deals the rows out to so many `clients`. The
     other columns are x, unless `features` names some. `test` is a second table with the same columns, of which the one
     for the client may be missing.
+
+    >>> from pandas import DataFrame
+    >>> rows = DataFrame({"who": ["ann", "ann", "bob"], "height": [1.5, 1.6, 2.0], "label": [0, 1, 1]})
+    >>> data = from_table(rows, client="who", test=rows)
+    >>> data.sizes.tolist(), data.client(1).x.tolist()
+    ([2, 1], [[2.0]])
     """
     rows = as_table(table)
     others = () if client is None else (client,)
@@ -68,6 +74,11 @@ def from_huggingface(
 
     The column `client` says whose example each row is; or `partition` deals the rows out to so many `clients`. Of a
     `DatasetDict` the split `train` is taken, and `test` for the test set, unless another is given.
+
+    >>> columns = {"tokens": [[1, 2], [3, 4], [5, 6]], "label": [0, 1, 1], "who": ["ann", "ann", "bob"]}
+    >>> data = from_huggingface(columns, x="tokens", y="label", client="who", test=columns)
+    >>> data.sizes.tolist(), data.client(0).x.tolist()
+    ([2, 1], [[1, 2], [3, 4]])
     """
     train, held = _splits(dataset, test)
     pair = _inputs(train, x), _inputs(train, y)

@@ -22,6 +22,14 @@ def from_folder(
 
     Files are .npz with arrays x and y, or .csv or .parquet with a column `label` and the features in the others. All
     files of a sub-folder belong to its client.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     for name in ("ann", "bob", "test"):
+    ...         _ = Path(folder, f"{name}.csv").write_text("height,label\\n1.5,cat\\n1.9,dog\\n")
+    ...     data = from_folder(folder)
+    >>> data.sizes.tolist(), data.client(0).y.tolist()
+    ([2, 2], [0, 1])
     """
     folder = Path(folder)
     entries = {entry.stem: entry for entry in sorted(_listing(folder)) if entry.is_dir() or entry.suffix in READERS}

@@ -99,7 +99,6 @@ class PollRequest:
     eligible: Eligibility = item(Nested(Eligibility), "whether the device may work now")
     holding: Holding | None = item(Nullable(Nested(Holding)), "the update that the client still keeps, or null")
     wait_s: float = item(Number(0, 60), "how long the server may hold the request open")
-    engine: str = item(Text(LINE, 1, 128, "printable text"), "how the client trains: the engine's name")
 
 
 #: Attempts at an evaluation are numbered from here on, so that nobody takes an answer for an update.

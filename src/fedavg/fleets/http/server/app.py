@@ -67,7 +67,7 @@ class FleetApp:
         self._plan_toml = plan.to_toml()
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
         self._client_rate = Buckets(rate=20, burst=60)
-        self._signatures = Signatures(hub, self._client_rate)
+        self._signatures = Signatures(hub.presence, self._client_rate)
         self._address_rate = Buckets(rate=50, burst=500)
         self._uploading: set[object] = set()
         self._turns = Turns(UPLOAD_BYTES)
@@ -105,7 +105,7 @@ class FleetApp:
             with suppress(RuntimeError):  # the loop has ended: nobody waits any more
                 loop.call_soon_threadsafe(self._wake, loop, deque(clients))
 
-        self._hub.wake = wake
+        self._hub.shared.wake = wake
 
     def close(self) -> None:
         self._workers.shutdown()
@@ -170,30 +170,31 @@ class FleetApp:
         client, body = await self._signatures.signed(request)
         message = parse_body(PollRequest, body)
         eligible = message.eligible
-        self._hub.see(client.k, eligible.charging and eligible.unmetered and eligible.idle)
-        answer = self._hub.answer(client.k)
+        self._hub.presence.see(client.k, eligible.charging and eligible.unmetered and eligible.idle)
+        answer = self._hub.polls.answer(client.k)
         held = False
-        if answer is None and message.wait_s > 0 and not self._hub.stopping and self._hub.hold(client.k):
+        may_wait = message.wait_s > 0 and not self._hub.shared.stopping
+        if answer is None and may_wait and self._hub.presence.hold(client.k):
             held = True
             try:
                 await self._woken(client.k, message.wait_s)
             finally:
-                self._hub.release(client.k)
+                self._hub.presence.release(client.k)
             self._signatures.check_revoked(client.k)
-            answer = self._hub.answer(client.k)
-        answer = answer or self._hub.wait_answer(held)
+            answer = self._hub.polls.answer(client.k)
+        answer = answer or self._hub.polls.wait_answer(held)
         if message.holding is not None and isinstance(answer, Settling):
             answer = replace(answer, counted=await self._counted(client.k, message.holding))
         return _json(answer)
 
     async def _counted(self, k: int, held: Holding) -> bool | None:
         """Is the update that a client holds part of its round? None while that is open; without names nobody knows."""
-        if held.round > self._hub.last_committed or self._hub.guards.anonymous:
+        if held.round > self._hub.history.last or self._hub.guards.anonymous:
             return None
-        counted = self._hub.counted_in(held.round)
+        counted = self._hub.history.counted_in(held.round)
         if counted is None:
             counted = await self.blocking(self._store.counted, held.round)
-            self._hub.remember(held.round, counted)
+            self._hub.history.remember(held.round, counted)
         return held.attempt == counted.attempt and k in counted.clients
 
     async def _woken(self, k: int, seconds: float) -> None:
@@ -220,7 +221,7 @@ class FleetApp:
     async def _model(self, request: Request) -> Response:
         """Content-addressed, so it never changes and anyone may keep it; ranges let a cut download go on."""
         digest = request.path_params["digest"]
-        data = self._hub.model(digest)
+        data = self._hub.models.content(digest)
         if data is None:
             raise Refusal("no-such-model", "this model is not on offer (any more); poll for work")
         return file_answer(request, digest, memoryview(data))
@@ -228,7 +229,7 @@ class FleetApp:
     async def _changes(self, request: Request) -> Response:
         """The last changes that lead to a model, each after its length: for who has had an earlier one."""
         digest, count = request.path_params["digest"], _path_number(request, "count")
-        data = self._hub.changes(digest, count)
+        data = self._hub.models.changes(digest, count)
         if data is None:
             raise Refusal("no-such-model", "so many changes of this model are not on offer; fetch the whole model")
         return file_answer(request, f"{digest}-{count}", data)
@@ -241,7 +242,7 @@ class FleetApp:
     async def _anonymous(self, request: Request) -> Response:
         """The update of somebody who was invited; who it is is not known here, and need not be."""
         token = request.headers.get("fedavg-upload-token", "")
-        source = self._hub.token_source(token)
+        source = self._hub.intake.token_source(token)
         if source is None:
             raise Refusal("upload-token-unknown", "the upload token is not one of this round")
         pace(self._client_rate.wait(source))
@@ -249,7 +250,7 @@ class FleetApp:
 
     async def _take(self, request: Request, source: int | bytes, fields: keys.SignedFields | None) -> Response:
         round, attempt = _round_and_attempt(request)
-        verdict = self._hub.judge(source, round, attempt)
+        verdict = self._hub.intake.judge(source, round, attempt)
         if verdict is Receipt.ACCEPTED:
             verdict = await self._receive(request, source, fields, round, attempt)
         if verdict not in (Receipt.ACCEPTED, Receipt.DUPLICATE):
@@ -264,12 +265,12 @@ class FleetApp:
     ) -> Receipt:
         """Read an update, one at a time from each source and only as many as fit in memory, and add it."""
         try:
-            async with self._upload(request, source, self._hub.frame_limit()) as frame:
+            async with self._upload(request, source, self._hub.intake.frame_limit()) as frame:
                 return await asyncio.get_running_loop().run_in_executor(
                     self._workers, self._check_and_add, source, round, attempt, frame, fields
                 )
         except UpdateRefused as error:
-            self._hub.refuse(source, round, attempt, str(error.reason))
+            self._hub.intake.refuse(source, round, attempt, str(error.reason))
             raise Refusal(error.reason, str(error), status=UPDATE_REFUSED) from None
 
     @asynccontextmanager
@@ -291,13 +292,13 @@ class FleetApp:
     ) -> Receipt:
         if fields is not None:
             check_body(fields, frame)
-        return self._hub.add(source, round, attempt, memoryview(frame))
+        return self._hub.intake.add(source, round, attempt, memoryview(frame))
 
     async def _session_message(self, request: Request) -> Response:
         """The message of a session of secure aggregation that waits for this client."""
         self._check_masked()
         client, _ = await self._signatures.signed(request)
-        message = self._hub.session_message(client.k, *_round_and_attempt(request))
+        message = self._hub.sessions.message(client.k, *_round_and_attempt(request))
         if message is None:
             raise Refusal("no-such-message", "no message of a session waits for this client; poll for work")
         return Response(message, media_type="application/octet-stream")
@@ -307,9 +308,9 @@ class FleetApp:
         fields, client = self._signatures.authenticated(request)
         pace(self._client_rate.wait(client.k))
         round, attempt = _round_and_attempt(request)
-        verdict = self._hub.judge_session(client.k, round, attempt)
+        verdict = self._hub.sessions.judge(client.k, round, attempt)
         if verdict is Receipt.ACCEPTED:
-            async with self._upload(request, client.k, self._hub.frame_limit()) as body:
+            async with self._upload(request, client.k, self._hub.intake.frame_limit()) as body:
                 verdict = await asyncio.get_running_loop().run_in_executor(
                     self._workers, self._check_and_carry, client.k, round, attempt, body, fields
                 )
@@ -326,19 +327,19 @@ class FleetApp:
 
         check_body(fields, body)
         try:
-            return self._hub.session_answer(k, round, attempt, memoryview(body))
+            return self._hub.sessions.receive(k, round, attempt, memoryview(body))
         except SecAggError as error:
-            self._hub.refused[f"secagg-{error.reason}"] += 1
+            self._hub.updates.refused[f"secagg-{error.reason}"] += 1
             raise Refusal("session-refused", f"{error.reason}: {error}") from None
 
     async def _report(self, request: Request) -> Response:
         client, body = await self._signatures.signed(request)
         message = parse_body(ReportRequest, body)
-        awaited = self._hub.fail(client.k, message.round, message.attempt)
+        awaited = self._hub.collecting.fail(client.k, message.round, message.attempt)
         if not awaited and message.round > 0:
             raise Refusal("wrong-round", "no update of this client is wanted in that round")
         self._hub.reported(client.k, message.reason)
-        if message.blames is not None and awaited and self._hub.complain(client.k, message.blames):
+        if message.blames is not None and awaited and self._hub.sessions.complain(client.k, message.blames):
             log.warning("shut out by its peers", extra={"client": message.blames, "round": message.round})
         log.warning(
             "client reports",
@@ -348,7 +349,7 @@ class FleetApp:
         return _json(UpdateAnswer(accepted=True, duplicate=False))
 
     async def _health(self, _: Request) -> Response:
-        stopping = self._hub.stopping
+        stopping = self._hub.shared.stopping
         return Response(b"stopping\n" if stopping else b"ok\n", 503 if stopping else 200, media_type="text/plain")
 
     async def _metrics(self, _: Request) -> Response:

@@ -7,12 +7,11 @@ and tried again with other clients; a server that crashed asks the same cohort a
 import json
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from math import fsum, inf, isfinite
+from dataclasses import replace
+from math import fsum, inf
 from secrets import token_bytes
-from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
@@ -25,12 +24,12 @@ from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
-from fedavg.fleets.http.protocol.messages import METRICS, WorkOffer
-from fedavg.fleets.http.protocol.wire import Expected
-from fedavg.fleets.http.server.hub import Group, Hub, Received
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.invitations import Invitation, Invitations
 from fedavg.fleets.http.server.judging import Judging
 from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
+from fedavg.fleets.http.server.underway import Group, Received
 from fedavg.fleets.worker import add_up, judged, test_pieces
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients
@@ -55,20 +54,8 @@ SECURE_PHASES: Final = 4
 OPENING: Final = "opening"
 #: The same while some rest that could be called back.
 CALL_BACK_S: Final = 3.0
-#: A client's loss may be so many times that of the untrained model (plus one).
-WORST_LOSS: Final = 1000.0
 #: Seconds between tries when the database does not answer: doubled each time up to the second.
 RETRY_S: Final = (0.5, 15.0)
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """A round as it is offered: who starts from what, what each group's sum counts for, the bytes to fetch."""
-
-    round: OpenRound
-    groups: Sequence[Group]
-    scales: Sequence[float]
-    bytes_down: int
 
 
 class Stopped(FedAvgError):
@@ -115,9 +102,8 @@ class HttpFleet(Fleet):
         if self.test:
             self._judge.fit(trees.take(self.test, slice(0, 2)))
         initial = self._judge.weights.clone()
-        self._size = len(initial)
         untrained = self.evaluate(initial, "test").get("loss", inf) if setup.judged_by_server else inf
-        self._worst_loss = WORST_LOSS * (1 + abs(untrained)) if isfinite(untrained) else METRICS.value.high
+        self._invitations = Invitations(setup, self._hub.models, self._hub.guards, self._rules, len(initial), untrained)
         return initial
 
     def close(self) -> None:
@@ -151,7 +137,7 @@ class HttpFleet(Fleet):
         return Population(len(sizes), sizes)
 
     def _sizes(self, opened: bool = False) -> np.ndarray:
-        sizes, K = self._hub.sizes(opened), self._setup.plan.clients
+        sizes, K = self._hub.presence.sizes(opened), self._setup.plan.clients
         # A number beyond K, enrolled before there was a check, never makes cohorts larger.
         return sizes if K is None else np.pad(sizes[:K], (0, max(0, K - len(sizes))))
 
@@ -166,30 +152,30 @@ class HttpFleet(Fleet):
 
     def _wait_for_clients(self) -> None:
         """Until a cohort is there. Rather than for ever, who was only silent is called back from its rest."""
-        while (there := self._hub.wait_for_clients(self._needed, self._patience_s)) < (needed := self._needed()):
+        while (there := self._hub.presence.wait(self._needed, self._patience_s)) < (needed := self._needed()):
             self._check_stop()
-            called = self._hub.call_back(needed - there)
+            called = self._hub.presence.call_back(needed - there)
             log.info("waiting for clients", extra={"there": there, "needed": needed, "called_back": called})
 
     @property
     def _patience_s(self) -> float:
-        return CALL_BACK_S if self._hub.resting else PATIENCE_S
+        return CALL_BACK_S if self._hub.presence.resting else PATIENCE_S
 
     def _needed(self) -> int:
         """Who is shut out is not waited for, as long as a quorum of a cohort can still come together."""
         if self._minimum is not None:
             return self._minimum
-        population = self._setup.plan.clients or self._hub.enrolled
+        population = self._setup.plan.clients or self._hub.presence.enrolled
         shares = self._setup.secagg.shares if self._setup.secagg else None
         cohort = max(round(self._setup.plan.C * population), 1)
         least = max(self._rules.minimum(cohort), shares.least if shares else 0)
-        return max(least, min(cohort, population - self._hub.shut_out(population)))
+        return max(least, min(cohort, population - self._hub.presence.shut_out(population)))
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
         self._cohort = cohort.clients
         if self.ledger:
             self.ledger.check(work.round, cohort.clients)
-        invitation = self._invitation(parts, work)
+        invitation = self._invitations.new(parts, work, self._attempt)
         self._begin(work.round, cohort.clients, invitation)
         collect = self._collect_masked if self._setup.secagg else self._collect
         result = collect(invitation)
@@ -201,7 +187,7 @@ class HttpFleet(Fleet):
 
     def reject(self, work: Work, reason: str) -> bool:
         """The round is as if it had not been; who most likely spoiled it rests, and others are asked."""
-        culprits = self._hub.spoiled(reason)
+        culprits = self._hub.collecting.spoiled(reason)
         log.warning("rejected", extra={"round": work.round, "reason": reason, "culprits": culprits})
         self._check_stop()
         self._abandon(work.round, reason)
@@ -213,9 +199,9 @@ class HttpFleet(Fleet):
             self.ledger.settle(self._done(round))
 
     def _done(self, round: int) -> Attempt:
-        return Attempt(round, self._attempt, "done", tuple(self._cohort), tuple(self._hub.counted()))
+        return Attempt(round, self._attempt, "done", tuple(self._cohort), tuple(self._hub.collecting.counted()))
 
-    def _begin(self, round: int, cohort: Sequence[int], invitation: "Invitation") -> None:
+    def _begin(self, round: int, cohort: Sequence[int], invitation: Invitation) -> None:
         attempt = self._attempt
         self.retried(lambda: self._store.begin_round(round, attempt, cohort, invitation.round.model))
         invited = len(invitation.round.invited)
@@ -230,14 +216,14 @@ class HttpFleet(Fleet):
         log.warning("abandoned", extra={"round": round, "attempt": attempt, "reason": reason})
         self._attempt += 1
 
-    def _collect(self, invitation: "Invitation") -> CohortResult | Abandoned:
+    def _collect(self, invitation: Invitation) -> CohortResult | Abandoned:
         """The sum over the updates that came, or why the round is abandoned."""
-        self._hub.open(invitation.round, invitation.groups)
-        if self._hub.collect() is RoundPhase.COMMITTING:
+        self._hub.collecting.open(invitation.round, invitation.groups)
+        if self._hub.collecting.wait() is RoundPhase.COMMITTING:
             return self._result(invitation)
-        return Abandoned(self._hub.abandoned_because())
+        return Abandoned(self._hub.collecting.abandoned_because())
 
-    def _collect_masked(self, invitation: "Invitation") -> CohortResult | Abandoned:
+    def _collect_masked(self, invitation: Invitation) -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
         from fedavg.fleets.http.server.secure import implausible
         from fedavg.secagg import SecAggError
@@ -248,21 +234,22 @@ class HttpFleet(Fleet):
         except (SecAggError, PlanError) as error:
             return Abandoned(f"secure aggregation: {error}")
         finally:
-            self._hub.session_over()
+            self._hub.sessions.over()
         if aggregate is None:
-            return Abandoned(self._hub.abandoned_because())
-        encoding = self._hub.encoding
+            return Abandoned(self._hub.collecting.abandoned_because())
+        encoding = self._hub.sessions.encoding
         decoded = encoding.decode(aggregate.ring, len(aggregate.survivors))
-        examples, (group,) = self._hub.examples(aggregate.survivors), invitation.groups
+        examples, (group,) = self._hub.presence.examples(aggregate.survivors), invitation.groups
         problem = implausible(decoded, encoding, examples, group.metric_bounds(max(examples)))
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
         if problem:  # its clients open no second sum of this round, so that it is over, without a change
-            log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": self._hub.discard()})
+            rest = self._hub.sessions.discard()
+            log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": rest})
             total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
-        up, down = self._hub.session_bytes()
+        up, down = self._hub.sessions.bytes_sent()
         return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
 
-    def _aggregate(self, invitation: "Invitation") -> "Aggregate | None":
+    def _aggregate(self, invitation: Invitation) -> "Aggregate | None":
         """Carry a session to its end. It is on the disk before the first client is asked to open its sum.
 
         A device opens one sum of a round. A server that forgot which one it had asked for could never end the round.
@@ -271,13 +258,13 @@ class HttpFleet(Fleet):
         saved = self._opening(round.round)
         secure = self._resumed(saved) if saved else self._new_session(round, group)
         self._session = secure.session
-        self._hub.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
+        self._hub.collecting.open(round, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
         if saved is None:
-            if not self._hub.mask():
+            if not self._hub.sessions.mask():
                 return None
             note = {"round": round.round, "attempt": round.attempt, "session": b64encode(secure.saved()).decode()}
             self.retried(lambda: self._store.set_note(OPENING, json.dumps(note)))
-        return self._hub.unmask()
+        return self._hub.sessions.unmask()
 
     def _new_session(self, round: OpenRound, group: Group) -> "SecureRound":
         from fedavg.fleets.http.server.secure import SecureRound
@@ -309,65 +296,10 @@ class HttpFleet(Fleet):
         assert self._setup.secagg
         return self._rules.deadline_s / (SECURE_PHASES + self._setup.secagg.signed)
 
-    def _invitation(self, parts: Sequence[Part], work: Work) -> "Invitation":
-        models = self._hub.publish(parts)
-        invited = frozenset(k for part in parts for k in part.cohort)
-        goal = self._rules.goal(len(invited))
-        deadline = monotonic() + self._rules.deadline_s
-        round = OpenRound(work.round, self._attempt, models[0], invited, goal, self._rules.minimum(goal), deadline)
-        groups = [
-            Group(
-                frozenset(part.cohort),
-                self._offer(work, model, part, len(invited)),
-                self._expected(work, model),
-                lambda vector, weight: self._setup.arrived(vector, weight, work),
-                lambda examples: self._metric_bounds(work, examples),
-            )
-            for part, model in zip(parts, models, strict=True)
-        ]
-        bytes_down = sum(4 * len(part.shared) * len(part.cohort) for part in parts)
-        return Invitation(round, groups, [part.scale for part in parts], bytes_down)
-
-    def _offer(self, work: Work, model: str, part: Part, invited: int) -> WorkOffer:
-        return WorkOffer(
-            round=work.round,
-            attempt=self._attempt,
-            model=model,
-            numbers=len(part.shared),
-            deadline_s=self._rules.deadline_s,
-            epochs=work.epochs,
-            batch=work.batch if isfinite(work.batch) else None,
-            lr=work.lr,
-            settings=dict(work.settings),
-            upload_token=None,
-            session=None,
-            invited=invited,
-            changes=len(part.frames),
-            counted=None,
-        )
-
-    def _metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
-        """What a client may say of its training: a loss far above that of the untrained model is no loss."""
-        loss = {"train_loss": (-self._worst_loss, self._worst_loss)}
-        return {**loss, **self._setup.algorithm.metric_bounds(work, examples)}
-
-    def _expected(self, work: Work, model: str) -> Expected:
-        return Expected(
-            plan=self._setup.plan.digest,
-            round=work.round,
-            attempt=self._attempt,
-            model=model,
-            codec=self._setup.codec,
-            numbers=self._setup.update_size(self._size),
-            max_weight=self._hub.guards.max_weight,
-            max_norm=self._hub.guards.max_norm,
-            metrics=self._setup.metrics,
-        )
-
-    def _result(self, invitation: "Invitation") -> CohortResult:
+    def _result(self, invitation: Invitation) -> CohortResult:
         """The groups' sums as one; a group of which nobody answered does not count."""
-        answered = [(_summed(*total), scale) for total, scale in zip(self._hub.totals(), invitation.scales, strict=True)
-                    if total[1]]  # fmt: skip
+        totals = zip(self._hub.collecting.totals(), invitation.scales, strict=True)
+        answered = [(_summed(*total), scale) for total, scale in totals if total[1]]
         result = join([total for total, _ in answered], [scale for _, scale in answered])
         return replace(result, bytes_down=invitation.bytes_down)
 
@@ -400,12 +332,12 @@ class HttpFleet(Fleet):
                 if isinstance(error, StoreError) and not error.retryable:
                     raise
                 log.error("can not write; trying again", extra={"detail": str(error)})
-            self._hub.pause(pause)
+            self._hub.shared.pause(pause)
             self._check_stop()
             pause = min(2 * pause, longest)
 
     def _check_stop(self) -> None:
-        if self._hub.stopping:
+        if self._hub.shared.stopping:
             raise Stopped("stopped by the operator; start the server again with the same database to go on")
 
 

@@ -20,8 +20,9 @@ from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol import sums
 from fedavg.fleets.http.protocol.messages import JUDGING, JudgeOffer
 from fedavg.fleets.http.protocol.wire import Expected
-from fedavg.fleets.http.server.hub import Group, Hub
+from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
+from fedavg.fleets.http.server.underway import Group
 from fedavg.fleets.worker import Evaluated, judged_by_clients, judged_together, judges, unclipped
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.setup import Setup
@@ -50,11 +51,11 @@ class Judging:
         if not clients:
             log.warning("not judged", extra={"round": round, "reason": "no client that holds examples out is there"})
             return None
-        (model,) = self._hub.publish([Part(clients, weights)])
+        (model,) = self._hub.models.publish([Part(clients, weights)])
         opened = self._round(clients, round, JUDGING + attempt, model)
         group = Group(frozenset(clients), self._offer(opened, len(weights)), self._expected(opened), self._arrived)
         down = 4 * len(weights) * len(clients)
-        with self._hub.aside():
+        with self._hub.collecting.aside():
             found = self._masked(opened, group, down) if self._setup.secagg else self._collected(opened, group, down)
         if isinstance(found, OnClients):
             log.info("judged", extra={"round": round, "clients": found.clients})
@@ -63,10 +64,10 @@ class Judging:
         return None
 
     def _collected(self, opened: OpenRound, group: Group, down: int) -> OnClients | str:
-        self._hub.open(opened, [group])
-        if self._hub.collect() is not RoundPhase.COMMITTING:
-            return self._hub.abandoned_because()
-        ((_, received),) = self._hub.totals()
+        self._hub.collecting.open(opened, [group])
+        if self._hub.collecting.wait() is not RoundPhase.COMMITTING:
+            return self._hub.collecting.abandoned_because()
+        ((_, received),) = self._hub.collecting.totals()
         pieces = [Evaluated(self._by_metric(each.metrics)) for each in received]
         return judged_by_clients(self._metrics, pieces, sum(each.bytes_up for each in received), down)
 
@@ -76,14 +77,14 @@ class Judging:
 
         try:
             secure = self._session(opened)
-            self._hub.open(opened, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
-            aggregate = self._hub.unmask() if self._hub.mask() else None
+            self._hub.collecting.open(opened, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
+            aggregate = self._hub.sessions.unmask() if self._hub.sessions.mask() else None
         except SecAggError as error:
             return f"secure aggregation: {error}"
         if aggregate is None:
-            return self._hub.abandoned_because()
-        decoded = self._hub.encoding.decode(aggregate.ring, len(aggregate.survivors))
-        up, more = self._hub.session_bytes()
+            return self._hub.collecting.abandoned_because()
+        decoded = self._hub.sessions.encoding.decode(aggregate.ring, len(aggregate.survivors))
+        up, more = self._hub.sessions.bytes_sent()
         try:
             return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down + more)
         except FleetError as error:  # one client's doing must not end the run

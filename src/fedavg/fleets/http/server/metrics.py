@@ -19,6 +19,17 @@ class Requests:
         self.by_reason[reason] += 1
 
 
+class Updates:
+    """Counts updates, and the reports of those who send none. Not thread-safe: the hub's lock guards it."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        #: Of these, how many counted for less than they asked.
+        self.capped = 0
+        self.refused: Counter[str] = Counter()
+        self.reports: Counter[str] = Counter()
+
+
 def render(status: Mapping[str, Any], requests: Requests) -> str:
     """The state of a server and its counters."""
     lines: list[str] = []

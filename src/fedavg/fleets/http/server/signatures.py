@@ -6,8 +6,8 @@ from starlette.requests import Request
 
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, check_body, read_body
-from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.limits import Buckets
+from fedavg.fleets.http.server.presence import Presence
 from fedavg.fleets.http.server.refusals import Refusal, pace
 from fedavg.fleets.http.server.store import ClientRow
 
@@ -16,10 +16,10 @@ NOBODYS_KEY: Final = keys.ClientKey.generate().public
 
 
 class Signatures:
-    """Checks the signatures of requests against the clients that the hub knows."""
+    """Checks the signatures of requests against the clients that are enrolled."""
 
-    def __init__(self, hub: Hub, rate: Buckets) -> None:
-        self._hub, self._rate = hub, rate
+    def __init__(self, presence: Presence, rate: Buckets) -> None:
+        self._presence, self._rate = presence, rate
         self._guard = keys.ReplayGuard()
 
     @property
@@ -37,7 +37,7 @@ class Signatures:
     def authenticated(self, request: Request) -> tuple[keys.SignedFields, ClientRow]:
         """The client that signed the request; the body, whose digest it signed as well, is not needed for that."""
         fields, signature = self._signed_fields(request)
-        client = self._hub.client(int(fields.client)) if fields.client != keys.ENROL else None
+        client = self._presence.client(int(fields.client)) if fields.client != keys.ENROL else None
         if client is None:  # strangers are not told who is enrolled, was, or never was: all takes the same way
             self._verify(fields, signature, NOBODYS_KEY, None)
             raise Refusal("bad-signature", "nobody is enrolled under this number")
@@ -46,7 +46,7 @@ class Signatures:
         return fields, client
 
     def check_revoked(self, k: int) -> None:
-        client = self._hub.client(k)
+        client = self._presence.client(k)
         if client is None or client.revoked:
             raise Refusal("revoked", "this client's enrolment was taken back by the operator")
 

@@ -23,7 +23,20 @@ from fedavg.specs import Pluggable, is_import, make, text_of, usage
 
 
 class Rate(Pluggable, ABC):
-    """eta by round. A subclass is a frozen dataclass; its fields are its settings, `start` and `warmup` among them."""
+    """eta by round. A subclass is a frozen dataclass; its fields are its settings, `start` and `warmup` among them.
+
+    >>> @dataclass(frozen=True)
+    ... class Linear(Rate):
+    ...     start: float
+    ...     warmup: int = 0
+    ...
+    ...     def after_warmup(self, round, rounds):
+    ...         return self.start * (rounds - round + 1) / rounds
+    >>> from fedavg import Plan
+    >>> plan = Plan(lr=Linear(0.8), rounds=4)
+    >>> [plan.work(round).lr for round in (1, 2, 3, 4)]
+    [0.8, 0.6000000000000001, 0.4, 0.2]
+    """
 
     kind = "lr"
     start: float

@@ -1,0 +1,45 @@
+"""The plan that a server sends, as this device reads it. No code is imported but what the device's owner named."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from fedavg.errors import FedAvgError, FleetError
+from fedavg.fleets.http.device.enrolment import Enrolment
+from fedavg.fleets.http.device.policy import MOST_CLIENTS, Declined
+from fedavg.plan import Plan, make_plan
+from fedavg.privacy.served import served
+from fedavg.setup import Setup, resolve_on_device
+from fedavg.specs import importing_only
+
+
+@dataclass(frozen=True)
+class PlanOnDevice:
+    """The plan as it was sent, and what this device makes of it with its own settings."""
+
+    sent: Plan
+    setup: Setup
+
+
+def resolve_sent(identity: Enrolment, task: str, allowed: Sequence[str]) -> PlanOnDevice:
+    """The server's plan for this device's task, with parts from the allowed packages only."""
+    try:
+        values = tomllib.loads(identity.plan)
+        sent = make_plan(values, "the server's plan")
+    except FedAvgError:
+        raise
+    except Exception as error:  # whatever a parser trips over in a stranger's text is the stranger's mistake
+        raise FleetError(f"the server's plan can not be read: {str(error)[:200]}") from None
+    if sent.task != task:
+        raise FleetError(f"the server's plan is for task '{sent.task}'; this device has '{task}'")
+    if sent.digest != identity.plan_digest:
+        raise FleetError(
+            f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
+        )
+    if (sent.clients or 0) > MOST_CLIENTS:
+        raise Declined("bad-plan", f"the server's plan has {sent.clients} clients; expected at most {MOST_CLIENTS}")
+    own = {spec.name: getattr(Plan(), spec.name) for spec in fields(Plan) if spec.metadata["runtime"]}
+    # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
+    others = {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
+    with importing_only([*allowed, task.partition(":")[0]]):
+        return PlanOnDevice(sent, served(resolve_on_device(make_plan({**values, **own, **others, "device": "cpu"}))))

@@ -1,0 +1,150 @@
+"""The attempt under way as the server loop sees it: it opens one, waits until it is over, and takes what came of it."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from math import inf
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedavg.fleets.http.server.conduct import Conduct, outstanding
+from fedavg.fleets.http.server.guards import Guards
+from fedavg.fleets.http.server.presence import Presence
+from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase
+from fedavg.fleets.http.server.shared import Shared
+from fedavg.fleets.http.server.store import Counted
+from fedavg.fleets.http.server.underway import Collected, Group, Received, UnderWay
+from fedavg.sums import to_float
+
+if TYPE_CHECKING:
+    from fedavg.fleets.http.server.secure import SecureRound
+
+
+class Collecting:
+    """Thread-safe; every method takes the locks by itself."""
+
+    def __init__(self, guards: Guards, shared: Shared, presence: Presence, conduct: Conduct) -> None:
+        self._guards, self._shared, self._presence, self._conduct = guards, shared, presence, conduct
+        #: Taken before the shared lock by whoever may end the collecting, and kept while an update is added, so that a
+        #: closed round's sum is whole.
+        self.adding = Lock()
+        self.current: UnderWay | None = None
+
+    def open(self, round: OpenRound, groups: Iterable[Group], session: "SecureRound | None" = None) -> None:
+        """Begin to collect: updates, or the messages of a session of secure aggregation."""
+        with self._shared.changed:
+            median = self._presence.median_examples()
+            cap = inf if median is None else self._guards.times_median * median
+            collected = [Collected(group) for group in groups]
+            of_client = {k: each for each in collected for k in each.group.clients}
+            self.current = UnderWay(round, collected, of_client, session, cap)
+            self._conduct.new_attempt()
+        self._shared.wake(round.invited)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Collect something else meanwhile; afterwards the round before is as it was."""
+        with self._shared.changed:
+            before, opened = self.current, set(self._presence.opened)
+        try:
+            yield
+        finally:
+            with self.adding, self._shared.changed:
+                self.current, self._presence.opened = before, opened
+
+    def wait(self) -> RoundPhase:
+        """Wait until the round under way is full, over or abandoned, or the server is to stop."""
+        assert self.current
+        round = self.current.round
+        while True:
+            with self.adding, self._shared.changed:
+                round.tick(monotonic())
+            with self._shared.changed:
+                if round.phase is not RoundPhase.COLLECTING or self._shared.stopping:
+                    self._strike_absent(round)
+                    return round.phase
+                self._shared.changed.wait(max(0.0, min(round.deadline - monotonic(), 1.0)))
+
+    def _strike_absent(self, round: OpenRound) -> None:
+        """Who was asked and failed, or said nothing until the deadline, is not asked again for a while."""
+        if self._shared.stopping or self._guards.anonymous:
+            return
+        now, asked = monotonic(), set(round.invited) - self._presence.revoked
+        silent = asked - round.accepted if now >= round.deadline else set()
+        self._conduct.strike(silent | (asked & round.failed), now)
+
+    def fail(self, k: int, round: int, attempt: int) -> bool:
+        """A client will not send its update; false if it was not asked for one."""
+        with self.adding, self._shared.changed:
+            current = self.current.round if self.current else None
+            if not current or (current.round, current.attempt) != (round, attempt) or k not in current.invited:
+                return False
+            current.fail(k, monotonic())
+            self._shared.changed.notify_all()
+            return True
+
+    def lose(self, clients: Iterable[int]) -> None:
+        """Nobody waits for these clients any more."""
+        with self.adding, self._shared.changed:
+            for k in clients:
+                if self.current:
+                    self.current.round.fail(k, monotonic())
+            self._shared.changed.notify_all()
+
+    # What came of it
+
+    def abandoned_because(self) -> str:
+        with self._shared.changed:
+            return self.current.round.reason if self.current else ""
+
+    def totals(self) -> list[tuple[Tensor, list[Received]]]:
+        """For each group of a round that is closed: the sum, float64, and what was received."""
+        with self._shared.changed:
+            assert self.current
+            assert self.current.round.phase is RoundPhase.COMMITTING
+            return [(to_float(each.ring), list(each.received)) for each in self.current.collected]
+
+    def counted(self) -> list[int]:
+        """The clients whose updates are in the sum, where they are known."""
+        with self._shared.changed:
+            accepted = self.current.round.accepted if self.current else ()
+            return sorted(source for source in accepted if isinstance(source, int))
+
+    def spoiled(self, reason: str) -> list[int]:
+        """What came out of the attempt can not be used: who stands out by the size of its update rests."""
+        with self._shared.changed:
+            if self.current is None:
+                return []
+            culprits = outstanding({k: size for each in self.current.collected for k, size in each.sizes.items()})
+            self._conduct.strike(culprits, monotonic(), guilty=True)
+            self.current.round.phase, self.current.round.reason = RoundPhase.ABANDONED, reason
+            return culprits
+
+    def done(self) -> Counted | None:
+        """The round is on the disk; returns who counted in it, if this server collected it."""
+        with self._shared.changed:
+            self._presence.opened.clear()
+            if self.current is None:
+                return None
+            counted = self.counted()
+            self._conduct.clear(counted)
+            self.current.round.phase = RoundPhase.DONE
+            return Counted(self.current.round.attempt, frozenset(counted))
+
+    def status(self) -> dict[str, object] | None:
+        with self._shared.changed:
+            if self.current is None:
+                return None
+            current = self.current.round
+            return {
+                "round": current.round,
+                "attempt": current.attempt,
+                "phase": str(current.phase),
+                "invited": len(current.invited),
+                "accepted": len(current.accepted),
+                "failed": len(current.failed),
+                "goal": current.goal,
+                "seconds_left": round(max(0.0, current.deadline - monotonic()), 1),
+            }

@@ -1,0 +1,39 @@
+"""The models that clients may fetch, by the SHA-256 of their bytes."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+from fedavg.fleets.http.protocol.changes import Changes
+from fedavg.fleets.http.server.shared import Shared
+from fedavg.types import Part
+
+
+class OfferedModels:
+    """The models published last, and those before them. Thread-safe."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._contents: dict[str, bytes] = {}
+        self._changes: dict[str, Changes] = {}
+        self._latest: list[str] = []
+
+    def publish(self, parts: Sequence[Part]) -> list[str]:
+        """Offer models for download; returns their SHA-256. Those before stay for who still fetches them."""
+        data = [part.shared.numpy().astype("<f4", copy=False).tobytes() for part in parts]
+        digests = [sha256(content).hexdigest() for content in data]
+        changes = {digest: Changes(part.frames) for digest, part in zip(digests, parts, strict=True)}
+        with self._shared.changed:
+            self._contents = {digest: self._contents[digest] for digest in self._latest}
+            self._contents |= zip(digests, data, strict=True)
+            self._changes = {digest: self._changes[digest] for digest in self._latest} | changes
+            self._latest = digests
+        return digests
+
+    def content(self, digest: str) -> bytes | None:
+        """The bytes of a model; None if it is not on offer."""
+        return self._contents.get(digest)
+
+    def changes(self, digest: str, count: int) -> memoryview | None:
+        """The last changes that lead to a model; None if so many are not there."""
+        known = self._changes.get(digest)
+        return known.last(count) if known else None

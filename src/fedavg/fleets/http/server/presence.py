@@ -1,0 +1,160 @@
+"""Who is enrolled, and who of them is there now and may be invited. It knows nothing of rounds."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median_low
+from time import monotonic
+from typing import Final
+
+import numpy as np
+
+from fedavg.fleets.http.server.conduct import Conduct
+from fedavg.fleets.http.server.shared import Shared
+from fedavg.fleets.http.server.store import ClientRow
+
+#: A client counts as present for so long after its last request: longer than a held poll and the pause after it.
+PRESENT_S: Final = 90.0
+#: Polls that are held open at a time; beyond, they are answered at once.
+HELD: Final = 12_000
+
+
+class Presence:
+    """Thread-safe; every method takes the lock by itself."""
+
+    def __init__(self, shared: Shared, conduct: Conduct) -> None:
+        self._shared, self._conduct = shared, conduct
+        self._clients: dict[int, ClientRow] = {}
+        self._seen: dict[int, float] = {}
+        self._held: Counter[int] = Counter()
+        self._held_in_all = 0
+        self.revoked: set[int] = set()
+        #: Clients that have opened a sum of the round under way: they open no other, so they are not invited again.
+        self.opened: set[int] = set()
+
+    def note(self, rows: Sequence[ClientRow]) -> None:
+        """Clients as the database has them; one that is revoked is not there any more."""
+        with self._shared.changed:
+            for row in rows:
+                self._clients[row.k] = row
+                if row.revoked:
+                    self.revoked.add(row.k)
+                    self._seen.pop(row.k, None)
+            self._shared.changed.notify_all()
+
+    def client(self, k: int) -> ClientRow | None:
+        return self._clients.get(k)
+
+    @property
+    def enrolled(self) -> int:
+        """Clients in all."""
+        return len(self._clients)
+
+    def everyone(self) -> list[int]:
+        """The numbers of all who are enrolled."""
+        with self._shared.changed:
+            return list(self._clients)
+
+    def examples(self, clients: Iterable[int]) -> list[int]:
+        """n_k, as clients enrolled with it."""
+        with self._shared.changed:
+            return [self._clients[k].examples for k in clients]
+
+    def median_examples(self) -> int | None:
+        """The median n_k of those who may take part; None if there are none."""
+        with self._shared.changed:
+            rows = self._clients.values()
+            sizes = [row.examples for row in rows if row.examples and row.approved and not row.revoked]
+            return median_low(sizes) if sizes else None
+
+    # Who asks for work
+
+    def see(self, k: int, eligible: bool) -> None:
+        """A client has asked for work; one that is not eligible now is not counted as there."""
+        with self._shared.changed:
+            new = eligible and k not in self._seen
+            if eligible:
+                self._seen[k] = monotonic()
+            else:
+                self._seen.pop(k, None)
+            if new:
+                self._shared.changed.notify_all()
+
+    def hold(self, k: int) -> bool:
+        """May this poll be held open? Each that may is let go of by `release`."""
+        with self._shared.changed:
+            if self._held_in_all >= HELD:
+                return False
+            self._held[k] += 1
+            self._held_in_all += 1
+            return True
+
+    def release(self, k: int) -> None:
+        with self._shared.changed:
+            self._held[k] -= 1
+            self._held_in_all -= 1
+            if not self._held[k]:
+                del self._held[k]
+            if k in self._seen:
+                self._seen[k] = monotonic()
+
+    @property
+    def seen(self) -> int:
+        """How many have asked for work, and have not said since that they are not eligible."""
+        return len(self._seen)
+
+    # Who may be invited
+
+    def sizes(self, opened: bool = False) -> np.ndarray:
+        """n_k of every client that is there now, zero for the others.
+
+        Who has opened a sum of this round is there only with `opened`: it trains no more in it, but may judge.
+        """
+        with self._shared.changed:
+            sizes = np.zeros(max(self._clients, default=-1) + 1, np.int64)
+            now = monotonic()
+            for k, seen in self._seen.items():
+                there = (seen >= now - PRESENT_S or self._held[k]) and (opened or k not in self.opened)
+                if there and self._clients[k].approved and not self._conduct.rests(k, now):
+                    sizes[k] = self._clients[k].examples
+            return sizes
+
+    def shut_out(self, population: int) -> int:
+        """Of the first so many numbers, how many can not come: revoked, at rest, or bound by a sum they have opened."""
+        with self._shared.changed:
+            out = self.revoked | self.opened | self._conduct.resting(monotonic())
+            return sum(k < population for k in out)
+
+    @property
+    def resting(self) -> int:
+        """How many are not invited for a while."""
+        with self._shared.changed:
+            return len(self._conduct.resting(monotonic()))
+
+    def call_back(self, count: int) -> list[int]:
+        """End the rest of some clients that are there and were only silent."""
+        with self._shared.changed:
+            return self._conduct.call_back(self._seen, count, monotonic())
+
+    def wait(self, wanted: Callable[[], int], timeout: float) -> int:
+        """Wait until as many clients with examples are there as are wanted, or for so long; returns how many are."""
+        until = monotonic() + timeout
+        with self._shared.changed:
+            while (there := self._present(needed := wanted())) < needed and not self._shared.stopping:
+                if (left := until - monotonic()) <= 0:
+                    break
+                self._shared.changed.wait(min(left, 1.0))
+            return there
+
+    def _present(self, needed: int) -> int:
+        # Every newcomer asks this: the exact count, which looks at all, is taken only when it may be enough.
+        return int(np.count_nonzero(self.sizes())) if len(self._seen) >= needed else len(self._seen)
+
+    def status(self) -> dict[str, object]:
+        with self._shared.changed:
+            return {
+                "clients": len(self._clients),
+                "revoked": len(self.revoked),
+                "resting": self.resting,
+                "present": int(np.count_nonzero(self.sizes())),
+                "held_polls": self._held_in_all,
+            }

@@ -1,0 +1,73 @@
+"""The attempt at a round that is under way: what its clients are offered, and what has come of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
+from fedavg.fleets.http.protocol.wire import Expected
+from fedavg.fleets.http.server.rounds import OpenRound
+from fedavg.sums import ExactSum
+from fedavg.types import Update
+
+if TYPE_CHECKING:
+    from fedavg.fleets.http.server.secure import SecureRound
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients of a round that start from the same model: what they are offered, and what is expected of them."""
+
+    clients: frozenset[int]
+    offer: WorkOffer | JudgeOffer
+    expected: Expected
+    #: From a checked vector and its weight to the update that counts.
+    arrived: Callable[[Tensor, float], Update]
+    #: From n_k to what the client's metrics may be.
+    metric_bounds: Callable[[int], Mapping[str, tuple[float, float]]] = lambda _: {}
+
+
+@dataclass(frozen=True)
+class Received:
+    """What is kept of an update once it is in the sum."""
+
+    weight: float
+    metrics: dict[str, float]
+    bytes_up: int
+
+
+class Collected:
+    """The sum over a group so far."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.ring = torch.zeros(group.expected.numbers, dtype=torch.int64)
+        self.sum = ExactSum(self.ring, max(1, len(group.clients)))
+        self.received: list[Received] = []
+        #: How large the largest number was that each client added, where it is known who it was.
+        self.sizes: dict[int, float] = {}
+        #: Hashes of the upload tokens that were given out: a set, which has no order that would tell to whom.
+        self.tokens: set[bytes] = set()
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """One attempt. `session` is there under secure aggregation, where clients send its messages, not updates."""
+
+    round: OpenRound
+    collected: Sequence[Collected]
+    of_client: Mapping[int, Collected]
+    session: "SecureRound | None"
+    #: What an update counts for at the most: a client's n_k is its own word, and one must not outweigh all.
+    weight_cap: float
+    #: Clients that have had their upload token.
+    given: set[int] = field(default_factory=set)
+
+    def group_of(self, source: int | bytes) -> Collected | None:
+        """The group of a client, or of the hash of an upload token."""
+        if isinstance(source, int):
+            return self.of_client.get(source)
+        return next((each for each in self.collected if source in each.tokens), None)
