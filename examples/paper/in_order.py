@@ -12,7 +12,6 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
-from study import Row, Study, study_options
 from torch import Tensor
 
 from fedavg import Plan, run
@@ -21,6 +20,7 @@ from fedavg.algorithms.fedavg import FedAvg
 from fedavg.client import Client
 from fedavg.errors import Diverged
 from fedavg.types import Update, Work
+from study import Row, Study, study_options
 
 
 class AsItLies:

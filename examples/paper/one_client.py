@@ -18,7 +18,6 @@ from dataclasses import astuple, dataclass
 from itertools import product
 
 import numpy as np
-from study import Row, Study, study_options
 from torch import Tensor, nn
 
 from fedavg import LocalFleet, Plan, Round, Task, train
@@ -27,6 +26,7 @@ from fedavg.runlog.curves import rounds_to_target
 from fedavg.samplers.cohort import eligible
 from fedavg.tasks.mnist import cnn, image
 from fedavg.types import Cohort
+from study import Row, Study, study_options
 
 TARGET = 0.99
 

@@ -19,12 +19,12 @@ from math import inf
 from statistics import median
 
 from centred_pixels import SHIFTS
-from study import Row, Study, study_options
 
 from fedavg import Plan, Round, Task, train
 from fedavg.errors import Diverged
 from fedavg.runlog.curves import rounds_to_target
 from fedavg.tasks.mnist import cnn, image
+from study import Row, Study, study_options
 
 TARGET = 0.99
 EVERY = (1, 2, 5, 10, 20)

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
         TopKAccuracy,
     )
     from fedavg.optimizers import SGD, Adam, AdamW, Correction, Optimizer
-    from fedavg.options import Schedule
     from fedavg.plan import Plan
+    from fedavg.plan.options import Schedule
+    from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.ragged import Ragged, padded
-    from fedavg.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.runner import Result, resume, run
     from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
@@ -122,10 +122,10 @@ _HOMES = {
         "TopKAccuracy",
     ],
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
-    "fedavg.options": ["Schedule"],
+    "fedavg.plan.options": ["Schedule"],
     "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged", "padded"],
-    "fedavg.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
+    "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
     "fedavg.server": ["Event", "Round", "Start", "train"],

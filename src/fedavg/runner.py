@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from fedavg.engine.model import Model
+from fedavg.engine.model import Model, model_sha256
 from fedavg.engine.trainer import Engine
 from fedavg.errors import DiskError, FedAvgError, RunDirError, TaskError
 from fedavg.fleets import Fleet, make_fleet
 from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan, check_plan
-from fedavg.runlog.checkpoint import model_sha256
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.started import started_with
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise

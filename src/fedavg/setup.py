@@ -11,9 +11,9 @@ from torch import Tensor
 from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
+from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.finite import check_finite
-from fedavg.downlink import Downlink
 from fedavg.engine.model import Model
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError

@@ -137,7 +137,7 @@ PUBLISH = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 import fedavg
-from fedavg.runlog.checkpoint import model_sha256
+from fedavg.engine.model import model_sha256
 from pathlib import Path
 from toys import TOY, toy_data, toy_plan
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedavg.engine.model import model_sha256
 from fedavg.errors import RunDirError
-from fedavg.runlog.checkpoint import Checkpoint, load_checkpoint, model_sha256, save_checkpoint
+from fedavg.runlog.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedavg.types import State
 
 STATE = State(torch.linspace(-1, 1, 1000), {"momentum": torch.ones(1000)}, {"stage 1": {"clip.norm": torch.ones(1)}})

@@ -30,7 +30,7 @@ def evaluate(
     fedavg evaluate model.safetensors --task mnist-2nn --data mnist
     """
     from fedavg.cli.report import over_clients
-    from fedavg.evaluate import evaluate as judge
+    from fedavg.study.evaluate import evaluate as judge
 
     changes = {name: value for name, value in options.items() if value is not None}
     found = judge(source, data, task, label, **changes)

@@ -1,6 +1,7 @@
 """The real fleet from the command line: serve, join, certs and a demonstration of all of it."""
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,8 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     listen = Address(*address(options["listen"], "--listen"))
     if bool(options["cert"]) != bool(options["key"]):
         raise PlanError("--cert and --key belong together; got one of them")
+    if options["client_ca"] and not options["cert"]:
+        raise PlanError("--client-ca asks clients for certificates, which plain HTTP does not carry; expected --cert")
     if not options["cert"] and not options["insecure"]:
         raise PlanError(
             "expected --cert and --key ('fedavg certs' makes them for trying out), or --insecure on loopback"
@@ -196,6 +199,7 @@ def join(url: str, **options: Any) -> None:
     from fedavg.programs.device import Device
 
     check_url(url, options["insecure"])
+    _check_join(url, options)
     log_to_stderr()
     tls = client_context(options["ca"], options["cert"], options["key"]) if url.startswith("https:") else None
     token_file: Path | None = options["token_file"]
@@ -229,11 +233,27 @@ def join(url: str, **options: Any) -> None:
     click.echo(f"the run is over after round {last}", err=True)
 
 
+def _check_join(url: str, options: dict[str, Any]) -> None:
+    """Refuses options that would have no effect."""
+    for name in ("ca", "cert", "key"):
+        if options[name] and not url.startswith("https:"):
+            raise PlanError(f"--{name} is for TLS; got {url}, expected https:")
+    wait = options["give_up_after"]
+    if wait is not None and not wait >= 0:
+        raise PlanError(f"--give-up-after: got {wait}; expected seconds from 0")
+    limit = options["max_epsilon"]
+    if limit is not None and not isfinite(limit):
+        raise PlanError(f"--max-epsilon: got {limit}; expected a finite number above 0")
+
+
 def _own_examples(options: dict[str, Any]) -> "Examples":
     from fedavg.data import is_named, load
     from fedavg.data.own import read_examples
 
     if not is_named(options["data"]):
+        for name in ("share", "partition", "data_dir"):
+            if options[name] is not None:
+                raise PlanError(f"--{name.replace('_', '-')} is for named data sets; --data is {options['data']}")
         return read_examples(Path(options["data"]), options["label"])
     k, slash, n = (options["share"] or "").partition("/")
     if not slash or not k.isdecimal() or not n.isdecimal() or int(k) >= int(n):

@@ -9,7 +9,7 @@ import click
 from fedavg.cli.run import find_own_code
 
 if TYPE_CHECKING:
-    from fedavg.personalise import Personalised
+    from fedavg.study.personalise import Personalised
 
 
 @click.command()
@@ -41,8 +41,8 @@ def personalise(
 
     The result is also written to personalised.json in the run directory.
     """
-    from fedavg import personalise as module
     from fedavg.runlog.rundir import RunDir
+    from fedavg.study import personalise as module
 
     changes = {name: value for name, value in {"workers": workers, "data_dir": data_dir}.items() if value is not None}
     find_own_code()

@@ -176,7 +176,7 @@ def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:
-    from fedavg.estimate import derive
+    from fedavg.study.estimate import derive
 
     derived = derive(plan)
     if as_json:

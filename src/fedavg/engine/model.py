@@ -8,6 +8,7 @@ built it: it never travels, and every client starts from it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,11 @@ class Model:
             else:
                 owner, _, leaf = slot.name.rpartition(".")
                 self.module.get_submodule(owner)._buffers[leaf] = view
+
+
+def model_sha256(weights: Tensor) -> str:
+    """The digest of the flat float32 weights, little-endian."""
+    return sha256(weights.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
 
 
 def build(task: Task, seed: int) -> nn.Module:

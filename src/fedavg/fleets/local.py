@@ -28,6 +28,7 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.codecs import make_codec
 from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.model import model_sha256
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError, PlanError
@@ -56,7 +57,6 @@ from fedavg.fleets.worker import (
 from fedavg.metrics import report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.plan import Plan
-from fedavg.runlog.checkpoint import model_sha256
 from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import Setup, check_population, cohort_size, population_of, probed, resolve_data
 from fedavg.states import ClientStates

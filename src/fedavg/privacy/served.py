@@ -16,11 +16,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedavg.errors import FedAvgError, PlanError
+from fedavg.errors import FedAvgError, PlanError, RunDirError
 from fedavg.files import write_atomically
 from fedavg.privacy.accounting import EveryRound, spending
 from fedavg.privacy.ledger import Budget, check_limit
@@ -91,6 +92,7 @@ class ServedLedger:
         self._spent = Participation(budget.releases)
         #: Not yet in the file.
         self._lines: list[str] = []
+        _check_none_forgotten(path, attempts)
         lines = [self._settled(attempt) for attempt in attempts if attempt.state != "collecting"]
         write_atomically(path, "".join(lines).encode(), private=True)
 
@@ -132,6 +134,27 @@ class ServedLedger:
         epsilon = self._budget.entry(attempt.round, self.releases)["epsilon"]
         row = {"round": attempt.round, "attempt": attempt.attempt, "state": attempt.state, "released": released}
         return json.dumps(row | {"releases": self.releases, "epsilon": epsilon, "delta": self._budget.delta}) + "\n"
+
+
+def _check_none_forgotten(path: Path, attempts: Sequence[Attempt]) -> None:
+    """The database knows the end of an attempt before the file does: where only the file does, it was forgotten."""
+    known = {(attempt.round, attempt.attempt) for attempt in attempts if attempt.state != "collecting"}
+    forgotten = [row for row in _recorded(path) if row not in known]
+    if forgotten:
+        raise RunDirError(
+            f"{path} has {len(forgotten)} attempts that the database lacks, the first at round {forgotten[0][0]}: the "
+            "database is an older copy, or another one. What was released can not be taken back: restore the newer one"
+        )
+
+
+def _recorded(path: Path) -> list[tuple[int, int]]:
+    """The attempts that a ledger tells of; a line that a crash cut short tells of none."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            rows.append((row["round"], row["attempt"]))
+    return rows
 
 
 def served(setup: "Setup") -> "Setup":

@@ -19,6 +19,7 @@ from typing import Any, Final
 from safetensors.torch import load, save
 from starlette.applications import Starlette
 
+from fedavg.engine.model import model_sha256
 from fedavg.errors import DiskError, PlanError
 from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
@@ -35,7 +36,7 @@ from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.privacy.served import BudgetSpent, ServedLedger, served
-from fedavg.runlog.checkpoint import from_tensors, model_sha256, to_tensors
+from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, Watcher, finish
@@ -51,6 +52,7 @@ JOIN_TOKEN: Final = "join-token"
 LEDGER: Final = "ledger.jsonl"
 #: The first join token is good for a week, and where the plan does not say K, for so many clients.
 JOIN_HOURS: Final = 7 * 24.0
+MOST_HOURS: Final = 87_840
 JOIN_USES: Final = 1000
 
 
@@ -98,6 +100,7 @@ def serve(
     _check_plan(plan)
     _check_plain(options)
     _check_guards(plan, options.guards)
+    _check_times(options)
     _check_authority(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
@@ -108,6 +111,7 @@ def serve(
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
+        _check_nothing_lost(RunDir(options.directory), store.committed())  # before anything is written or listens
         hub.know(store.clients())
         ledger = _ledger(setup, store, options.directory)
         fleet = HttpFleet(
@@ -149,6 +153,9 @@ def _ledger(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:
 
 def _check_minimum(setup: Setup, minimum: int | None) -> None:
     least = setup.secagg.shares.least if setup.secagg and setup.secagg.shares else 0
+    most = setup.plan.clients
+    if minimum is not None and most is not None and minimum > most:
+        raise PlanError(f"--min-clients: got {minimum}; expected at most {most}: the plan has no more clients")
     if minimum is not None and minimum < least:
         raise PlanError(
             f"--min-clients: got {minimum}; expected at least {least}: so many together carry the noise of the plan"
@@ -171,7 +178,19 @@ def _check_plan(plan: Plan) -> None:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
 
+def _check_times(options: Options) -> None:
+    if not 0 < options.join_hours <= MOST_HOURS:
+        raise PlanError(f"--join-hours: got {options.join_hours:g}; expected hours above 0, at most {MOST_HOURS:,}")
+    if not options.linger_s >= 0:
+        raise PlanError(f"--linger: got {options.linger_s:g}; expected seconds from 0")
+
+
 def _check_guards(plan: Plan, guards: Guards) -> None:
+    if plan.secagg != "none" and guards.anonymous:
+        raise PlanError(
+            "--anonymous: under secure aggregation updates come masked, in sessions that clients sign; expected none. "
+            "Nobody sees a single update there, whose it is or not"
+        )
     if plan.secagg != "none" and guards.max_norm is not None:
         raise PlanError(
             "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
@@ -265,7 +284,6 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = _parked(store)
     rows: list[dict[str, Any]] = store.committed()
-    _check_nothing_lost(run, rows)
     run.write_rows(rows)
     state = start.state if start else None
     hub.committed(start.round if start else 0)

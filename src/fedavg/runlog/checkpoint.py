@@ -17,11 +17,6 @@ from fedavg.runlog.seals import canonical
 from fedavg.types import State
 
 
-def model_sha256(weights: torch.Tensor) -> str:
-    """The digest of the flat float32 weights, little-endian."""
-    return sha256(weights.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
-
-
 def to_tensors(state: State) -> dict[str, torch.Tensor]:
     """A state as named tensors."""
     own = {f"slot.{name}": slot for name, slot in state.slots.items()}

@@ -13,8 +13,8 @@ from typing import Any, Final
 from fedavg import seeds, trees
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import RunDirError
-from fedavg.identity import digest, identity
 from fedavg.plan import Plan, part_options
+from fedavg.plan.identity import digest, identity
 from fedavg.setup import Setup
 from fedavg.specs import is_import, make
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from fedavg.downlink import Downlink
+from fedavg.codecs.downlink import Downlink
 from fedavg.errors import DataError, FleetError
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused

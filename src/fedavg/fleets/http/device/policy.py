@@ -6,11 +6,12 @@ own copy of the plan and its user's policy imply. A reason is one of `messages.R
 
 import logging
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Final
 
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.plan import Plan
 from fedavg.privacy.accounting import EveryRound, spending
 from fedavg.privacy.shares import SharedNoise
 from fedavg.setup import Setup
@@ -22,7 +23,8 @@ log = logging.getLogger("fedavg.device")
 MOST_CLIENTS: Final = 2**20
 #: Seconds that a server may send a device away for; what it asks for beyond is cut.
 LONGEST_WAIT_S: Final = 3600.0
-#: The delta of `require_dp`: the device's own, for with a delta of a server's choice any epsilon can be had.
+#: The delta of `require_dp` and of a device's lifetime budget: its own, for with a delta of a server's choice any
+#: epsilon can be had.
 DELTA: Final = 1e-5
 
 
@@ -57,6 +59,8 @@ class Policy:
             raise FleetError(
                 "--min-cohort: the server sees each update without secure aggregation; add --require-secagg"
             )
+        if self.require_dp is not None and not 0 < self.require_dp < inf:
+            raise FleetError(f"--require-dp: got {self.require_dp}; expected a finite number above 0")
 
 
 def check_plan(policy: Policy, setup: Setup, pinned: bool) -> None:
@@ -80,19 +84,29 @@ def check_offer(policy: Policy, setup: Setup, numbers: int, offer: WorkOffer) ->
         raise Declined("bad-offer", f"round {offer.round} is offered; the plan has {plan.rounds}")
     if offer.numbers != numbers:
         raise Declined("bad-offer", f"a model of {offer.numbers} numbers is offered; the task here has {numbers}")
-    most = plan.work(offer.round).epochs
-    if offer.epochs > most:
-        raise Declined("bad-offer", f"{offer.epochs} epochs are asked for; the plan has {most} in round {offer.round}")
+    _check_work(plan, offer)
     if (offer.session is None) != (setup.secagg is None):
         raise Declined("bad-offer", "the offer and the plan do not agree on secure aggregation")
     if not 1 <= offer.invited <= (plan.clients or MOST_CLIENTS):
         raise Declined("bad-offer", f"{offer.invited} clients are invited, they say; the plan has {plan.clients}")
-    if not all(isfinite(number) for number in (offer.lr, *offer.settings.values())):
+    if not all(isfinite(number) for number in offer.settings.values()):
         raise Declined("bad-offer", "a number of the offer is not finite")
     if policy.max_epochs is not None and offer.epochs > policy.max_epochs:
         raise Declined("many-epochs", f"{offer.epochs} epochs are asked for; this device allows {policy.max_epochs}")
     if offer.invited < policy.min_cohort:
         raise Declined("small-cohort", f"{offer.invited} clients are invited; this device asks for {policy.min_cohort}")
+
+
+def _check_work(plan: Plan, offer: WorkOffer) -> None:
+    """A server that chose batches and rates freely would choose those under which updates tell most of the data."""
+    work, batch = plan.work(offer.round), inf if offer.batch is None else offer.batch
+    for good, name, asked, planned in (
+        (offer.epochs <= work.epochs, "epochs", offer.epochs, work.epochs),
+        (batch == work.batch, "batch", batch, work.batch),
+        (offer.lr == work.lr, "lr", offer.lr, work.lr),
+    ):
+        if not good:
+            raise Declined("bad-offer", f"{name} {asked} is asked for; the plan has {planned} in round {offer.round}")
 
 
 def fewest_survivors(policy: Policy, setup: Setup) -> int:

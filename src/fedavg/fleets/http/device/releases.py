@@ -9,6 +9,7 @@ budget, on its disk, before it is sent; when the next might cost too much, the d
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from fedavg.client import Message
 from fedavg.errors import FleetError
 from fedavg.files import write_atomically
 from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.policy import DELTA
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.privacy.accounting import epsilon_of
 from fedavg.privacy.served import BudgetSpent
@@ -30,12 +32,17 @@ class Releases:
     def __init__(self, setup: Setup, files: DeviceFiles, spent: Path, limit: float | None) -> None:
         self._budget, self._files, self._spent = setup.budget, files, spent
         self._masked = setup.secagg is not None
-        self._limits = [each for each in (limit, setup.plan.dp_epsilon) if each is not None]
         if limit is not None and self._budget is None:
             raise FleetError(
                 f"--max-epsilon {limit:g}: the server's plan adds no noise, so that nothing bounds what an update "
                 "tells; expected a plan with noise, or no --max-epsilon"
             )
+        #: Epsilon and delta: the plan's own, and this device's, whose delta is not of the server's choice.
+        self._limits: list[tuple[float, float]] = []
+        if self._budget is not None and setup.plan.dp_epsilon is not None:
+            self._limits.append((setup.plan.dp_epsilon, self._budget.delta))
+        if limit is not None:
+            self._limits.append((limit, DELTA))
 
     def has(self, offer: WorkOffer) -> bool:
         """Is the update of this offer made already?"""
@@ -46,12 +53,13 @@ class Releases:
         if self._budget is None or not self._limits or self.has(offer):
             return
         counts = self._counts()
-        cost = epsilon_of(self._one_more(counts), self._budget.delta)
-        if cost > min(self._limits):
-            raise BudgetSpent(
-                f"this device's privacy budget is spent: after {sum(counts.values())} updates another one would cost "
-                f"epsilon {cost:.4g} in all, more than {min(self._limits):g}; it takes part no more"
-            )
+        for limit, delta in self._limits:
+            cost = epsilon_of(self._one_more(counts), delta)
+            if cost > limit:
+                raise BudgetSpent(
+                    f"this device's privacy budget is spent: after {sum(counts.values())} updates another one would "
+                    f"cost epsilon {cost:.4g} in all at delta {delta:g}, more than {limit:g}; it takes part no more"
+                )
 
     def message(self, offer: WorkOffer, train: Callable[[WorkOffer], Message]) -> Message:
         """The update of an offer: the one that is kept, or a new one, charged and kept before anybody has it."""
@@ -92,7 +100,8 @@ class Releases:
         with _alone(self._spent):
             self.check(offer)
             counts = self._one_more(self._counts())
-            content = {"releases": {repr(noise): count for noise, count in counts.items()}}
+            releases = {repr(noise): count for noise, count in counts.items()}
+            content = {"releases": releases, "sha256": _digest(releases)}
             write_atomically(self._spent, json.dumps(content).encode(), private=True)
 
     def _one_more(self, counts: dict[float, int]) -> dict[float, int]:
@@ -104,6 +113,8 @@ class Releases:
         """How many updates were made so far, by noise multiplier."""
         try:
             content = json.loads(self._spent.read_bytes())
+            if content["sha256"] != _digest(content["releases"]):
+                raise ValueError
             return {float(noise): int(count) for noise, count in content["releases"].items()}
         except FileNotFoundError:
             return {}
@@ -111,6 +122,10 @@ class Releases:
             raise FleetError(
                 f"{self._spent} can not be read, and without it nobody knows what this device has spent; restore it"
             ) from None
+
+
+def _digest(releases: dict[str, int]) -> str:
+    return sha256(json.dumps(releases, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

@@ -1,6 +1,10 @@
 """What an operator asks of clients and of their updates."""
 
 from dataclasses import dataclass
+from math import inf
+
+from fedavg.errors import PlanError
+from fedavg.fleets.http.protocol.wire import MIN_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -14,3 +18,14 @@ class Guards:
     anonymous: bool = False
     #: New clients wait until the operator approves of them.
     approval: bool = False
+
+    def __post_init__(self) -> None:
+        heaviest, norm = self.max_weight, self.max_norm
+        checks = {
+            "max-weight": (heaviest, MIN_WEIGHT <= heaviest < inf, f"a finite number from {MIN_WEIGHT:g}"),
+            "times-median": (self.times_median, self.times_median >= 1, "a factor from 1"),
+            "norm-bound": (norm, norm is None or 0 < norm < inf, "a finite number above 0"),
+        }
+        for name, (value, good, expected) in checks.items():
+            if not good:  # every comparison with NaN is false: it would be a bound that nothing exceeds
+                raise PlanError(f"{name}: got {value}; expected {expected}")

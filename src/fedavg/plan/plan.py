@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Union
 
 from fedavg import specs
 from fedavg.errors import PlanError
-from fedavg.identity import digest, identity
-from fedavg.options import (
+from fedavg.plan.identity import digest, identity
+from fedavg.plan.options import (
     Optional,
     Parser,
     PartParser,
@@ -37,7 +37,7 @@ from fedavg.options import (
     scheduled,
     text,
 )
-from fedavg.rates import Rate, listed, parse_rate, rate_at
+from fedavg.plan.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import fedavg
 from fedavg.algorithms import ALGORITHMS
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.codecs import make_codec
-from fedavg.downlink import FRAMES, LENGTHS, RESIDUAL, SEEN, Downlink
+from fedavg.codecs.downlink import FRAMES, LENGTHS, RESIDUAL, SEEN, Downlink
 from fedavg.errors import PlanError
 from fedavg.setup import simulation
 from toys import toy_plan

@@ -10,8 +10,8 @@ import fedavg
 from fedavg import Plan
 from fedavg.cli import cli
 from fedavg.errors import PlanError, RunDirError, TaskError
-from fedavg.evaluate import evaluate
 from fedavg.runlog.rundir import RunDir
+from fedavg.study.evaluate import evaluate
 from toys import TOY, blobs, toy_data, toy_plan
 
 

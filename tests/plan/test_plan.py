@@ -10,8 +10,8 @@ from fedavg.algorithms.fedprox import FedProx
 from fedavg.codecs.stc import STC
 from fedavg.data.partition import Shards
 from fedavg.errors import PlanError
-from fedavg.options import Schedule
 from fedavg.plan import PRESETS, Plan, load_plan, make_plan
+from fedavg.plan.options import Schedule
 from fedavg.server import train
 from fedavg.stages import Clip, Noise
 from toys import toy_data, toy_plan

@@ -10,8 +10,8 @@ from fedavg import ArrayData, Examples, Plan, Task
 from fedavg.cli import cli
 from fedavg.data import HeldOut
 from fedavg.errors import DataError, Diverged, RunDirError
-from fedavg.personalise import personalise, spread
 from fedavg.runlog.seals import unsealed
+from fedavg.study.personalise import personalise, spread
 from toys import LINE, SLOPES, TOY, line_data, line_plan, toy_data, toy_plan
 
 

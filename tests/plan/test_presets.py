@@ -11,7 +11,7 @@ from fedavg import ArrayData, Examples, Plan, Round, train
 from fedavg.errors import DataError
 from fedavg.plan import PRESETS, load_plan
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def stripes(shape: tuple[int, ...], n: int) -> Examples:

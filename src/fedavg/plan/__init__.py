@@ -1,0 +1,14 @@
+"""`Plan`: one frozen description of a run, with its options, the rates by round and the identity of what it names."""
+
+from fedavg.plan.plan import (
+    PRESETS,
+    Plan,
+    check_plan,
+    help_of,
+    load_plan,
+    make_plan,
+    option_names,
+    part_options,
+)
+
+__all__ = ["PRESETS", "Plan", "check_plan", "help_of", "load_plan", "make_plan", "option_names", "part_options"]
