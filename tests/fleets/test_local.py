@@ -202,3 +202,15 @@ def test_metrics_do_not_depend_on_the_number_of_workers():
         return [(e.test, e.train, e.train_loss, e.bytes_up) for e in events if isinstance(e, Round)]
 
     assert rows(1) == rows(3)
+
+
+def test_clients_that_secure_aggregation_can_not_count_in_full_are_told_of_once(caplog):
+    # Of the clients with 7, 12, 5, 20 and 9 examples, those with 12 and 20 count for 10.
+    *_, last = train(toy_plan(C=1, secagg="complete:10:10"))
+    assert last.examples == 7 + 10 + 5 + 10 + 9
+    [told] = [record.message for record in caplog.records if "secure aggregation" in record.message]
+    assert told.startswith("2 of 5 clients have more weight than secure aggregation can count, and count for 10;")
+    caplog.clear()
+    *_, last = train(toy_plan(C=1, secagg="complete:10:20"))
+    assert last.examples == 7 + 12 + 5 + 20 + 9
+    assert not caplog.records

@@ -14,7 +14,7 @@ from fedavg.secagg import Encoding, Terms, TermsError
         small_terms(4),
         small_terms(4, threshold=4, signed=True),
         small_terms(100, sparse=(0, 0.05)),
-        small_terms(4, encoding=Encoding(4, 7, 1, 10.5, ("a", "b"), bits=64, headroom=3)),
+        small_terms(4, encoding=Encoding(4, 7, 1, 10.5, ("a", "b"), bits=64, wraps=True)),
     ],
 )
 def test_json_there_and_back(terms):

@@ -65,6 +65,7 @@ from fedavg.types import Cohort, Part, Population, Split, Sum, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.options import Masking
+    from fedavg.secagg.ring import DecodedSum
 
 log = logging.getLogger("fedavg.run")
 
@@ -107,7 +108,7 @@ class LocalFleet(Fleet):
                 f"worker_timeout: got {plan.worker_timeout:g}, but clients run in the server's own process here, "
                 "which nobody watches; expected none"
             )
-        self._kept_in = None
+        self._kept_in, self._told_of_capped = None, False
         self._data = resolve_data(plan)
         check_population(plan, self._data)
         self.fingerprint, self.test = self._data.fingerprint, self._data.test
@@ -200,11 +201,22 @@ class LocalFleet(Fleet):
         rings = {k: trained.ring for k, trained in zip(cohort, results, strict=True) if isinstance(trained, Trained)}
         outcome = simulate(terms, cohort, lambda k: np.frombuffer(rings[k], terms.encoding.dtype))
         decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
+        self._tell_of_capped(decoded, terms.encoding.weight_cap)
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
         costs = outcome.clients.values()
         down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(shared))
         up = [cost.bytes_up for cost in costs]
         return CohortResult(total, sum(up), max(up), down, decoded.saturated)
+
+    def _tell_of_capped(self, decoded: "DecodedSum", cap: float) -> None:
+        """Once for a run: from then on the mean over clients is another than the plan's weights would give."""
+        if decoded.capped and not self._told_of_capped:
+            self._told_of_capped = True
+            log.warning(
+                "%d of %d clients have more weight than secure aggregation can count, and count for %g; to count them "
+                "in full, raise CAP of secagg = METHOD:CLIP:CAP",
+                decoded.capped, decoded.count, cap,
+            )  # fmt: skip
 
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._shared[: len(weights)].copy_(weights)

@@ -2,7 +2,7 @@
 
 The rule: of n clients, none contributes more than L = floor((2^(bits-1) - 1) / n) to a coordinate, so their sum stays
 within the ring's signed range. Each Δ is clipped to [-clip, clip], each weight to weight_cap, and n_k Δ_k is rounded
-once to a multiple of 2^-f, with f the largest for which clip * weight_cap * 2^f + headroom <= L. The weight, the
+once to a multiple of 2^-f, with f the largest for which clip * weight_cap * 2^f <= L. The weight, the
 metrics and the counts of what was clipped follow the vector as fixed-point numbers of 64 bits (32 of them fraction, as
 in `fedavg.sums`), cut into digits so small that n of them add up without a carry out of the ring.
 
@@ -55,10 +55,7 @@ class DecodedSum:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How `clients` weighted vectors of length `dimension` become ring elements.
-
-    `headroom` ring units of every coordinate are left free for integer noise that a client adds itself.
-    """
+    """How `clients` weighted vectors of length `dimension` become ring elements."""
 
     clients: int
     dimension: int
@@ -66,7 +63,6 @@ class Encoding:
     weight_cap: float
     metrics: tuple[str, ...] = ()
     bits: int = 32
-    headroom: int = 0
     wraps: bool = False
 
     def __post_init__(self) -> None:
@@ -80,10 +76,9 @@ class Encoding:
             raise TermsError(f"clip {self.clip}, weight_cap {self.weight_cap}: expected both above 0 and below 2^31")
         if len(set(self.metrics)) < len(self.metrics):
             raise TermsError(f"metrics: got {self.metrics}; expected each name once")
-        if not 0 <= self.headroom < self.limit:
+        if not self.limit:
             raise TermsError(
-                f"{self.clients} clients in {self.bits} bits leave each {self.limit} ring units, and {self.headroom} "
-                "are kept for noise; expected some to be left: use more bits"
+                f"{self.clients} clients in {self.bits} bits leave each no ring unit; expected some: use more bits"
             )
 
     @property
@@ -98,8 +93,7 @@ class Encoding:
     @cached_property
     def fraction_bits(self) -> int:
         """f: coordinates are multiples of 2^-f. Negative where even whole numbers are too fine for the ring."""
-        room = self.limit - self.headroom
-        room -= room >> 50  # float64 rounds the product n_k Δ_k 2^f by less than this
+        room = self.limit - (self.limit >> 50)  # float64 rounds the product n_k Δ_k 2^f by less than this
         return _floor_log2(Fraction(room) / (Fraction(self.clip) * Fraction(self.weight_cap)))
 
     @cached_property

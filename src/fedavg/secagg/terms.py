@@ -78,7 +78,7 @@ class Terms:
 
 _ENCODING_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "clients": (int,), "dimension": (int,), "clip": (int, float), "weight_cap": (int, float), "metrics": (list,),
-    "bits": (int,), "headroom": (int,), "wraps": (bool,),
+    "bits": (int,), "wraps": (bool,),
 }  # fmt: skip
 _TERMS_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "session": (str,), "round": (int,), "model": (str,), "encoding": (dict,), "threshold": (int, type(None)),

@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 from harness import Fleet
 from tiny import SIZES, tiny_plan
 
 import fedavg
 from fedavg.errors import PlanError
+from fedavg.fleets.http.server.secure import implausible
+from fedavg.secagg.ring import DecodedSum, Encoding
 
 PLAN = {"rounds": 3, "C": 1.0, "clients": len(SIZES), "secagg": "complete:4:20"}
 
@@ -47,3 +50,11 @@ def test_a_server_killed_in_a_session_begins_another_with_the_same_clients(tmp_p
 def test_a_plan_that_the_ring_can_not_hold_is_refused_before_round_1():
     with pytest.raises(PlanError, match="secagg with 1 clients a round"):
         next(fedavg.train(tiny_plan(rounds=1, C=0, secagg="complete:4:20")))
+
+
+@pytest.mark.parametrize(("capped", "believed"), [(0, True), (2, True), (3, False), (-1, False)])
+def test_a_sum_with_more_capped_weights_than_clients_is_not_believed(capped, believed):
+    encoding = Encoding(4, 1, clip=1.0, weight_cap=10)
+    decoded = DecodedSum(np.zeros(1), weight=20, metrics={}, count=2, saturated=0, capped=capped)
+    reason = implausible(decoded, encoding, [30, 30], {})
+    assert reason is None if believed else reason and f"{capped} weights are said to be capped" in reason

@@ -117,7 +117,6 @@ def refused(reason: str, store: Store, *enrolment) -> None:
 
 
 def test_the_run_is_written_once(store, url):
-    assert store.run() is None
     row = RunRow("rounds = 3", "abc", "graph")
     assert store.save_run("rounds = 3", "abc", "graph") == row
     assert store.save_run("# the same plan\nrounds = 3", "abc", "plain") == row
@@ -125,7 +124,7 @@ def test_the_run_is_written_once(store, url):
         store.save_run("rounds = 4", "def", "graph")
     assert not caught.value.retryable
     with Store.open(url) as again:
-        assert again.run() == row
+        assert again.save_run("", "abc", "") == row
 
 
 def test_notes(store, url):
@@ -488,7 +487,7 @@ def test_a_database_of_each_earlier_schema_keeps_what_is_there(url):
         )
         for _ in range(2):
             with Store.open(url) as store:
-                assert store.run() == RunRow("rounds = 1", "abc", "graph")
+                assert store.save_run("rounds = 2", "abc", "plain") == RunRow("rounds = 1", "abc", "graph")
                 assert store.tokens() == [TokenRow(b"state", 2, "old", 7)]
                 assert store.clients() == [ClientRow(3, b"state", 9, "alice", False, b"state")]
                 assert store.committed() == [{"round": 1}]
@@ -523,7 +522,7 @@ def commit_again(url):
 def everything(store: Store) -> tuple:
     rounds = [(store.counted(round), store.next_attempt(round)) for round in range(1, store.last_round() + 1)]
     return (
-        store.run(), store.note("admin"), store.tokens(), store.clients(), store.open_round(), rounds,
+        store.save_run("", "abc", ""), store.note("admin"), store.tokens(), store.clients(), store.open_round(), rounds,
         store.committed(), store.ledger(), store.last_state(),
     )  # fmt: skip
 

@@ -138,6 +138,8 @@ class MaskedRounds:
         encoded = encoding.encode(vector.numpy(), message.weight, message.metrics)
         if encoded.saturated:
             log.warning("clipped", extra={"round": offer.round, "numbers": encoded.saturated})
+        if encoded.capped:
+            log.warning("capped", extra={"round": offer.round, "weight": message.weight, "cap": encoding.weight_cap})
         return encoded.ring
 
     def _terms(self, offer: Offer) -> "Terms":

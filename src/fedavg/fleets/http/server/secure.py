@@ -123,6 +123,8 @@ def implausible(
         return f"the weights add up to {decoded.weight:g}; expected above 0 and at most {most:g}"
     if not 0 <= decoded.saturated <= decoded.count * (encoding.dimension + len(encoding.metrics)):
         return f"{decoded.saturated} numbers are said to be clipped; expected none below 0 nor more than there are"
+    if not 0 <= decoded.capped <= decoded.count:
+        return f"{decoded.capped} weights are said to be capped; expected none below 0 nor more than {decoded.count}"
     reach = decoded.count * encoding.weight_cap if encoding.wraps else decoded.weight  # noise may exceed the range
     limit = encoding.clip * reach + decoded.count * 2.0**-encoding.fraction_bits
     largest = float(np.abs(decoded.vector).max(initial=0.0))

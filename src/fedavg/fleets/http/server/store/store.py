@@ -93,11 +93,6 @@ class Store:
             )
         return RunRow(there.plan_toml, there.plan_digest, there.engine)
 
-    def run(self) -> RunRow | None:
-        with self._read("read the plan") as connection:
-            row = one_row(connection, run)
-        return None if row is None else RunRow(row.plan_toml, row.plan_digest, row.engine)
-
     # ------------------------------------------------------------------ notes
 
     def set_note(self, key: str, value: str) -> None:
