@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,11 @@ settings.load_profile("fedavg")
 
 #: Files whose tests share what is dear to make (a server, a database, a finished run): each stays on one worker.
 SHARING = ("cli/test_run.py", "http/test_hostile.py", "http/test_security.py", "http/test_store.py", "test_execute.py")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Half as many again as there are cores: tests of a fleet mostly wait."""
+    return max(2, len(os.sched_getaffinity(0)) * 3 // 2) if hasattr(os, "sched_getaffinity") else None
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -18,7 +18,6 @@ from statistics import median
 from typing import Final
 
 import torch
-from fedavg.cohort import sample_cohort
 
 from fedavg import seeds
 from fedavg.algorithms import make_algorithm
@@ -29,6 +28,7 @@ from fedavg.paper.measure import needs, result_of
 from fedavg.paper.records import Record, Records
 from fedavg.plan import Plan
 from fedavg.runlog.curves import monotone, rounds_to_target
+from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import cohort_size, population_of, resolve_data
 from fedavg.types import Population
 

@@ -96,13 +96,13 @@ def test_a_record_without_its_run_starts_again_and_says_so(tmp_path):
 SESSION = """
 import sys
 from pathlib import Path
-from fedavg.paper.execute import Campaign, Goal, Outlay
+from fedavg.paper.execute import Campaign, Outlay, Quest
 from fedavg.paper.measure import needs
 from fedavg.paper.records import Records
 from paper_toys import TOY_CELL
 from dataclasses import replace
 cell = replace(TOY_CELL, target=1.0, paper=None, allowance=7200)
-goal = Goal(cell.name, cell.command, lambda records: needs(cell, records))
+goal = Quest(cell.name, cell.command, lambda records: needs(cell, records))
 path = Path(sys.argv[1])
 Campaign([goal], Records(path / "records"), path / "runs", Outlay(2), print).run()
 """
