@@ -23,7 +23,7 @@ from fedavg import seeds
 from fedavg.algorithms import make_algorithm
 from fedavg.algorithms.fedbuff import FedBuff
 from fedavg.paper.cells import NON_IID, TWO_NN, Cell, Setting
-from fedavg.paper.execute import Campaign, Need, Outlay, Quest, check_report
+from fedavg.paper.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.paper.measure import needs, result_of
 from fedavg.paper.records import Record, Records
 from fedavg.plan import Plan
@@ -99,18 +99,16 @@ def findings(name: str, records: Records) -> list[Finding]:
     return sorted((one for one in found if one), key=lambda one: one.order)
 
 
-def goals(names: list[str], seeds: int) -> list[Quest]:
+def goals(names: list[str], seeds: int) -> list[Aim]:
     """The first setting of every algorithm, then the second, ...: a stop leaves something of all; at last the seeds."""
     command = "python examples/results/algorithms.py"
     ranked = sorted((rank, names.index(name), name, text) for name in names for rank, text in enumerate(SETTINGS[name]))
     searches = [
-        Quest(text, f"{command} --only {name}", lambda records, text=text: needs(cell(text), records))
+        Aim(text, f"{command} --only {name}", lambda records, text=text: needs(cell(text), records))
         for _, _, name, text in ranked
     ]
     others = [
-        Quest(
-            f"{name}, seeds", f"{command} --only {name}", lambda records, name=name: _seed_needs(name, records, seeds)
-        )
+        Aim(f"{name}, seeds", f"{command} --only {name}", lambda records, name=name: _seed_needs(name, records, seeds))
         for name in names
     ]
     return searches + others

@@ -12,7 +12,7 @@ from paper_toys import PATHS, TOY_CELL, TOY_SETTING
 
 import fedavg
 from fedavg.errors import FedAvgError
-from fedavg.paper.execute import Campaign, Need, Outlay, Quest, check_report
+from fedavg.paper.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, needs, result_of, running_keys
 from fedavg.paper.records import ABANDONED, CAP, DIVERGED, INTERRUPTED, TARGET, Records
 from fedavg.runlog.curves import rounds_to_target
@@ -25,7 +25,7 @@ def importable(monkeypatch):
 
 
 def goal(cell=TOY_CELL, seeds=1):
-    return Quest(cell.name, cell.command, lambda records: needs(cell, records, seeds))
+    return Aim(cell.name, cell.command, lambda records: needs(cell, records, seeds))
 
 
 def campaign(tmp_path, *goals, jobs=2, budget_s=None):
@@ -96,13 +96,13 @@ def test_a_record_without_its_run_starts_again_and_says_so(tmp_path):
 SESSION = """
 import sys
 from pathlib import Path
-from fedavg.paper.execute import Campaign, Outlay, Quest
+from fedavg.paper.execute import Campaign, Outlay, Aim
 from fedavg.paper.measure import needs
 from fedavg.paper.records import Records
 from paper_toys import TOY_CELL
 from dataclasses import replace
 cell = replace(TOY_CELL, target=1.0, paper=None, allowance=7200)
-goal = Quest(cell.name, cell.command, lambda records: needs(cell, records))
+goal = Aim(cell.name, cell.command, lambda records: needs(cell, records))
 path = Path(sys.argv[1])
 Campaign([goal], Records(path / "records"), path / "runs", Outlay(2), print).run()
 """
@@ -162,7 +162,7 @@ def fixed_plan(eta, rounds, **changes):
         done = run and (run.diverged or run.rounds_run >= rounds)
         return [] if done else [Need(plan, None, rounds, CAP, "enough")]
 
-    return Quest(f"lr {eta:g}", "a command", missing)
+    return Aim(f"lr {eta:g}", "a command", missing)
 
 
 def test_a_diverged_run_is_settled(tmp_path):

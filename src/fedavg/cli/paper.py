@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from fedavg.paper.cells import Cell
-    from fedavg.paper.execute import Outlay, Quest
+    from fedavg.paper.execute import Aim, Outlay
     from fedavg.paper.figures import Drawn, Line
     from fedavg.paper.measure import Measured
     from fedavg.paper.records import Records
@@ -121,14 +121,14 @@ def _outlay(jobs: int, budget: str | None, data_dir: str | None) -> "Outlay":
     return Outlay(jobs, seconds(budget) if budget else None, data_dir)
 
 
-def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool) -> "list[Quest]":
+def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool) -> "list[Aim]":
     """Cheapest first, so that a budget gives as many cells as it can."""
     from fedavg.paper.cost import search_seconds
-    from fedavg.paper.execute import Quest
+    from fedavg.paper.execute import Aim
     from fedavg.paper.measure import needs
 
-    def goal(cell: "Cell") -> Quest:
-        return Quest(
+    def goal(cell: "Cell") -> Aim:
+        return Aim(
             cell.name,
             cell.command,
             lambda known: needs(cell, known, seeds, refine),
@@ -138,7 +138,7 @@ def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool)
     return sorted(map(goal, cells), key=lambda goal: goal.estimate_s)
 
 
-def _pursue(goals: "list[Quest]", store: "Records", runs: Path, outlay: "Outlay") -> None:
+def _pursue(goals: "list[Aim]", store: "Records", runs: Path, outlay: "Outlay") -> None:
     from fedavg.paper.choose import duration
     from fedavg.paper.execute import Campaign, check_report
 
@@ -322,18 +322,18 @@ def _figure_command(number: int, what: str) -> click.Command:
     return command
 
 
-def _line_goals(number: int, lines: "list[Line]", rounds: int, store: "Records") -> "list[Quest]":
+def _line_goals(number: int, lines: "list[Line]", rounds: int, store: "Records") -> "list[Aim]":
     """For each line the search of its cell, if it is one of a table, then its runs up to the rounds asked for."""
     from fedavg.paper import figures
     from fedavg.paper.choose import telling_keys
     from fedavg.paper.cost import line_seconds
-    from fedavg.paper.execute import Quest
+    from fedavg.paper.execute import Aim
 
     keys = telling_keys([line for _, line in figures.lines(figures.CHARTS[number])])
 
-    def goal(line: "Line") -> Quest:
+    def goal(line: "Line") -> Aim:
         choice = ",".join(f"{key}={line.labels[key]}" for key in keys)
-        return Quest(
+        return Aim(
             f"figure{number} {choice}",
             f"fedavg paper figure{number} --only {choice}",
             lambda known: figures.line_needs(line, rounds, known),

@@ -54,7 +54,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Quest:
+class Aim:
     """Something to be measured. `needs` gives what is still to be run, the most telling first; nothing if it is met."""
 
     name: str
@@ -74,8 +74,8 @@ class Outlay:
 
 @dataclass(frozen=True)
 class Report:
-    met: tuple[Quest, ...]
-    left: tuple[Quest, ...]
+    met: tuple[Aim, ...]
+    left: tuple[Aim, ...]
     failed: dict[str, str]
 
 
@@ -86,7 +86,7 @@ class _Running:
     process: subprocess.Popen[bytes]
     order: Order
     path: Path
-    goal: Quest
+    goal: Aim
     #: Rounds on record when it was started.
     begun_at: int
 
@@ -95,7 +95,7 @@ class _Running:
 class Campaign:
     """Pursues goals in their order, as many runs at a time as there are jobs."""
 
-    goals: Sequence[Quest]
+    goals: Sequence[Aim]
     records: Records
     runs: Path
     outlay: Outlay
@@ -147,9 +147,9 @@ class Campaign:
                 self._start(goal, need)
         return elsewhere
 
-    def _wanted(self) -> tuple[dict[str, tuple[Quest, Need]], bool]:
+    def _wanted(self) -> tuple[dict[str, tuple[Aim, Need]], bool]:
         """By digest, in the order of the goals, spare ones last. What another process is at work on is left to it."""
-        wanted: dict[str, tuple[Quest, Need]] = {}
+        wanted: dict[str, tuple[Aim, Need]] = {}
         elsewhere = False
         pursued = [goal for goal in self.goals if goal.name not in self._failed]
         needed = [(goal, need) for goal in pursued for need in goal.needs(self.records)]
@@ -161,14 +161,14 @@ class Campaign:
                 wanted.setdefault(digest, (goal, need))
         return wanted, elsewhere
 
-    def _fits(self, goal: Quest) -> bool:
+    def _fits(self, goal: Aim) -> bool:
         """A goal is begun only if it can be expected to be met in the time that is left."""
         if goal.name not in self._begun and goal.estimate_s > self._time_left() * self.outlay.jobs:
             return False
         self._begun.add(goal.name)
         return True
 
-    def _start(self, goal: Quest, need: Need) -> None:
+    def _start(self, goal: Aim, need: Need) -> None:
         order = self._order(need, goal.command)
         path = self.runs / f"{need.plan.digest}.json"
         known = self.records.find(need.plan)
