@@ -27,8 +27,8 @@ from fedavg.paper.search import lost
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import curve
-from fedavg.runner import Watcher, resume, run
-from fedavg.server import Event, Round
+from fedavg.runner import resume, run
+from fedavg.server import Event, Round, Watcher
 from fedavg.setup import resolve_data, resolve_task
 from fedavg.types import Examples, FederatedData
 
