@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable
-from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from fedavg.machine import cores
 
 if TYPE_CHECKING:
     from fedavg.campaign.execute import Aim, Outlay
@@ -49,7 +50,7 @@ def _outlay_options(command: Command) -> Command:
             click.option(
                 "--jobs",
                 type=click.IntRange(1),
-                default=cpu_count() or 1,
+                default=cores(),
                 help="Runs at a time.",
                 show_default="one per core",
             ),
