@@ -1,4 +1,4 @@
-"""Gates before handlers: the order in which a request passes them, and that no endpoint stands without those it needs."""
+"""Gates before handlers: in which order a request passes them, and that no endpoint lacks those that it needs."""
 
 import asyncio
 
