@@ -76,7 +76,7 @@ def _work(
             for batch in range(ceil(len(examples) / size)):
                 chosen = trees.take(prepared, order[batch * size : (batch + 1) * size])
                 optimizer.zero_grad(set_to_none=True)
-                _loss(task, module, chosen).backward()  # type: ignore[no-untyped-call]
+                _loss(task, module, chosen).backward()
                 optimizer.step()
         with torch.no_grad():
             for p, total in zip(parameters, own, strict=True):
@@ -91,7 +91,7 @@ def _loss(task: Task, module: nn.Module, batch: Examples) -> Tensor:
     return task.loss(trees.call(module, task.prepare(x)), y)
 
 
-def _optimizer(plan: Plan, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
+def _optimizer(plan: Plan, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     wanted = make_optimizer(plan.optimizer)
     if not isinstance(wanted, SGD):
         raise PlanError(f"optimizer: got {wanted}; expected sgd, which the reference knows")
