@@ -39,9 +39,9 @@ from fedavg.privacy.served import BudgetSpent, ServedLedger, served
 from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
-from fedavg.runner import Result, Watcher, finish
+from fedavg.runner import Result, finish
 from fedavg.samplers import make_sampler
-from fedavg.server import Event, Round, Start, event_row, rounds
+from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
 from fedavg.setup import Setup, cohort_size, population_of, resolve, resolve_data
 from fedavg.types import FederatedData, State
 
