@@ -2,7 +2,6 @@
 
 import os
 import signal
-import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import get_context
@@ -10,7 +9,7 @@ from multiprocessing.connection import Connection
 
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.threads import one_thread
-from fedavg.errors import FedAvgError, TaskError
+from fedavg.errors import FedAvgError
 from fedavg.fleets import pipes
 from fedavg.fleets.worker import Job, Result, Worker
 from fedavg.setup import Setup
@@ -23,7 +22,7 @@ class WorkerProcess:
         context = get_context("fork")
         self.pipe, remote = context.Pipe()
         inherited = [self.pipe, *(sibling.pipe for sibling in siblings)]
-        self.process = context.Process(target=_serve, args=(setup, worker, remote, inherited), daemon=True)
+        self.process = context.Process(target=serve, args=(setup, worker, remote, inherited), daemon=True)
         self.process.start()
         remote.close()
         self._inbox = pipes.Inbox(self.pipe)
@@ -47,30 +46,13 @@ class WorkerProcess:
         self.process.join()
 
 
-def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Connection]) -> None:
+def serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Connection]) -> None:
     """The life of a worker: do jobs until the server goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
     for other in inherited:  # a copy of the server's end would keep this process alive after the server
         other.close()
     keep_freed_memory()
-    with one_thread():
-        _do_jobs(setup, worker, pipe)
-
-
-def _do_jobs(setup: Setup, worker: Worker, pipe: Connection) -> None:
-    while True:
-        try:
-            job = pipe.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        reply: object
-        try:
-            reply = worker.do(job)
-        except FedAvgError as error:
-            reply = error
-        except Exception:
-            reply = TaskError(f"'{setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
-        try:
-            pipes.send(pipe, reply)
-        except OSError:  # the server is gone
-            os._exit(0)
+    with one_thread(), suppress(EOFError, OSError):  # the server is gone
+        while True:
+            pipes.send(pipe, worker.attempt(pipe.recv()))
+    os._exit(0)
