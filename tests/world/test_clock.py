@@ -210,8 +210,8 @@ def test_a_trace_is_read_the_same_from_json_lines_and_csv(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"client": 0, "from": 0, "to": 5}\n{"client": 0, "from": 4, "to": 9}', "line 2: got client 0 from 4, while it"),
-        ('{"client": 0, "from": 0, "to": 5}\n{"client": 2, "from": 4, "to": 9}', "none with number 1; expected all numbers"),
+        ('{"client": 0, "from": 0, "to": 5}\n{"client": 0, "from": 4, "to": 9}', "line 2: got client 0 from 4, while"),
+        ('{"client": 0, "from": 0, "to": 5}\n{"client": 2, "from": 4, "to": 9}', "none with number 1; expected all"),
         ('{"client": 0, "from": 5, "to": 5}', "line 1: got from 5 to 5; expected 0 <= from < to"),
         ('{"client": 0, "from": 5}', "line 1: got one of 'from' and 'to'; expected both"),
         ('{"client": 0}', "has nobody who is ever there; expected an interval"),

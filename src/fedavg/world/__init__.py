@@ -18,4 +18,4 @@ def make_world(value: str | World) -> World:
 
 def make_closing(value: str | Closing) -> Closing:
     """When rounds end, as a plan has it: the object, or its name with settings after colons."""
-    return make(value, Closing)  # type: ignore[type-abstract]
+    return make(value, Closing)

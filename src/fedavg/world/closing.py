@@ -151,8 +151,8 @@ class Closed:
 def close(closing: Closing, wanted: int, begin: float, ends: np.ndarray, lost: np.ndarray) -> Closed:
     """The end of a round that began at `begin` and wanted so many reports.
 
-    `ends` is when each client that was asked reports, `lost` when it would leave or fail; both have shape (N,). Of those
-    that end together, the first asked comes first.
+    `ends` is when each client that was asked reports, `lost` when it would leave or fail; both have shape (N,). Of
+    those that end together, the first asked comes first.
     """
     arrives = ends <= lost
     over_at = np.where(arrives, ends, lost)

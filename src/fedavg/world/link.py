@@ -46,4 +46,5 @@ def fair_rates(own: np.ndarray, capacity: float) -> np.ndarray:
     level = (capacity - taken) / np.arange(len(own), 0, -1)
     # The first that wants more than an equal share of what the slower ones leave, and so do all after it.
     share = float(level[np.argmax(rising >= level)])
-    return np.minimum(own, share)
+    limited: np.ndarray = np.minimum(own, share)
+    return limited

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Final
@@ -166,7 +167,7 @@ def _trace(path: str, rows: Iterable[tuple[int, Mapping[str, Any]]], fingerprint
         )
     ordered = [sorted(built.spans[k]) for k in range(clients)]
     for k, spans in enumerate(ordered):
-        for (_, end, _), (start, _, line) in zip(spans, spans[1:], strict=False):
+        for (_, end, _), (start, _, line) in pairwise(spans):
             if start < end:
                 raise _bad(
                     path, line, f"client {k} from {start:g}, while it is still there", "no intervals that overlap"
@@ -189,13 +190,13 @@ def _trace(path: str, rows: Iterable[tuple[int, Mapping[str, Any]]], fingerprint
 
 
 def _numbered(path: str, groups: np.ndarray) -> np.ndarray:
-    """Groups as whole numbers; who has none is in group 0. A number that nobody has would be a group without clients."""
-    numbers = np.nan_to_num(groups, nan=0.0).astype(np.int64)
+    """Groups as whole numbers; who has none is in group 0. A number that nobody has is a group without clients."""
+    numbers: np.ndarray = np.nan_to_num(groups, nan=0.0).astype(np.int64)
     empty = np.setdiff1d(np.arange(numbers.max() + 1), numbers)
     if len(empty):
         raise DataError(
-            f"world trace: {path} has no client in group {empty[0]}, but some in group {numbers.max()}; expected groups "
-            "numbered from 0, each with clients"
+            f"world trace: {path} has no client in group {empty[0]}, but some in group {numbers.max()}; expected "
+            "groups numbered from 0, each with clients"
         )
     return numbers
 

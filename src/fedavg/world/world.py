@@ -159,7 +159,8 @@ class Traced(World):
         return Listed(first, trace.starts[rows], trace.ends[rows], trace.period_s if self.repeat else np.inf)
 
     def groups(self, clients: int) -> np.ndarray:
-        return self._trace().groups[self._chosen(clients)]
+        own: np.ndarray = self._trace().groups[self._chosen(clients)]
+        return own
 
     def rates(self, clients: int, seed: int) -> Rates:
         """The trace's own numbers, and the devices' where it has none."""
