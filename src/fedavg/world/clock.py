@@ -90,8 +90,8 @@ class Clock:
             there = int(np.count_nonzero(self._attendance.there(self.now + HORIZON_S) & able))
             raise FleetError(
                 f"world {self._world}: after {HORIZON_S / DAY_S:.0f} simulated days of waiting {there} clients with "
-                f"data are there, and a round needs {needed}; expected as many at one time: use a smaller C, closing with "
-                "needs=0.5, or a world in which more are there together"
+                f"data are there, and a round needs {needed}; expected as many at one time: use a smaller C, closing "
+                "with needs=0.5, or a world in which more are there together"
             )
         self.now = at
         there = self._attendance.there(at) & able

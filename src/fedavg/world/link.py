@@ -13,7 +13,8 @@ def shared(begin: np.ndarray, size: np.ndarray, own: np.ndarray, capacity: float
     [2.0, 2.0]
     """
     if capacity == inf:
-        return begin + size / own
+        alone: np.ndarray = begin + size / own
+        return alone
     end, left = np.full(len(begin), inf), size.astype(np.float64)
     waiting = list(np.argsort(begin, kind="stable")[::-1])
     active = np.zeros(len(begin), bool)
