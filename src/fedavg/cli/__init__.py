@@ -17,6 +17,7 @@ from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
+from fedavg.cli.sweep import sweep
 from fedavg.errors import FedAvgError
 
 
@@ -27,8 +28,8 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority, fleet_demo,
-    privacy, paper, data, bench,
+    run, resume, sweep, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority,
+    fleet_demo, privacy, paper, data, bench,
 ):  # fmt: skip
     cli.add_command(command)
 
