@@ -32,7 +32,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The points of a sweep, the best first, and the metric that they are judged by."""
+    """The points of a sweep, the best first, and the metric that they are judged by.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     found = sweep(Plan(data="mnist", C=0.02, rounds=1), {"E": [1, 2]}, directory=folder, jobs=1)
+    >>> found
+    <SweepResult of 2 points by accuracy: 2 done, best E=2>
+    """
 
     plan: Plan
     goal: Goal
