@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.ragged import Ragged, padded
+    from fedavg.runlog.stopping import Patience
     from fedavg.runner import Result, resume, run
     from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
@@ -127,6 +128,7 @@ _HOMES = {
     "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged", "padded"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
+    "fedavg.runlog.stopping": ["Patience"],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
     "fedavg.server": ["Event", "Round", "Start", "train"],
@@ -143,8 +145,8 @@ __all__ = [
     "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
     "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet",
     "Loss", "LowRank", "MacroF1", "Mask", "Mean", "Metric", "Natural", "Noise", "OneShot", "Optimizer", "Part",
-    "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "Quantise",
-    "Ragged", "Rate", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards", "Stage",
+    "Partition", "Patience", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice",
+    "Quantise", "Ragged", "Rate", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards", "Stage",
     "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Unbalanced",
     "Uniform", "Update", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder",
     "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep", "train",
