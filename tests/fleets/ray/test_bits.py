@@ -34,11 +34,11 @@ def assert_same(plan, fleet):
 #: Each has several of the parts that a simulation may have; to start a worker takes longer than to run all its clients.
 PLANS = {
     "one client in some rounds and none in others": {"sampling": "poisson", "C": 0.12, "rounds": 6, "eval_train": True},
-    "what clients keep": {"algorithm": "scaffold", "optimizer": "sgd:momentum=0.9:keep=true", "holdout": 0.2},
-    "residuals on both ways": {"codec": "stc:0.1", "downlink": "stc:0.1", "sampling": "choice:8"},
-    "asynchronous": {"algorithm": "fedbuff:3", "rounds": 5, "stages": "clip:1.0"},
+    "what clients keep": {"algorithm": "scaffold", "holdout": 0.3, "evaluate": "clients", "eval_clients": 4},
+    "residuals on both ways": {"codec": "stc:0.1", "downlink": "stc:0.1", "optimizer": "sgd:momentum=0.9:keep=true"},
+    "asynchronous": {"algorithm": "fedbuff:3", "rounds": 5, "sampling": "choice:8"},
     "secure aggregation": {"secagg": "complete:10:40", "holdout": 0.2, "evaluate": "server,clients"},
-    "noise": {"stages": "clip:1.0,weigh:equal,noise:1.1", "holdout": 0.3, "evaluate": "clients", "eval_clients": 4},
+    "noise": {"stages": "clip:1.0,weigh:equal,noise:1.1", "B": "inf"},
 }
 
 
