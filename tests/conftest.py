@@ -24,6 +24,7 @@ SHARING = (
     "http/test_security.py",
     "http/test_store.py",
     "test_execute.py",
+    "page/test_browser.py",
 )
 
 

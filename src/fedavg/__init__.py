@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
 
@@ -130,6 +131,7 @@ _HOMES = {
     "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
 }  # fmt: skip
@@ -143,9 +145,9 @@ __all__ = [
     "Loss", "LowRank", "MacroF1", "Mask", "Mean", "Metric", "Natural", "Noise", "OneShot", "Optimizer", "Part",
     "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "Quantise",
     "Ragged", "Rate", "RayFleet", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards",
-    "Stage", "Start", "State", "Step", "Sum", "Task", "TaskError", "TopK", "TopKAccuracy", "Unbalanced", "Uniform",
-    "Update", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder",
-    "from_huggingface", "from_table", "load", "padded", "resume", "run", "train",
+    "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy",
+    "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset",
+    "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep", "train",
 ]  # fmt: skip
 
 
