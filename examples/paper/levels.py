@@ -10,14 +10,14 @@ usage: python examples/paper/levels.py [--ratio 1.3] [--records docs/results/rec
 import argparse
 from pathlib import Path
 
+from fedavg.campaign.records import Record, Records
 from fedavg.paper.cells import CELLS
 from fedavg.paper.measure import results
-from fedavg.paper.records import Record, Records
 
 
 def best_by(run: Record, rounds: float) -> float:
     """The highest accuracy up to a round."""
-    seen = zip(run.rounds, run.accuracy, strict=True)
+    seen = zip(run.rounds, run.values, strict=True)
     return max((accuracy for at, accuracy in seen if at <= rounds), default=0.0)
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedavg.campaign.records import Record, Records
 from fedavg.data import load
 from fedavg.data.shakespeare import BEGIN, facts
 from fedavg.paper.cells import CELLS, Cell
 from fedavg.paper.measure import result_of
-from fedavg.paper.records import Record, Records
 from fedavg.runlog.curves import rounds_to_target
 from fedavg.types import Examples
 
@@ -65,7 +65,7 @@ def main() -> None:
             continue
         run = best_run(cell, records)
         for name, (scale, shift) in readings(*counts).items():
-            rounds = rounds_to_target(run.rounds, run.accuracy, (cell.target - shift) / scale)
+            rounds = rounds_to_target(run.rounds, run.values, (cell.target - shift) / scale)
             print(f"{cell.name}, {name}: {rounds:.1f} rounds, paper {cell.paper}")
 
 

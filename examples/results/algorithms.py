@@ -22,10 +22,10 @@ import torch
 from fedavg import seeds
 from fedavg.algorithms import make_algorithm
 from fedavg.algorithms.fedbuff import FedBuff
+from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
+from fedavg.campaign.records import Record, Records
 from fedavg.paper.cells import NON_IID, TWO_NN, Cell, Setting
-from fedavg.paper.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.paper.measure import needs, result_of
-from fedavg.paper.records import Record, Records
 from fedavg.plan import Plan
 from fedavg.runlog.curves import monotone, rounds_to_target
 from fedavg.samplers.cohort import sample_cohort
@@ -82,13 +82,13 @@ class Finding:
     @property
     def order(self) -> tuple[float, float]:
         """First who reached the target first; if none did, who came nearest."""
-        return self.rounds or inf, -max(self.run.accuracy, default=0.0)
+        return self.rounds or inf, -max(self.run.values, default=0.0)
 
 
 def finding(text: str, records: Records) -> Finding | None:
     result = result_of(cell(text), records)
     wanting = "" if result.inside else "at the edge of the grid" if result.measured else "search not finished"
-    crossings = [(run, rounds_to_target(run.rounds, run.accuracy, TARGET)) for run in result.runs]
+    crossings = [(run, rounds_to_target(run.rounds, run.values, TARGET)) for run in result.runs]
     found = [Finding(text, run, crossed, wanting, result.values or (crossed,)) for run, crossed in crossings]
     return min(found, key=lambda one: one.order, default=None)
 
@@ -192,7 +192,7 @@ def _row(one: Finding, fedavg: float | None, bold: str) -> str:
     else:
         time = clock(one.run.plan, ceil(rounds))[-1]
         cells += [_spread(one), f"{fedavg / rounds:.2f}", f"{rounds * megabytes_up(one.run.plan):,.0f}", f"{time:.0f}"]
-    cells.append(f"{max(one.run.accuracy, default=0.0):.4f} in {one.run.rounds_run}")
+    cells.append(f"{max(one.run.values, default=0.0):.4f} in {one.run.rounds_run}")
     return f"| {' | '.join(cells)} |"
 
 
@@ -213,7 +213,7 @@ def draw(records: Records, path: Path) -> None:
         for one in findings(name, records)[:1]:
             label = f"{one.text}, eta {one.run.plan.lr:g}"
             style = {"color": f"C{index}", "linewidth": 1.3, "label": label}
-            rounds, accuracy = one.run.rounds, monotone(one.run.accuracy)
+            rounds, accuracy = one.run.rounds, monotone(one.run.values)
             times, megabytes = clock(one.run.plan, rounds[-1]), megabytes_up(one.run.plan)
             panels[0].plot(rounds, accuracy, **style)
             panels[1].plot([t * megabytes for t in rounds], accuracy, **style)

@@ -1,31 +1,25 @@
 """Runs from start to end: follow the events of `train`, record them, and give back curves and the model."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save
 from torch import nn
 
 from fedavg.engine.model import Model, model_sha256
 from fedavg.engine.trainer import Engine
-from fedavg.errors import DiskError, FedAvgError, RunDirError, TaskError
+from fedavg.errors import RunDirError, TaskError
 from fedavg.fleets import Fleet, make_fleet
 from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan, check_plan
+from fedavg.runlog.recorder import Recorder
 from fedavg.runlog.rundir import RunDir
-from fedavg.runlog.started import started_with
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise
-from fedavg.server import Event, Round, Start, event_row, rounds
+from fedavg.server import Watcher, rounds
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
-
-Watcher = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,11 @@ def run(
     if directory:
         directory.check_new()
     clients = make_fleet(fleet)
-    return _follow(_opened(plan, clients, directory), clients, directory, None, [], watch)
+    setup = _opened(plan, clients, directory)
+    with Recorder(setup, clients, directory, watch) as recorder:
+        for event in rounds(setup, clients):
+            recorder.record(event)
+        return finish(setup, recorder.rows, recorder.state, recorder.engine, directory)
 
 
 def resume(run_dir: str | Path, watch: Watcher | None = None, fleet: str | Fleet = "local", **changes: Any) -> Result:
@@ -124,7 +122,10 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, fleet: str | Fleet
             directory.extend(setup.plan)
             engine = Engine(identity["engine"], identity.get("engine_reason", ""))
             return finish(setup, rows, start.state, engine, directory)
-        return _follow(setup, clients, directory, start or Start(0, State(torch.empty(0))), rows, watch)
+        with Recorder(setup, clients, directory, watch, resumed_at=rows) as recorder:
+            for event in rounds(setup, clients, start if start and start.round else None):
+                recorder.record(event)
+            return finish(setup, recorder.rows, recorder.state, recorder.engine, directory)
 
 
 def _opened(plan: Plan, fleet: Fleet, directory: RunDir | None) -> Setup:
@@ -133,80 +134,6 @@ def _opened(plan: Plan, fleet: Fleet, directory: RunDir | None) -> Setup:
     if directory and setup.keeps_state:
         fleet.keep_states_in(directory.states)
     return setup
-
-
-def _follow(
-    setup: Setup,
-    fleet: Fleet,
-    directory: RunDir | None,
-    start: Start | None,
-    rows: list[dict[str, Any]],
-    watch: Watcher | None,
-) -> Result:
-    engine, state = Engine("", ""), State(torch.empty(0))
-    with _recording(setup, fleet.fingerprint, directory, resumed=start is not None) as record:
-        for event in rounds(setup, fleet, start if start and start.round else None):
-            record(event)
-            if watch:
-                watch(event)
-            state = event.state
-            if isinstance(event, Start):
-                engine = Engine(event.engine, event.engine_reason)
-            else:
-                rows.append(event_row(event))
-        return finish(setup, rows, state, engine, directory)
-
-
-@contextmanager
-def _recording(setup: Setup, data: str, directory: RunDir | None, resumed: bool) -> Iterator[Watcher]:
-    """A watcher that writes each event down. However the run ends, the last good state is kept.
-
-    A new directory is made at the first event, when the plan has proved good, so that a bad one leaves nothing behind.
-    """
-    if directory is None:
-        yield lambda _: None
-        return
-    last: Event | None = None
-    saved_at = monotonic()
-
-    def checkpoint(event: Event) -> None:
-        nonlocal saved_at
-        row = event_row(event) if isinstance(event, Round) else None
-        directory.checkpoint(event.round, event.state, setup.plan.digest, row)
-        saved_at = monotonic()
-
-    def record(event: Event) -> None:
-        nonlocal last
-        private = setup.budget is not None
-        if isinstance(event, Round):
-            if private:  # state and ledger entry in one file, before anyone learns of the round
-                checkpoint(event)
-            directory.append(event_row(event), durable=private)
-        elif resumed:
-            directory.check_engine(event.engine)
-            directory.check_facts(started_with(setup))
-            directory.extend(setup.plan)
-        else:
-            directory.create(setup.plan)
-            locks.enter_context(directory.locked())
-            facts = started_with(setup) | {"engine_reason": event.engine_reason}
-            directory.write_identity(setup.plan, event.engine, data, facts)
-        last = event
-        if isinstance(event, Start) or (not private and monotonic() - saved_at >= setup.plan.checkpoint_s):
-            checkpoint(event)
-
-    with ExitStack() as locks:
-        try:
-            yield record
-        except DiskError:  # another write would only hide that
-            raise
-        except BaseException:
-            if last:
-                with suppress(FedAvgError):
-                    checkpoint(last)
-            raise
-        if last:
-            checkpoint(last)
 
 
 def finish(

@@ -3,8 +3,8 @@
 It does not know where clients run, nor who consumes its events: a recorder, a progress line, a notebook.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from time import perf_counter
@@ -20,7 +20,7 @@ from fedavg.metrics.goal import Best, Goal, improved, stalled
 from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.setup import Setup, resolve
-from fedavg.types import Cohort, State, Sum, Work
+from fedavg.types import Cohort, Part, State, Sum, Work
 
 #: Under which name the downlink keeps its slots.
 DOWNLINK: Final = "downlink"
@@ -84,6 +84,7 @@ class Round:
 
 #: What `train` gives, and what a `watch` is called with.
 Event = Start | Round
+Watcher = Callable[[Event], None]
 
 
 def event_row(event: Round) -> dict[str, Any]:
@@ -122,21 +123,27 @@ def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) 
 
 def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:
     """The events of a run on a fleet that is open for the setup's plan; closes the fleet at the end."""
-    plan = setup.plan
     with closing(fleet):
         initial = fleet.start(setup)
         begin = start or Start(0, _initial_state(setup, initial))
         yield replace(begin, engine=fleet.engine.name, engine_reason=fleet.engine.reason)
         state = begin.state
-        for number in range(begin.round + 1, plan.rounds + 1):
+        for number in range(begin.round + 1, setup.plan.rounds + 1):
             if setup.algorithm.finished(state):
                 return
-            event = run_round(setup, fleet, state, _instructions(setup, state, number))
+            work, began = _instructions(setup, state, number), perf_counter()
+            trained: _Trained | None = None
+            while trained is None:  # an attempt that comes to nothing is made again, with another cohort
+                with _rejected_if_diverged(fleet, work):
+                    cohort = fleet.draw(number, state.weights)
+                    assigned, parts = _assigned(setup, state, work, cohort)
+                    result = fleet.train(cohort, work, parts)
+                    if not isinstance(result, Abandoned):
+                        trained = _averaged(setup, assigned, cohort, result, work)
+            event = _judged_round(setup, fleet, state, work, trained, perf_counter() - began)
             state = event.state
             yield event
-            if _enough(setup.goal, event):
-                return
-            if budget_spent(plan.dp_epsilon, event.ledger):
+            if _enough(setup.goal, event) or budget_spent(setup.plan.dp_epsilon, event.ledger):
                 return
 
 
@@ -172,26 +179,33 @@ def _enough(goal: Goal, event: Round) -> bool:
     return best is not None and stalled(goal, best, event.round)
 
 
+@contextmanager
+def _rejected_if_diverged(fleet: Fleet, work: Work) -> Iterator[None]:
+    """What diverges ends the run, unless the fleet says that another attempt may go better."""
+    try:
+        yield
+    except Diverged as error:
+        if not fleet.reject(work, str(error)):
+            raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
+
+
 @dataclass(frozen=True)
 class _Trained:
-    """A cohort that did its work: the server's state when it was assigned, and the sum of what it sent."""
+    """A cohort that did its work, the sum of what it sent, and the server's state after it."""
 
     cohort: Cohort
-    state: State
     result: CohortResult
+    after: State
 
 
-def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
-    """One round of Algorithm 1: from the server's state to the next one."""
-    began = perf_counter()
-    trained, after = _sound_round(setup, fleet, state, work)
-    ended = perf_counter()
+def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained: _Trained, seconds: float) -> Round:
+    """What happened in a round, with what the new model is worth if it is time to judge it."""
+    began, cohort, result, after = perf_counter(), trained.cohort, trained.result, trained.after
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
     test = fleet.evaluate(after.weights, "test") if due and setup.judged_by_server else None
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
     on_clients = found.to_dict() if found else None
-    result = trained.result
     entry = setup.budget.entry(work.round, result.releases) if setup.budget else None
     return Round(
         round=work.round,
@@ -199,11 +213,11 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         clients=result.total.count,
         examples=result.total.weight,
         train_loss=result.total.metrics.get("train_loss"),
-        bytes_up=result.bytes_up + trained.cohort.bytes_up,
-        bytes_down=_bytes_down(setup, state, trained, work) + trained.cohort.bytes_down,
+        bytes_up=result.bytes_up + cohort.bytes_up,
+        bytes_down=_bytes_down(setup, before, trained, work) + cohort.bytes_down,
         simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
-        seconds=ended - began,
-        eval_seconds=perf_counter() - ended,
+        seconds=seconds,
+        eval_seconds=perf_counter() - began,
         saturated=result.saturated,
         test=test,
         train=on_train,
@@ -213,34 +227,6 @@ def run_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> Round:
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
     )
-
-
-def _sound_round(setup: Setup, fleet: Fleet, state: State, work: Work) -> tuple[_Trained, State]:
-    """A trained cohort and the state after it, which is finite; tried again where the fleet says that it may help."""
-    while True:
-        try:
-            trained = _trained_cohort(setup, fleet, state, work)
-            after = _server_half(setup, trained, work)
-            _check_finite(after.weights)
-        except Diverged as error:
-            if not fleet.reject(work, str(error)):
-                raise Diverged(f"round {work.round} diverged at lr={work.lr:.4g}: {error}. Use a smaller lr.") from None
-        else:
-            return trained, after
-
-
-def _trained_cohort(setup: Setup, fleet: Fleet, state: State, work: Work) -> _Trained:
-    """Draw a cohort and have it train; where an attempt is abandoned, another cohort is drawn."""
-    while True:
-        cohort = fleet.draw(work.round, state.weights)
-        rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
-        assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng)
-        if setup.downlink:
-            frames = setup.downlink.frames(state.others[DOWNLINK])
-            parts = [replace(part, frames=frames) for part in parts]
-        result = fleet.train(cohort, work, parts)
-        if not isinstance(result, Abandoned):
-            return _Trained(cohort, replace(assigned, others=state.others), result)
 
 
 def _owner(index: int) -> str:
@@ -262,24 +248,32 @@ def _instructions(setup: Setup, state: State, round: int) -> Work:
     return setup.algorithm.adjust(state, replace(setup.plan.work(round), settings=settings))
 
 
-def _server_half(setup: Setup, trained: _Trained, work: Work) -> State:
+def _assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[State, Sequence[Part]]:
+    """Who trains from what, and the state that says so; each part with the frames by which clients follow the model."""
+    rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
+    assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng)
+    if setup.downlink:
+        frames = setup.downlink.frames(state.others[DOWNLINK])
+        parts = [replace(part, frames=frames) for part in parts]
+    return replace(assigned, others=state.others), parts
+
+
+def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult, work: Work) -> _Trained:
     """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
-    before, cohort = trained.state, trained.cohort
-    total = replace(trained.result.total, population=cohort.population)
+    total = replace(result.total, population=cohort.population)
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
-    after = _averaged(setup, before, total, work)
-    if not setup.downlink:
-        return after
-    weights, kept = setup.downlink.send(
-        before.others[DOWNLINK], before.weights, after.weights, cohort.clients, work.round
-    )
-    return replace(after, weights=weights, others={**after.others, DOWNLINK: kept})
+    after = _server_half(setup, before, total, work) if total.weight else before  # nobody took part: no mean
+    if setup.downlink:
+        weights, kept = setup.downlink.send(
+            before.others[DOWNLINK], before.weights, after.weights, cohort.clients, work.round
+        )
+        after = replace(after, weights=weights, others={**after.others, DOWNLINK: kept})
+    _check_finite(after.weights)
+    return _Trained(cohort, result, after)
 
 
-def _averaged(setup: Setup, state: State, total: Sum, work: Work) -> State:
-    if not total.weight:  # nobody took part: there is nothing to average
-        return state
+def _server_half(setup: Setup, state: State, total: Sum, work: Work) -> State:
     kept = {
         _owner(index): stage.after(state.others.get(_owner(index), {}), total, work)
         for index, stage in enumerate(setup.stages)

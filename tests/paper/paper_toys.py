@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from fedavg.campaign.records import ABANDONED, DIVERGED, TARGET, Record
 from fedavg.paper.cells import IID, TWO_NN, Cell, PaperModel, Setting
-from fedavg.paper.records import ABANDONED, DIVERGED, TARGET, Record
 from toys import toy_data
 
 #: Named by plans as paper_toys:DATA, so that other processes find it.
@@ -20,7 +20,7 @@ def record(cell: Cell, eta: float, accuracy, *, seed=0, stopped=TARGET, **change
     every = cell.setting.eval_every
     rounds = tuple(every * (i + 1) for i in range(len(accuracy)))
     values = {
-        "plan": cell.plan(eta, seed), "rounds": rounds, "accuracy": tuple(accuracy),
+        "plan": cell.plan(eta, seed), "rounds": rounds, "values": tuple(accuracy),
         "train_loss": tuple(1.0 for _ in accuracy), "sample_rounds": (), "sample_loss": (),
         "rounds_run": rounds[-1] if rounds else 0, "stopped": stopped, "reason": stopped, "seconds": 2.0 * len(rounds),
         "date": "2026-01-02", "command": cell.command, "engine": "graph", "versions": {"fedavg": "0.1.0"},

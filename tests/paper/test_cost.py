@@ -3,9 +3,9 @@
 import pytest
 from paper_toys import record
 
+from fedavg.campaign.records import Records
 from fedavg.paper.cells import CELLS
 from fedavg.paper.cost import LATEST, seconds_per_round
-from fedavg.paper.records import Records
 
 RUN, NOT_RUN = [cell for cell in CELLS if (cell.table, cell.model, cell.setting.partition) == (4, "2nn", "iid")][:2]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from paper_toys import record
 
+from fedavg.campaign.records import ABANDONED, DIVERGED, Records
 from fedavg.paper.cells import CELLS
 from fedavg.paper.choose import choose
-from fedavg.paper.records import ABANDONED, DIVERGED, Records
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "paper"
 (CELL,) = choose([c for c in CELLS if c.table == 4], ["partition=iid,E=1,B=10"])

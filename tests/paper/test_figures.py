@@ -1,11 +1,11 @@
 import pytest
 from paper_toys import measured, record
 
+from fedavg.campaign.records import RecordError, Records
 from fedavg.paper import figure1
 from fedavg.paper.cells import CELLS
 from fedavg.paper.choose import choose
 from fedavg.paper.figures import CHARTS, draw, line_needs, lines, missing, new_figure, sample_loss, with_rates
-from fedavg.paper.records import RecordError, Records
 
 (CELL,) = choose([c for c in CELLS if c.table == 4], ["partition=iid,E=1,B=10"])
 (CNN,) = choose([c for c in CELLS if c.table == 2], ["model=cnn,partition=iid,E=1,B=10"])

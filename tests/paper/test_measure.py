@@ -1,10 +1,10 @@
 import pytest
 from paper_toys import measured, record
 
+from fedavg.campaign.records import ABANDONED, Records
 from fedavg.paper.cells import CELLS, first_guess
 from fedavg.paper.choose import choose
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, middle, needs, result_of
-from fedavg.paper.records import ABANDONED, Records
 
 (CELL,) = choose([c for c in CELLS if c.table == 4], ["partition=iid,E=1,B=10"])
 (SAME,) = choose([c for c in CELLS if c.table == 1], ["model=2nn,partition=iid,C=0.1,B=10"])

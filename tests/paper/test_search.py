@@ -4,24 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from fedavg.campaign.racing import LEAST_STAGE, LOST, STAGES, TRAILING, Outcome, lag, lost, outcome
+from fedavg.campaign.records import TARGET, Records
 from fedavg.paper.cells import ALL_CELLS
-from fedavg.paper.records import TARGET, Records
 from fedavg.paper.search import (
-    LEAST_STAGE,
-    LOST,
     MOST_RATES,
-    STAGES,
-    TRAILING,
-    RateOutcome,
     Search,
     SearchVerdict,
     Todo,
     best_place,
     envelope,
-    lag,
-    lost,
     next_step,
-    outcome,
     place,
     rate,
     spare_step,
@@ -34,16 +27,16 @@ SEARCH = Search(middle=-4, allowance=300)
 
 
 def reached(rounds):
-    return RateOutcome(int(rounds) + 1, rounds, 0.971)
+    return Outcome(int(rounds) + 1, rounds, 0.971)
 
 
 def short(rounds, best=0.9):
     """A run that has used so many rounds without reaching the target."""
-    return RateOutcome(rounds, None, best)
+    return Outcome(rounds, None, best)
 
 
 def diverged(rounds=3):
-    return RateOutcome(rounds, None, 0.3, diverged=True)
+    return Outcome(rounds, None, 0.3, diverged=True)
 
 
 def test_rates_are_the_papers_grid():
@@ -54,9 +47,9 @@ def test_rates_are_the_papers_grid():
 
 def test_an_outcome_is_the_interpolated_crossing_of_the_monotone_curve():
     steady, jumpy = ([1, 2, 3], [0.90, 0.96, 0.98]), ([5, 10, 15], [0.90, 0.50, 0.94])
-    assert outcome(*steady, 0.97, False) == RateOutcome(3, pytest.approx(2.5), 0.98, curve=steady)
-    assert outcome(*jumpy, 0.92, False) == RateOutcome(15, pytest.approx(12.5), 0.94, curve=jumpy)
-    assert outcome([], [], 0.97, True) == RateOutcome(0, None, 0.0, True, ([], []))
+    assert outcome(*steady, 0.97, False) == Outcome(3, pytest.approx(2.5), 0.98, curve=steady)
+    assert outcome(*jumpy, 0.92, False) == Outcome(15, pytest.approx(12.5), 0.94, curve=jumpy)
+    assert outcome([], [], 0.97, True) == Outcome(0, None, 0.0, True, ([], []))
 
 
 def test_it_starts_in_the_middle_and_prefers_the_higher_neighbour():
@@ -118,7 +111,7 @@ def winners_lags(cell):
     Not behind those that diverged in the end: a rate that was given up for one of these is taken up again.
     """
     runs = {run.plan.lr: run for run in RECORDS.of(cell.setting.key) if run.plan.seed == 0}
-    known = {lr: outcome(run.rounds, run.accuracy, cell.target, run.diverged) for lr, run in runs.items()}
+    known = {lr: outcome(run.rounds, run.values, cell.target, run.diverged) for lr, run in runs.items()}
     best = best_place(known)
     if best is None or known[best].crossed is None:
         return
@@ -148,7 +141,7 @@ def test_no_run_on_record_that_reached_its_target_looked_lost_before():
     reached = [run for run in RECORDS if run.stopped == TARGET]
     assert len(reached) > 30
     for run in reached:
-        assert not any(lost(run.accuracy[:end]) for end in range(len(run.accuracy)))
+        assert not any(lost(run.values[:end]) for end in range(len(run.values)))
 
 
 def test_a_free_core_goes_on_with_rates_that_wait_but_one_stage_at_the_most():
@@ -200,12 +193,12 @@ def test_divergence_is_never():
     assert next_step(SEARCH, {-4: reached(80.4), -2: diverged(), -6: short(81)}) == SearchVerdict(-4, 80.4, 0.971, True)
     assert next_step(SEARCH, {-4: diverged()}) == Todo((-6,), 38, None)
     # It does not lead either, however high it came before.
-    high = RateOutcome(50, None, 0.969, diverged=True)
+    high = Outcome(50, None, 0.969, diverged=True)
     assert next_step(SEARCH, {-4: high, -6: short(300, 0.8)}) == Todo((-8,), 38, None)
 
 
 def test_a_run_that_reached_the_target_before_it_diverged_counts():
-    found = {-4: RateOutcome(90, 80.4, 0.98, diverged=True), -2: diverged(), -6: short(81)}
+    found = {-4: Outcome(90, 80.4, 0.98, diverged=True), -2: diverged(), -6: short(81)}
     assert next_step(SEARCH, found) == SearchVerdict(-4, 80.4, 0.98, inside=True)
 
 
@@ -257,7 +250,7 @@ def test_what_was_run_for_another_target_is_gone_on_with():
     # All were stopped when 0.215 reached 80 %; now for 82 %.
     found = {-4: short(280, 0.80), -2: short(281, 0.79), -6: short(281, 0.77)}
     assert next_step(Search(-4, 1900), found) == Todo((-4, -2, -6), 634, None)
-    found[-4] = RateOutcome(631, 630.2, 0.82)
+    found[-4] = Outcome(631, 630.2, 0.82)
     assert next_step(Search(-4, 1900), found) == Todo((-2, -6), 421, None)
 
 

@@ -4,11 +4,11 @@ import pytest
 from paper_toys import measured, record
 from rich.console import Console
 
+from fedavg.campaign.records import Records
 from fedavg.paper import tables
 from fedavg.paper.cells import ALL_CELLS, CELLS, with_unit_pixels
 from fedavg.paper.choose import choose
 from fedavg.paper.measure import results
-from fedavg.paper.records import Records
 
 FOUR = [c for c in CELLS if c.table == 4]
 (CELL,) = choose(FOUR, ["partition=iid,E=1,B=10"])

@@ -10,6 +10,7 @@ import click
 from fedavg.cli.authority import authority
 from fedavg.cli.bench import bench
 from fedavg.cli.data import data
+from fedavg.cli.doctor import doctor
 from fedavg.cli.evaluate import evaluate
 from fedavg.cli.fleet import certs, fleet_demo, join, serve
 from fedavg.cli.operate import approve, revoke, status, token
@@ -28,7 +29,7 @@ def cli() -> None:
 
 for command in (
     run, resume, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority, fleet_demo,
-    privacy, paper, data, bench,
+    privacy, paper, data, bench, doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -2,15 +2,16 @@
 
 import json
 from dataclasses import asdict
-from os import cpu_count
 
 import click
+
+from fedavg.machine import cores
 
 
 @click.command()
 @click.argument("workloads", nargs=-1, metavar="[W1|W2|W3|W4]...")
 @click.option("--rounds", type=click.IntRange(3), help="Rounds to time [enough for a steady median].")
-@click.option("--workers", type=click.IntRange(1), default=cpu_count() or 1, help="Worker processes [one per core].")
+@click.option("--workers", type=click.IntRange(1), default=cores(), help="Worker processes [one per core].")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Turns of floor and run.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def bench(workloads: tuple[str, ...], rounds: int | None, workers: int, repeats: int, as_json: bool) -> None:

@@ -2,18 +2,19 @@
 
 import json
 from collections.abc import Callable
-from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedavg.machine import cores
+
 if TYPE_CHECKING:
+    from fedavg.campaign.execute import Aim, Outlay
+    from fedavg.campaign.records import Records
     from fedavg.paper.cells import Cell
-    from fedavg.paper.execute import Aim, Outlay
     from fedavg.paper.figures import Drawn, Line
     from fedavg.paper.measure import Measured
-    from fedavg.paper.records import Records
 
 Command = Callable[..., None]
 
@@ -49,7 +50,7 @@ def _outlay_options(command: Command) -> Command:
             click.option(
                 "--jobs",
                 type=click.IntRange(1),
-                default=cpu_count() or 1,
+                default=cores(),
                 help="Runs at a time.",
                 show_default="one per core",
             ),
@@ -100,8 +101,8 @@ def _table_command(number: int, what: str) -> click.Command:
         runs: Path,
         as_json: bool,
     ) -> None:
+        from fedavg.campaign.records import Records
         from fedavg.paper.choose import choose_cells
-        from fedavg.paper.records import Records
 
         cells = choose_cells(number, only)
         store, outlay = Records(records), _outlay(jobs, budget, data_dir)
@@ -115,16 +116,16 @@ def _table_command(number: int, what: str) -> click.Command:
 
 
 def _outlay(jobs: int, budget: str | None, data_dir: str | None) -> "Outlay":
+    from fedavg.campaign.execute import Outlay
     from fedavg.paper.choose import seconds
-    from fedavg.paper.execute import Outlay
 
     return Outlay(jobs, seconds(budget) if budget else None, data_dir)
 
 
 def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool) -> "list[Aim]":
     """Cheapest first, so that a budget gives as many cells as it can."""
+    from fedavg.campaign.execute import Aim
     from fedavg.paper.cost import search_seconds
-    from fedavg.paper.execute import Aim
     from fedavg.paper.measure import needs
 
     def goal(cell: "Cell") -> Aim:
@@ -139,8 +140,8 @@ def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool)
 
 
 def _pursue(goals: "list[Aim]", store: "Records", runs: Path, outlay: "Outlay") -> None:
+    from fedavg.campaign.execute import Campaign, check_report
     from fedavg.paper.choose import duration
-    from fedavg.paper.execute import Campaign, check_report
 
     report = Campaign(goals, store, runs, outlay, lambda text: click.echo(text, err=True)).run()
     for goal in report.left:
@@ -190,9 +191,9 @@ def status(records: Path, runs: Path, as_json: bool) -> None:
     """Every cell of Tables 1 to 4: measured, running or not run, with the estimated time on one core."""
     from rich.console import Console
 
+    from fedavg.campaign.records import Records
     from fedavg.paper import tables
     from fedavg.paper.cells import CELLS
-    from fedavg.paper.records import Records
 
     store = Records(records)
     by_cell, costs = _all_results(store, runs), _costs(CELLS, store)
@@ -214,9 +215,9 @@ def status(records: Path, runs: Path, as_json: bool) -> None:
 @_runs
 def render(out: Path, records: Path, runs: Path) -> None:
     """Write all four tables (tables.md) and all figures that have records (PNG and SVG). Runs nothing."""
+    from fedavg.campaign.records import Records
     from fedavg.paper import tables
     from fedavg.paper.cells import CELLS
-    from fedavg.paper.records import Records
 
     store = Records(records)
     by_cell, costs = _all_results(store, runs), _costs(CELLS, store)
@@ -264,8 +265,8 @@ _figures = click.option(
 @_records
 @_json
 def _figure1(show: bool, seed: int, data_dir: Path | None, out: Path, records: Path, as_json: bool) -> None:
+    from fedavg.campaign.records import Records
     from fedavg.paper import figure1
-    from fedavg.paper.records import Records
 
     known = figure1.read(records)
     if not show and (known is None or known.seed != seed):
@@ -306,9 +307,9 @@ def _figure_command(number: int, what: str) -> click.Command:
         runs: Path,
         as_json: bool,
     ) -> None:
+        from fedavg.campaign.records import Records
         from fedavg.paper.choose import choose
         from fedavg.paper.figures import CHARTS, lines, with_rates
-        from fedavg.paper.records import Records
 
         store, outlay = Records(records), _outlay(jobs, budget, data_dir)
         chart = with_rates(CHARTS[number], rates)
@@ -324,10 +325,10 @@ def _figure_command(number: int, what: str) -> click.Command:
 
 def _line_goals(number: int, lines: "list[Line]", rounds: int, store: "Records") -> "list[Aim]":
     """For each line the search of its cell, if it is one of a table, then its runs up to the rounds asked for."""
+    from fedavg.campaign.execute import Aim
     from fedavg.paper import figures
     from fedavg.paper.choose import telling_keys
     from fedavg.paper.cost import line_seconds
-    from fedavg.paper.execute import Aim
 
     keys = telling_keys([line for _, line in figures.lines(figures.CHARTS[number])])
 

@@ -18,6 +18,7 @@ from fedavg.engine.model import Model
 from fedavg.engine.tape import Untraceable
 from fedavg.errors import TaskError
 from fedavg.metrics import checked_sums
+from fedavg.native import marked
 from fedavg.optimizers import SGD, Correction, Optimizer, Steps
 from fedavg.optimizers.optimizer import fresh
 from fedavg.tasks.task import Task
@@ -175,18 +176,18 @@ class Trainer:
         with self.model.unchanged():
             recorded, other, expected = self._fitted(examples)
             if name == "plain":
-                self.engine = Engine("plain" + self._loops(), "asked for")
+                self.engine = Engine(marked("plain" + self._loops()), "asked for")
                 return
             graph = GraphEpoch(self.model)
             reason = self._disagreement(graph, recorded, other, expected)
         if reason and name == "graph":
             raise TaskError(f"engine 'graph' can not train '{self.task.name}': {reason}; use engine 'plain'")
         if reason:
-            self.engine = Engine("plain" + self._loops(), reason)
+            self.engine = Engine(marked("plain" + self._loops()), reason)
             return
         self._epoch, self._kernels = graph, graph.kernels
         fast = f" with native {' and '.join(sorted(graph.native))}" if graph.native else ""
-        self.engine = Engine("graph" + fast + self._loops(), "traced, agrees with the plain path")
+        self.engine = Engine(marked("graph" + fast + self._loops()), "traced, agrees with the plain path")
 
     def fit(self, examples: Examples) -> None:
         """Find the form in which the module takes such examples, for a model that is only judged here.

@@ -7,18 +7,14 @@ exact, neither the number of workers nor who does what can change a bit of the r
 """
 
 import logging
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import fsum
 from mmap import mmap
 from multiprocessing import get_all_start_methods
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from secrets import token_bytes
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,22 +27,18 @@ from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.model import model_sha256
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
-from fedavg.errors import FedAvgError, FleetError, PlanError
+from fedavg.errors import PlanError
 from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
-from fedavg.fleets.processes import WorkerProcess
-from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
+from fedavg.fleets.pool import Finished, InlinePool, Pool, ProcessPool
 from fedavg.fleets.worker import (
     EvalJob,
     Evaluated,
-    Job,
-    Result,
     Trained,
     TrainJob,
     Tuned,
     TuneJob,
     Worker,
     add_up,
-    describe,
     eval_jobs,
     judged_by_clients,
     judged_together,
@@ -64,19 +56,13 @@ from fedavg.sums import checked_bound, to_float
 from fedavg.types import Cohort, Part, Population, Split, Sum, Work
 
 if TYPE_CHECKING:
-    from fedavg.secagg.options import Masking
     from fedavg.secagg.ring import DecodedSum
+    from fedavg.secagg.terms import Terms
 
 log = logging.getLogger("fedavg.run")
 
-#: Deaths of workers within one round after which something is wrong that another fork will not mend.
-MAX_DEATHS: Final = 10
-
 #: Bytes of one sum of a metric on its way to the server: a float64.
 SUM_BYTES: Final = 8
-
-#: Jobs that a worker is handed: one to do, one to go on with while the server wakes up.
-AHEAD: Final = 2
 
 
 def shared_tensor(size: int, dtype: torch.dtype) -> Tensor:
@@ -96,7 +82,6 @@ class LocalFleet(Fleet):
     def __init__(self) -> None:
         #: Where clients keep what they carry from round to round; None: it is gone at the end.
         self._kept_in: Path | None = None
-        self._processes: list[WorkerProcess] = []
         self._scratch = ExitStack()
         #: Cohorts so far: each has a sum of its own, and a round may have several.
         self._cohorts = 0
@@ -122,8 +107,6 @@ class LocalFleet(Fleet):
         self._setup = setup
         if setup.secagg:
             setup.secagg.check(cohort_size(setup.plan.C, self._population))
-        self._count = 1 if self._inline else setup.plan.workers
-        self._watchdog = Watchdog(setup.plan.worker_timeout)
         self._states = self._client_states(self._kept_in) if setup.keeps_state else None
         keep_freed_memory()
         self._scratch.enter_context(one_thread())
@@ -132,23 +115,20 @@ class LocalFleet(Fleet):
         check_single(trainer, first, self._data.sizes, setup.plan)
         self.engine = trainer.engine
         initial = trainer.weights.clone()
-        size, algorithm = len(initial), setup.algorithm
-        self._shared = shared_tensor(size * algorithm.vectors_down, torch.float32)
-        self._rings = [shared_tensor(setup.update_size(size), torch.int64) for _ in range(self._count)]
-        self._workers = [Worker(setup, self._data, trainer, self._shared, ring, self._states) for ring in self._rings]
-        if not self._inline:
-            for worker in self._workers:
-                self._processes.append(WorkerProcess(setup, worker, self._processes))
+        size, count = len(initial), 1 if self._inline else setup.plan.workers
+        self._shared = shared_tensor(size * setup.algorithm.vectors_down, torch.float32)
+        self._rings = [shared_tensor(setup.update_size(size), torch.int64) for _ in range(count)]
+        workers = [Worker(setup, self._data, trainer, self._shared, ring, self._states) for ring in self._rings]
+        self._pool: Pool = InlinePool(workers[0]) if self._inline else ProcessPool(setup, self._data, workers)
+        self._scratch.callback(self._pool.close)
         return initial
 
     @property
     def worker_pids(self) -> list[int]:
-        return [process.process.pid or 0 for process in self._processes]
+        """Of the processes that run clients, from `start` on; none where they run in this one."""
+        return self._pool.pids
 
     def close(self) -> None:
-        for process in self._processes:
-            process.stop()
-        self._processes = []
         self._scratch.close()
 
     def _client_states(self, directory: Path | None) -> ClientStates:
@@ -169,42 +149,51 @@ class LocalFleet(Fleet):
     def _losses(self, weights: Tensor, clients: Sequence[int]) -> np.ndarray:
         """The mean loss of each client on what it trains on, shape (len(clients),)."""
         self._shared[: len(weights)].copy_(weights)
-        metrics, results = self._setup.task.judged_by, self._run([EvalJob("train", k) for k in clients]).results
+        metrics, results = self._setup.task.judged_by, self._pool.run([EvalJob("train", k) for k in clients]).results
         return np.array([report(metrics, add_up([r]))["loss"] for r in results if isinstance(r, Evaluated)])
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         if self._states and self._kept_in is None:  # there is no checkpoint to go back to
             self._states.settle(work.round - 1)
-        return join([self._train(p.cohort, work, p.shared) for p in parts], [p.scale for p in parts])
+        results = []
+        for part in parts:
+            self._shared.copy_(part.shared)
+            self._cohorts += 1
+            # Largest clients first, so that no worker is left with a large one at the end.
+            order = sorted(part.cohort, key=lambda k: (-int(self._data.sizes[k]), k))
+            terms = self._terms(part, work)
+            encoding = terms.encoding if terms else None
+            finished = self._pool.run([TrainJob(k, work, self._cohorts, encoding) for k in order])
+            results.append(self._unmasked(order, finished, terms) if terms else self._added(part, finished, work))
+        return join(results, [part.scale for part in parts])
 
-    def _train(self, cohort: Sequence[int], work: Work, shared: Tensor) -> CohortResult:
-        self._shared.copy_(shared)
-        self._cohorts += 1
-        # Largest clients first, so that no worker is left with a large one at the end.
-        order = sorted(cohort, key=lambda k: (-int(self._data.sizes[k]), k))
-        if self._setup.secagg:
-            return self._train_masked(order, work, shared, self._setup.secagg)
-        finished = self._run([TrainJob(k, work, self._cohorts) for k in order])
+    def _added(self, part: Part, finished: Finished, work: Work) -> CohortResult:
+        """The sum over a part's clients."""
         trained = [result for result in finished.results if isinstance(result, Trained)]
         total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), weighted_means(trained))
-        down = make_codec("float32").encode(shared, self._rng(work, "codec"))
+        down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
-        return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(cohort))
+        return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(part.cohort))
 
-    def _train_masked(self, cohort: list[int], work: Work, shared: Tensor, masking: "Masking") -> CohortResult:
-        """Clients train side by side; then the whole session runs here, through the bytes that would travel."""
+    def _terms(self, part: Part, work: Work) -> "Terms | None":
+        """The terms of a part's session of secure aggregation; None where there is none."""
+        masking, size = self._setup.secagg, len(self._rings[0])
+        if not masking:
+            return None
+        model = model_sha256(part.shared)
+        return masking.terms(token_bytes(16), work.round, model, len(part.cohort), size, self._setup.metrics)
+
+    def _unmasked(self, cohort: list[int], finished: Finished, terms: "Terms") -> CohortResult:
+        """The same sum by secure aggregation: the whole session runs here, through the bytes that would travel."""
         from fedavg.secagg.simulate import simulate
 
-        size = len(self._rings[0])
-        terms = masking.terms(token_bytes(16), work.round, model_sha256(shared), len(cohort), size, self._setup.metrics)
-        results = self._run([TrainJob(k, work, self._cohorts, terms.encoding) for k in cohort]).results
-        rings = {k: trained.ring for k, trained in zip(cohort, results, strict=True) if isinstance(trained, Trained)}
+        rings = {k: t.ring for k, t in zip(cohort, finished.results, strict=True) if isinstance(t, Trained)}
         outcome = simulate(terms, cohort, lambda k: np.frombuffer(rings[k], terms.encoding.dtype))
         decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
         self._tell_of_capped(decoded, terms.encoding.weight_cap)
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
         costs = outcome.clients.values()
-        down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(shared))
+        down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(self._shared))
         up = [cost.bytes_up for cost in costs]
         return CohortResult(total, sum(up), max(up), down, decoded.saturated)
 
@@ -220,14 +209,14 @@ class LocalFleet(Fleet):
 
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._shared[: len(weights)].copy_(weights)
-        results = self._run(eval_jobs(self._setup, self._data, on)).results
+        results = self._pool.run(eval_jobs(self._setup, self._data, on)).results
         pieces = [result for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
         self._shared[: len(weights)].copy_(weights)
         clients = judges(self._setup, round, np.flatnonzero(self._data.held_sizes))
-        results = self._run([EvalJob("held", k) for k in clients]).results
+        results = self._pool.run([EvalJob("held", k) for k in clients]).results
         pieces = [result for result in results if isinstance(result, Evaluated)]
         down = len(clients) * make_codec("float32").max_bytes(len(weights))
         metrics = self._setup.task.judged_by
@@ -253,9 +242,9 @@ class LocalFleet(Fleet):
     def fine_tune(self, weights: Tensor, jobs: Sequence[TuneJob]) -> list[Tuned]:
         """Have clients train the shared model further for themselves; the results in the order of the jobs."""
         self._shared[: len(weights)].copy_(weights)
-        return [result for result in self._run(list(jobs)).results if isinstance(result, Tuned)]
+        return [result for result in self._pool.run(list(jobs)).results if isinstance(result, Tuned)]
 
-    def _sum(self, finished: "_Finished") -> Tensor:
+    def _sum(self, finished: Finished) -> Tensor:
         """The sum over the rings of the workers that took part."""
         used = [slot for slot, jobs in finished.by_slot.items() if jobs]
         bound = 0
@@ -269,97 +258,3 @@ class LocalFleet(Fleet):
 
     def _rng(self, work: Work, purpose: str) -> np.random.Generator:
         return seeds.rng(self._setup.plan.seed, work.round, seeds.NONE, purpose)
-
-    def _run(self, jobs: list[Job]) -> "_Finished":
-        if self._inline:
-            return _Finished([self._workers[0].do(job) for job in jobs], {0: list(range(len(jobs)))})
-        return self._dispatch(jobs)
-
-    def _dispatch(self, jobs: list[Job]) -> "_Finished":
-        """Give each free worker the next job until all are done; what a dead worker did is done again."""
-        waiting = deque(range(len(jobs)))
-        results: list[Result | None] = [None] * len(jobs)
-        sent: dict[int, deque[int]] = {slot: deque() for slot in range(self._count)}
-        done: dict[int, list[int]] = {slot: [] for slot in range(self._count)}
-        deaths = 0
-        self._watchdog.new_list()
-        while waiting or any(sent.values()):
-            while waiting and len(sent[slot := _least_busy(sent)]) < AHEAD:
-                sent[slot].append(waiting.popleft())
-                self._processes[slot].send(jobs[sent[slot][-1]])
-                if len(sent[slot]) == 1:
-                    self._watch(slot, sent[slot][0], jobs)
-            for slot in self._replied(slot for slot, queue in sent.items() if queue):
-                replies = self._processes[slot].receive()
-                if replies is None:
-                    deaths += 1
-                    self._replace(slot, deaths)
-                    waiting.extendleft(reversed([*done[slot], *sent[slot]]))
-                    sent[slot], done[slot] = deque(), []
-                for reply in replies or ():
-                    if isinstance(reply, FedAvgError):
-                        self.close()
-                        raise reply
-                    job = sent[slot].popleft()
-                    results[job] = reply
-                    done[slot].append(job)
-                    self._watchdog.done(slot)
-                    if sent[slot]:
-                        self._watch(slot, sent[slot][0], jobs)
-        return _Finished([result for result in results if result is not None], done)
-
-    def _watch(self, slot: int, index: int, jobs: list[Job]) -> None:
-        self._watchdog.begins(slot, describe(self._data, jobs[index], index))
-
-    def _replied(self, slots: Iterable[int]) -> list[int]:
-        """Who has something to say, perhaps nobody; those that hang are killed, which is soon said too."""
-        by_pipe = {self._processes[slot].pipe: slot for slot in slots}
-        began = monotonic()
-        ready = [by_pipe[pipe] for pipe in wait(list(by_pipe), LOOK_S) if isinstance(pipe, Connection)]
-        suspicious, hung = self._watchdog.waited(monotonic() - began)
-        for silence in suspicious:
-            log.warning("%s; it is replaced after %.0f s", self._about(silence), silence.limit_s)
-        for silence in hung:
-            self._end_hung(silence)
-        return ready
-
-    def _end_hung(self, silence: Silence) -> None:
-        about = self._about(silence)
-        self._processes[silence.slot].kill()
-        if self._watchdog.hopeless(silence.task):
-            self.close()
-            raise FleetError(
-                f"{about}, the same as the workers before it; expected an answer. Look for what can be "
-                "stuck in the task or the data, or allow more time: --worker-timeout SECONDS"
-            )
-        log.warning("%s; it hangs: another takes its place, and its clients are done again", about)
-
-    def _about(self, silence: Silence) -> str:
-        pid = self._processes[silence.slot].process.pid
-        return f"worker {pid} has not answered for {silence.seconds:.0f} s ({silence.task.about})"
-
-    def _replace(self, slot: int, deaths: int) -> None:
-        """Fork a new worker in place of a dead one; its ring starts again from zero."""
-        dead = self._processes[slot]
-        dead.stop()
-        self._watchdog.gone(slot)
-        if deaths > MAX_DEATHS:
-            self.close()
-            raise FleetError(
-                f"{deaths} workers died in one round, the last with exit code {dead.process.exitcode}; expected none. "
-                "If memory ran out (exit code -9), use fewer workers or a smaller batch."
-            )
-        siblings = [process for process in self._processes if process is not dead]
-        self._processes[slot] = WorkerProcess(self._setup, self._workers[slot], siblings)
-
-
-@dataclass(frozen=True)
-class _Finished:
-    """Results in the order of the jobs, and which jobs each worker did."""
-
-    results: list[Result]
-    by_slot: dict[int, list[int]]
-
-
-def _least_busy(sent: dict[int, deque[int]]) -> int:
-    return min(sent, key=lambda slot: len(sent[slot]))

@@ -23,7 +23,7 @@ class WorkerProcess:
         context = get_context("fork")
         self.pipe, remote = context.Pipe()
         inherited = [self.pipe, *(sibling.pipe for sibling in siblings)]
-        self.process = context.Process(target=_serve, args=(setup, worker, remote, inherited), daemon=True)
+        self.process = context.Process(target=serve, args=(setup, worker, remote, inherited), daemon=True)
         self.process.start()
         remote.close()
         self._inbox = pipes.Inbox(self.pipe)
@@ -47,30 +47,21 @@ class WorkerProcess:
         self.process.join()
 
 
-def _serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Connection]) -> None:
+def serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Connection]) -> None:
     """The life of a worker: do jobs until the server goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
     for other in inherited:  # a copy of the server's end would keep this process alive after the server
         other.close()
     keep_freed_memory()
-    with one_thread():
-        _do_jobs(setup, worker, pipe)
-
-
-def _do_jobs(setup: Setup, worker: Worker, pipe: Connection) -> None:
-    while True:
-        try:
+    reply: object
+    with one_thread(), suppress(EOFError, OSError):  # the server is gone
+        while True:
             job = pipe.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        reply: object
-        try:
-            reply = worker.do(job)
-        except FedAvgError as error:
-            reply = error
-        except Exception:
-            reply = TaskError(f"'{setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
-        try:
+            try:
+                reply = worker.handlers[type(job)](job)
+            except FedAvgError as error:
+                reply = error
+            except Exception:
+                reply = TaskError(f"'{setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
             pipes.send(pipe, reply)
-        except OSError:  # the server is gone
-            os._exit(0)
+    os._exit(0)

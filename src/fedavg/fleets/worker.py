@@ -1,9 +1,9 @@
 """What a local worker does with one job. Runs in a forked process, or in the server's own where there is no fork."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -111,11 +111,12 @@ class Worker:
         self._sum = ExactSum(ring)
         self._size = len(ring)
         self._cohort = 0
-
-    def do(self, job: Job) -> Result:
-        if isinstance(job, TrainJob):
-            return self._train(job)
-        return self._tune(job) if isinstance(job, TuneJob) else self._evaluate(job)
+        #: What is done with a job, by its kind.
+        self.handlers: dict[type[Job], Callable[[Any], Result]] = {
+            TrainJob: self._train,
+            EvalJob: self._evaluate,
+            TuneJob: self._tune,
+        }
 
     def _train(self, job: TrainJob) -> Trained:
         if job.cohort != self._cohort:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from json import dumps
 from math import ceil, inf, isinf
 from typing import Final
 
+from fedavg.campaign.records import setting_key
 from fedavg.plan import Plan
 
 IID: Final = "iid"
@@ -124,12 +124,6 @@ class Setting:
     def passes(self) -> float:
         """Examples that a round trains on, over all its clients and epochs."""
         return self.B if self.algorithm == "sgd" else self.cohort * self.E * self.model.examples
-
-
-def setting_key(plan: Plan) -> str:
-    """What plans of one learning-rate search have in common."""
-    values = plan.to_dict(runtime=False)
-    return dumps({name: value for name, value in values.items() if name not in ("lr", "seed")}, sort_keys=True)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from math import inf
 from statistics import median
 from typing import Final
 
+from fedavg.campaign.records import Record, Records
 from fedavg.paper.cells import ALL_CELLS, Cell, Setting
-from fedavg.paper.records import Record, Records
 
 #: Full-length runs that a search comes to: the best rate, parts of its neighbours, and a step or so to get there.
 RUNS_PER_SEARCH: Final = 2.5

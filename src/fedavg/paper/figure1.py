@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
+from fedavg.campaign.records import RecordError
 from fedavg.data import load
 from fedavg.engine.model import Model
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.files import write_atomically
 from fedavg.metrics import report
-from fedavg.paper.records import RecordError
 from fedavg.tasks.mnist import MNIST_2NN
 from fedavg.types import Examples, FederatedData
 

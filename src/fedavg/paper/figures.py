@@ -10,6 +10,8 @@ from math import inf, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from fedavg.campaign.execute import Need
+from fedavg.campaign.records import CAP, Record, Records
 from fedavg.errors import FedAvgError
 from fedavg.paper.cells import (
     ALL_CELLS,
@@ -29,9 +31,7 @@ from fedavg.paper.cells import (
     federated,
     per_round,
 )
-from fedavg.paper.execute import Need
 from fedavg.paper.measure import result_of
-from fedavg.paper.records import CAP, Record, Records
 from fedavg.paper.search import envelope, rate
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ class Drawn:
 
 
 def best_accuracy(runs: Sequence[Record]) -> Curve:
-    rounds, values = envelope((run.rounds, run.accuracy) for run in runs)
+    rounds, values = envelope((run.rounds, run.values) for run in runs)
     return [float(r) for r in rounds], values
 
 
 def accuracy(runs: Sequence[Record]) -> Curve:
     """The curve of the best run as it was measured, not made monotone: Figure 10 shows its scatter."""
-    best = max(runs, key=lambda run: (max(run.accuracy, default=0.0), run.rounds_run))
-    return [float(r) for r in best.rounds], list(best.accuracy)
+    best = max(runs, key=lambda run: (max(run.values, default=0.0), run.rounds_run))
+    return [float(r) for r in best.rounds], list(best.values)
 
 
 def sample_loss(runs: Sequence[Record]) -> Curve:

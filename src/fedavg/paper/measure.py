@@ -8,22 +8,20 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from fedavg.campaign.execute import Need
+from fedavg.campaign.racing import Outcome, outcome, settled
+from fedavg.campaign.records import ABANDONED, CAP, Record, Records, is_locked, setting_key
 from fedavg.errors import RunDirError
-from fedavg.paper.cells import ALL_CELLS, Cell, Setting, first_guess, setting_key
-from fedavg.paper.execute import Need
-from fedavg.paper.records import ABANDONED, CAP, Record, Records, is_locked
+from fedavg.paper.cells import ALL_CELLS, Cell, Setting, first_guess
 from fedavg.paper.search import (
     COARSE,
-    RateOutcome,
     Search,
     SearchVerdict,
     Todo,
     best_place,
     next_step,
-    outcome,
     place,
     rate,
-    settled,
     spare_step,
 )
 from fedavg.runlog.rundir import RunDir
@@ -165,12 +163,12 @@ def _by_place(setting: Setting, records: Records, seed: int) -> dict[int, Record
     return {index: run for run in runs if (index := place(run.plan.eta)) is not None}
 
 
-def _outcomes(cell: Cell, runs: dict[int, Record]) -> dict[int, RateOutcome]:
+def _outcomes(cell: Cell, runs: dict[int, Record]) -> dict[int, Outcome]:
     return {index: _judge(run, cell.target) for index, run in runs.items()}
 
 
-def _judge(run: Record, target: float) -> RateOutcome:
-    return outcome(run.rounds, run.accuracy, target, run.diverged)
+def _judge(run: Record, target: float) -> Outcome:
+    return outcome(run.rounds, run.values, target, run.diverged)
 
 
 def _seed_runs(cell: Cell, records: Records, index: int) -> list[Record]:

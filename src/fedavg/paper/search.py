@@ -15,21 +15,12 @@ from itertools import islice
 from math import ceil, inf, log10
 from typing import Final
 
-from fedavg.runlog.curves import monotone, rounds_to_target
+from fedavg.campaign.racing import TRAILING, Outcome, lag, settled, stages
+from fedavg.runlog.curves import monotone
 
 #: Between rates of the paper's coarser grid, in sixths of a decade.
 COARSE: Final = 2
 FINE: Final = 1
-#: Of the rounds that the best rate needs, or may need: the parts that a rate is run for before its neighbours have come
-#: as far. Much earlier, rates that win in the end do trail. And the least number of rounds that is worth a start.
-STAGES: Final = (1 / 8, 1 / 3, 2 / 3, 1)
-LEAST_STAGE: Final = 4
-#: A rate that took so many times the rounds that the best one took to come as far is given up. In the searches that
-#: were run without this rule, no rate that won in the end trailed by more than 1.25 at the end of a stage.
-TRAILING: Final = 1.5
-#: A run is lost whose latest evaluations, so many, are all below half of what it had reached. Of the runs that reached
-#: their targets, none had more than 6 such in a row.
-LOST: Final = 30
 #: The paper's grids have 11 to 13 rates; a search that wants more is not going to end.
 MOST_RATES: Final = 13
 
@@ -47,20 +38,6 @@ def place(eta: float) -> int | None:
     """Where a learning rate lies on the grid; None if it is not on it."""
     index = round(6 * log10(eta))
     return index if rate(index) == eta else None
-
-
-@dataclass(frozen=True)
-class RateOutcome:
-    """How far a run at one rate has come: rounds evaluated, where it crossed the target, its highest accuracy.
-
-    `curve`: the rounds that were evaluated, and the accuracies.
-    """
-
-    rounds: int
-    crossed: float | None
-    best: float
-    diverged: bool = False
-    curve: tuple[Sequence[int], Sequence[float]] = ((), ())
 
 
 @dataclass(frozen=True)
@@ -102,12 +79,7 @@ class SearchVerdict:
     inside: bool
 
 
-def outcome(rounds: Sequence[int], accuracy: Sequence[float], target: float, diverged: bool) -> RateOutcome:
-    crossed = rounds_to_target(rounds, accuracy, target)
-    return RateOutcome(rounds[-1] if rounds else 0, crossed, max(accuracy, default=0.0), diverged, (rounds, accuracy))
-
-
-def next_step(search: Search, results: Mapping[int, RateOutcome]) -> Todo | SearchVerdict:
+def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | SearchVerdict:
     """What to run next, given how far each rate has come; a verdict if there is nothing left to run.
 
     Rates that were only partly run are taken up where they stand: a search that was killed, or one that ran for another
@@ -116,7 +88,7 @@ def next_step(search: Search, results: Mapping[int, RateOutcome]) -> Todo | Sear
     return next(_todos(search, results), None) or _verdict(results)
 
 
-def spare_step(search: Search, results: Mapping[int, RateOutcome]) -> Todo | None:
+def spare_step(search: Search, results: Mapping[int, Outcome]) -> Todo | None:
     """What may be run meanwhile where a core is free: rates that wait for others to end the stage, in the next one.
 
     As things stand they will be wanted there; if one of the others turns out better, it was in vain.
@@ -128,25 +100,19 @@ def spare_step(search: Search, results: Mapping[int, RateOutcome]) -> Todo | Non
     return None
 
 
-def _todos(search: Search, results: Mapping[int, RateOutcome]) -> Iterator[Todo]:
+def _todos(search: Search, results: Mapping[int, Outcome]) -> Iterator[Todo]:
     """What each stage still wants, from the first that wants anything."""
     cap, leader = round_cap(search, results)
-    stages = _stages(cap if leader is not None else min(search.expected, cap), cap, search.every)
+    ends = stages(cap if leader is not None else min(search.expected, cap), cap, search.every)
     on_grid = {i: o for i, o in results.items() if (i - search.middle) % COARSE == 0}
     grids = ((COARSE, on_grid), (FINE, results)) if search.refine else ((COARSE, on_grid),)
     for step, known in grids:
-        for stage in stages:
-            if wanted := _unsettled(search.middle, known, step, stage, stages[0]):
+        for stage in ends:
+            if wanted := _unsettled(search.middle, known, step, stage, ends[0]):
                 yield Todo(wanted, stage, leader if stage == cap else None)
 
 
-def _stages(needed: float, cap: int, every: int) -> list[int]:
-    """Rounds, rising to what is needed and to the cap; an evaluation falls on each."""
-    wanted = [*(max(part * needed, LEAST_STAGE) for part in STAGES), cap]
-    return [min(every * ceil(rounds / every), cap) for rounds in wanted]
-
-
-def round_cap(search: Search, results: Mapping[int, RateOutcome]) -> tuple[int, int | None]:
+def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int | None]:
     """Rounds after which a run can not beat the best one, and whose doing it is; the allowance if none has reached it.
 
     A curve is known only where it was evaluated: one that crosses before the best does may show it at the next
@@ -159,24 +125,7 @@ def round_cap(search: Search, results: Mapping[int, RateOutcome]) -> tuple[int, 
     return min(search.every * ceil(crossed[leader] / search.every), search.allowance), leader
 
 
-def settled(result: RateOutcome, cap: int) -> bool:
-    """Nothing more is to be learned from this run: it has reached the target, diverged, or can no longer win."""
-    return result.crossed is not None or result.diverged or result.rounds >= cap
-
-
-def lost(accuracy: Sequence[float]) -> bool:
-    """A model that learned and fell back for good, as at a rate that is just too high: it will not come again."""
-    before, latest = accuracy[:-LOST], accuracy[-LOST:]
-    return bool(before) and max(latest) < max(before) / 2
-
-
-def lag(behind: RateOutcome, ahead: RateOutcome) -> float:
-    """How many times as many rounds it took to come as far as it has; 0 if the other one has not come so far."""
-    passed = rounds_to_target(*ahead.curve, behind.best)
-    return behind.rounds / passed if passed else 0.0
-
-
-def best_place(results: Mapping[int, RateOutcome]) -> int | None:
+def best_place(results: Mapping[int, Outcome]) -> int | None:
     """The rate that reached the target first; if none did, the one of the highest accuracy. None if all diverged."""
     reached = {i: o.crossed for i, o in results.items() if o.crossed is not None}
     if reached:
@@ -185,7 +134,7 @@ def best_place(results: Mapping[int, RateOutcome]) -> int | None:
     return max(alive, key=lambda i: (alive[i], -i)) if alive else None
 
 
-def _unsettled(middle: int, results: Mapping[int, RateOutcome], step: int, cap: int, first: int) -> tuple[int, ...]:
+def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int, first: int) -> tuple[int, ...]:
     """Of the best rate and its two neighbours, those that are still to be run: the ones begun first, then higher ones.
 
     A rate too high shows it soon, by diverging; one too low, by trailing, for which it runs `first` rounds at least.
@@ -202,7 +151,7 @@ def _unsettled(middle: int, results: Mapping[int, RateOutcome], step: int, cap: 
     return (*worth, *new[: max(MOST_RATES - len(results), 0)])
 
 
-def _verdict(results: Mapping[int, RateOutcome]) -> SearchVerdict:
+def _verdict(results: Mapping[int, Outcome]) -> SearchVerdict:
     best = best_place(results)
     if best is None:
         return SearchVerdict(None, None, max((o.best for o in results.values()), default=0.0), inside=False)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from json import dumps
 from math import inf, isfinite, isnan
-from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from fedavg import specs
 from fedavg.errors import PlanError
+from fedavg.machine import cores
 from fedavg.plan.identity import digest, identity
 from fedavg.plan.options import (
     Optional,
@@ -161,7 +161,9 @@ class Plan:
     )
     device: str = option("cpu", text, "where clients train: cpu or cuda")
     uplink: float = option(1.0, number(0, inf, above=True), "MB/s that a client uploads at, for the simulated clock")
-    workers: int = option(cpu_count() or 1, integer(1), "processes that train clients [one per core]", runtime=True)
+    workers: int = option(
+        cores(), integer(1), "processes that train clients [one per core that it may use]", runtime=True
+    )
     data_dir: str | None = option(None, Optional(text), "where data sets are kept", runtime=True)
     worker_timeout: float | None = option(
         None,

@@ -29,4 +29,5 @@ def _on_power() -> bool:
 
 
 def _idle() -> bool:
+    """The load is that of the whole machine, so it is held against all of its cores, not against those allowed here."""
     return not hasattr(os, "getloadavg") or os.getloadavg()[0] < _BUSY * (os.cpu_count() or 1)

@@ -17,10 +17,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
+from fedavg.campaign.one import BUSY, SIGNALLED
+from fedavg.campaign.orders import Order, plan_values, run_directory, write_order
+from fedavg.campaign.records import ABANDONED, Records, absorb, absorb_one, is_locked
 from fedavg.errors import FedAvgError
-from fedavg.paper.one import BUSY, SIGNALLED
-from fedavg.paper.orders import Order, plan_values, run_directory, write_order
-from fedavg.paper.records import ABANDONED, Records, absorb, absorb_one, is_locked
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
 
@@ -237,7 +237,7 @@ def _process(path: Path) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with path.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "fedavg.paper.one", str(path)],
+            [sys.executable, "-m", "fedavg.campaign.one", str(path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,4 +1,4 @@
-"""One run in a process of its own: `python -m fedavg.paper.one ORDER`.
+"""One run in a process of its own: `python -m fedavg.campaign.one ORDER`.
 
 It starts the run of the order, or goes on with it, and stops it at the target or at the cap, also when the cap is
 lowered meanwhile. A stop, a signal and the death of the one who gave the order all leave a run that can go on.
@@ -17,18 +17,18 @@ from typing import Final
 import torch
 
 from fedavg import seeds
+from fedavg.campaign.orders import Order, read_order, run_directory
+from fedavg.campaign.racing import lost
+from fedavg.campaign.records import CAP, DIVERGED, TARGET, is_locked
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged, FedAvgError
 from fedavg.metrics import report
-from fedavg.paper.orders import Order, read_order, run_directory
-from fedavg.paper.records import CAP, DIVERGED, TARGET, is_locked
-from fedavg.paper.search import lost
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import curve
-from fedavg.runner import Watcher, resume, run
-from fedavg.server import Event, Round
+from fedavg.runner import resume, run
+from fedavg.server import Event, Round, Watcher, event_row
 from fedavg.setup import resolve_data, resolve_task
 from fedavg.types import Examples, FederatedData
 
@@ -55,7 +55,7 @@ class Overseer:
         self._path = path
         self._read_at = 0
         self._parent = os.getppid()
-        self._accuracy: list[float] = []
+        self._values: list[float] = []
         self.last = 0
         self.order = self._current()
 
@@ -65,17 +65,17 @@ class Overseer:
             self.order, self._read_at = read_order(self._path), changed_at
         return self.order
 
-    def check(self, round: int, accuracy: Sequence[float]) -> None:
+    def check(self, round: int, values: Sequence[float]) -> None:
         """Raises Stop if the run is to end after this round, KeyboardInterrupt if nobody waits for it any more.
 
-        `accuracy`: what was evaluated since the last check.
+        `values`: what was evaluated since the last check.
         """
         self.last, order = round, self._current()
-        self._accuracy.extend(accuracy)
-        if order.target is not None and max(accuracy, default=0.0) >= order.target:
+        self._values.extend(values)
+        if order.target is not None and max(values, default=0.0) >= order.target:
             raise Stop(TARGET, f"reached {order.target:g} in round {round}")
-        if lost(self._accuracy):
-            raise Stop(DIVERGED, f"fell from {max(self._accuracy):g} to {self._accuracy[-1]:g} by round {round}")
+        if order.thrifty and lost(self._values):
+            raise Stop(DIVERGED, f"fell from {max(self._values):g} to {self._values[-1]:g} by round {round}")
         if round >= order.cap:
             raise Stop(order.stopped, f"stopped after round {round}: {order.reason}")
         if os.getppid() != self._parent:
@@ -83,7 +83,7 @@ class Overseer:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Round):
-            self.check(event.round, [event.test["accuracy"]] if event.test else [])
+            self.check(event.round, curve([event_row(event)], self.order.metric)[1])
 
 
 class TrainingSample:
@@ -132,8 +132,7 @@ def follow(path: Path) -> None:
     begun = (directory.path / "run.json").exists()
     if begun:
         rows = directory.rows()
-        _, accuracy = curve(rows)
-        overseer.check(len(rows), accuracy)
+        overseer.check(len(rows), curve(rows, overseer.order.metric)[1])
     elif directory.path.exists():  # killed before its first round was begun
         rmtree(directory.path)
     watchers: list[Watcher] = [*_sampling(overseer.order, directory), overseer]
@@ -143,10 +142,11 @@ def follow(path: Path) -> None:
             watcher(event)
 
     if begun:
-        resume(directory.path, watch, workers=1, data_dir=overseer.order.plan.get("data_dir"))
+        result = resume(directory.path, watch, workers=1, data_dir=overseer.order.plan.get("data_dir"))
     else:
-        run(overseer.order.to_plan(), directory.path, watch)
-    raise Stop(CAP, f"all {overseer.last} rounds of the plan done")
+        result = run(overseer.order.to_plan(), directory.path, watch)
+    reached = result.summary.status == "target reached"
+    raise Stop(TARGET if reached else CAP, f"{result.summary.status} after {result.summary.rounds} rounds")
 
 
 def _sampling(order: Order, directory: RunDir) -> list[TrainingSample]:

@@ -3,10 +3,10 @@
 import pytest
 from paper_toys import TOY_SETTING
 
-from fedavg.paper.one import Overseer, Stop
-from fedavg.paper.orders import Order, plan_values, write_order
-from fedavg.paper.records import CAP, DIVERGED, TARGET
-from fedavg.paper.search import LOST
+from fedavg.campaign.one import Overseer, Stop
+from fedavg.campaign.orders import Order, plan_values, write_order
+from fedavg.campaign.racing import LOST
+from fedavg.campaign.records import CAP, DIVERGED, TARGET
 
 
 @pytest.fixture

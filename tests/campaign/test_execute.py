@@ -11,10 +11,10 @@ import pytest
 from paper_toys import PATHS, TOY_CELL, TOY_SETTING
 
 import fedavg
+from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
+from fedavg.campaign.records import ABANDONED, CAP, DIVERGED, INTERRUPTED, TARGET, Records
 from fedavg.errors import FedAvgError
-from fedavg.paper.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, needs, result_of, running_keys
-from fedavg.paper.records import ABANDONED, CAP, DIVERGED, INTERRUPTED, TARGET, Records
 from fedavg.runlog.curves import rounds_to_target
 from toys import heed_ctrl_c
 
@@ -57,7 +57,7 @@ def test_a_search_from_start_to_end(searched):
     crossed = rounds_to_target(list(expected.rounds), list(expected.accuracy), 0.93)
     assert result.ours == pytest.approx(crossed, abs=1e-3)
     for run in result.runs:
-        crossing = rounds_to_target(run.rounds, run.accuracy, 0.93)
+        crossing = rounds_to_target(run.rounds, run.values, 0.93)
         assert run.stopped == TARGET if crossing is not None else run.stopped != TARGET
         assert run.command == TOY_CELL.command
         assert run.sample_rounds[:4] == tuple(range(1, min(run.rounds_run, 4) + 1)) or run.diverged
@@ -96,9 +96,9 @@ def test_a_record_without_its_run_starts_again_and_says_so(tmp_path):
 SESSION = """
 import sys
 from pathlib import Path
-from fedavg.paper.execute import Campaign, Outlay, Aim
+from fedavg.campaign.execute import Campaign, Outlay, Aim
 from fedavg.paper.measure import needs
-from fedavg.paper.records import Records
+from fedavg.campaign.records import Records
 from paper_toys import TOY_CELL
 from dataclasses import replace
 cell = replace(TOY_CELL, target=1.0, paper=None, allowance=7200)
@@ -137,7 +137,7 @@ def test_a_killed_search_loses_nothing(tmp_path, sign):
     store = Records(tmp_path / "records")
     assert result_of(short, store).status == MEASURED
     whole = fedavg.run(replace(SLOW.plan(0.215), rounds=20))
-    assert store.find(SLOW.plan(0.215)).accuracy[:20] == pytest.approx(tuple(whole.accuracy), abs=1e-5)
+    assert store.find(SLOW.plan(0.215)).values[:20] == pytest.approx(tuple(whole.accuracy), abs=1e-5)
 
 
 def test_a_budget_ends_in_time_and_says_what_is_left(tmp_path):

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paper_toys import measured, record
 
-from fedavg.paper import records
+from fedavg.campaign import records
+from fedavg.campaign.orders import Order, plan_values, write_order
+from fedavg.campaign.records import ABANDONED, CAP, DIVERGED, RecordError, Records, absorb, read, thin, to_json
 from fedavg.paper.cells import CELLS
-from fedavg.paper.records import ABANDONED, DIVERGED, RecordError, Records, absorb, read, thin, to_json
 from fedavg.runlog.curves import rounds_to_target
 from fedavg.runlog.rundir import RunDir
 
@@ -71,7 +72,7 @@ def test_a_run_that_diverges_as_soon_as_it_is_taken_up_again_is_known_to(tmp_pat
     run.create(plan)
     run.write_identity(plan, "graph", "data", {})
     run.append({"round": 1, "test": {"accuracy": 0.5}, "train_loss": 1.0, "seconds": 1.0, "eval_seconds": 1.0})
-    (tmp_path / "runs/one.json").write_text('{"command": "a search"}')
+    write_order(tmp_path / "runs/one.json", Order(plan_values(plan), None, 1, CAP, "enough", 0, "a search"))
     store = Records(tmp_path / "records")
     for stopped in (ABANDONED, DIVERGED, ABANDONED):
         run.write_json("stop.json", {"round": 1, "stopped": stopped, "reason": "so it was"})

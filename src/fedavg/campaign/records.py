@@ -14,16 +14,20 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final
 
+from fedavg.campaign.orders import read_order
 from fedavg.errors import FedAvgError, RunDirError
 from fedavg.files import write_atomically
-from fedavg.paper.cells import setting_key
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.curves import monotone
 from fedavg.runlog.rundir import RunDir
+from fedavg.runlog.summary import curve
 
 FORMAT: Final = 1
 #: Points of a curve that are kept; more than enough to draw it.
 MOST_POINTS: Final = 2000
+
+_ACCURACY: Final = {"values": "accuracy"}
+_VALUES: Final = {"accuracy": "values"}
 
 #: Why a run stopped.
 TARGET: Final = "target reached"
@@ -33,20 +37,26 @@ DIVERGED: Final = "diverged"
 INTERRUPTED: Final = "interrupted"
 
 
+def setting_key(plan: Plan) -> str:
+    """What plans of one learning-rate search have in common."""
+    values = plan.to_dict(runtime=False)
+    return json.dumps({name: value for name, value in values.items() if name not in ("lr", "seed")}, sort_keys=True)
+
+
 class RecordError(FedAvgError):
     """A record can not be read."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run: `accuracy` and the cohorts' `train_loss` at the evaluated `rounds`.
+    """One run: the `values` of the metric that it is judged by and the cohorts' `train_loss` at the evaluated `rounds`.
 
     `sample_rounds`, `sample_loss`: the shared model's loss on a fixed sample of the training set, where it was noted.
     """
 
     plan: Plan
     rounds: tuple[int, ...]
-    accuracy: tuple[float, ...]
+    values: tuple[float, ...]
     train_loss: tuple[float, ...]
     sample_rounds: tuple[int, ...]
     sample_loss: tuple[float, ...]
@@ -58,6 +68,7 @@ class Record:
     command: str
     engine: str
     versions: Mapping[str, str]
+    metric: str = "accuracy"
 
     @property
     def diverged(self) -> bool:
@@ -110,20 +121,20 @@ class Records:
         self._by_key.setdefault(record.key, {})[record.digest] = record
 
 
-def from_run(directory: RunDir, command: str) -> Record | None:
+def from_run(directory: RunDir, command: str, metric: str = "accuracy") -> Record | None:
     """The record of a run directory as it stands; None if it has no round yet, unless it diverged in the first."""
     identity, plan, rows = directory.identity(), directory.plan(), directory.rows()
     stop = _stop(directory, len(rows))
     if not rows and stop["stopped"] != DIVERGED:
         return None
-    evaluated = [row for row in rows if row["test"]]
-    kept = thin([row["test"]["accuracy"] for row in evaluated])
+    rounds, values = curve(rows, metric)
+    kept = thin(values)
     sample = _sample(directory, len(rows))
     return Record(
         plan=plan,
-        rounds=tuple(evaluated[i]["round"] for i in kept),
-        accuracy=tuple(round(evaluated[i]["test"]["accuracy"], 5) for i in kept),
-        train_loss=tuple(_short(evaluated[i]["train_loss"]) for i in kept),
+        rounds=tuple(rounds[i] for i in kept),
+        values=tuple(round(values[i], 5) if metric == "accuracy" else _short(values[i]) for i in kept),
+        train_loss=tuple(_short(rows[rounds[i] - 1]["train_loss"]) for i in kept),
         sample_rounds=tuple(sample),
         sample_loss=tuple(_short(loss) for loss in sample.values()),
         rounds_run=len(rows),
@@ -134,22 +145,23 @@ def from_run(directory: RunDir, command: str) -> Record | None:
         command=command,
         engine=identity["engine"],
         versions=identity["versions"],
+        metric=metric,
     )
 
 
-def thin(accuracy: Sequence[float]) -> list[int]:
+def thin(values: Sequence[float]) -> list[int]:
     """Which points to keep, at most about MOST_POINTS of them. What the paper reads from a curve does not change by it.
 
     The monotone curve is known from the points where it rises and, for interpolation, the ones just before; the
     others are only for the eye, and of them every so many stay.
     """
-    if len(accuracy) <= MOST_POINTS:
-        return list(range(len(accuracy)))
-    best = monotone(accuracy)
+    if len(values) <= MOST_POINTS:
+        return list(range(len(values)))
+    best = monotone(values)
     rises = [i for i in range(1, len(best)) if best[i] > best[i - 1]]
-    needed = {0, len(accuracy) - 1, *rises, *(i - 1 for i in rises)}
-    stride = -(-len(accuracy) // max(MOST_POINTS - len(needed), 1))
-    return sorted(needed | set(range(0, len(accuracy), stride)))
+    needed = {0, len(values) - 1, *rises, *(i - 1 for i in rises)}
+    stride = -(-len(values) // max(MOST_POINTS - len(needed), 1))
+    return sorted(needed | set(range(0, len(values), stride)))
 
 
 def to_json(record: Record) -> str:
@@ -158,6 +170,8 @@ def to_json(record: Record) -> str:
         name: getattr(record, name) for name in Record.__dataclass_fields__
     }
     document["plan"] = plain_plan(record.plan)
+    if record.metric == "accuracy":  # as records had it when nothing else was measured
+        document = {_ACCURACY.get(name, name): value for name, value in document.items() if name != "metric"}
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in document.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -174,10 +188,13 @@ def read(path: Path) -> Record:
             raise RecordError(f"{path} has another format than {FORMAT}; use a matching fedavg")
         del document["digest"]
         plan = make_plan({**document.pop("plan"), "workers": 1}, str(path))
+        document = {_VALUES.get(name, name): value for name, value in document.items()}
         lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
         return Record(plan=plan, **(document | lists))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} is not a record ({error}); expected what 'fedavg paper' wrote: remove it") from None
+        raise RecordError(
+            f"{path} is not a record ({error}); expected what 'fedavg paper' or 'fedavg sweep' wrote: remove it"
+        ) from None
 
 
 def _stop(directory: RunDir, rounds: int) -> dict[str, Any]:
@@ -222,16 +239,16 @@ def absorb_one(store: Records, order: Path) -> None:
     if not (directory.path / "run.json").exists() or is_locked(directory.path):
         return
     try:
-        command = json.loads(order.read_text())["command"]
+        given = read_order(order)
         plan = directory.plan()
-    except (RunDirError, ValueError, KeyError):
+    except (RunDirError, ValueError, TypeError):
         return  # made by plans of another version: it can not be gone on with, and its record is there already
     known, rounds = store.find(plan), directory.metrics_path.read_bytes().count(b"\n")
     # A run that was taken up again may have diverged in its next round: it has no more rows, and yet a new end.
     news = _stop(directory, rounds)["stopped"] == DIVERGED and not (known and known.diverged)
     if known and known.rounds_run >= rounds and known.stopped != INTERRUPTED and not news:
         return
-    record = from_run(directory, command)
+    record = from_run(directory, given.command, given.metric)
     if record and not (known and replace(record, date=known.date) == known):
         store.put(record)
 

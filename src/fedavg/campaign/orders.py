@@ -24,6 +24,9 @@ class Order:
     reason: str
     train_sample: int
     command: str
+    #: What the run is judged by; `thrifty`: an accuracy that fell back for good ends it.
+    metric: str = "accuracy"
+    thrifty: bool = True
 
     def to_plan(self) -> Plan:
         return make_plan(self.plan)

@@ -1,0 +1,173 @@
+"""Who does the jobs of a local fleet: processes, which are replaced when they die or hang, or this process itself.
+
+A pool hands out jobs and gives back results in their order. What a job is, is the worker's to know (`worker.py`).
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Final, final
+
+from fedavg.errors import FedAvgError, FleetError
+from fedavg.fleets.processes import WorkerProcess
+from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
+from fedavg.fleets.worker import Job, Result, Worker, describe
+from fedavg.setup import Setup
+from fedavg.types import FederatedData
+
+log = logging.getLogger("fedavg.run")
+
+#: Deaths of workers within one round after which something is wrong that another fork will not mend.
+MAX_DEATHS: Final = 10
+
+#: Jobs that a worker is handed: one to do, one to go on with while the server wakes up.
+AHEAD: Final = 2
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Results in the order of the jobs, and which jobs each worker did."""
+
+    results: list[Result]
+    by_slot: dict[int, list[int]]
+
+
+class Pool(ABC):
+    """Workers, each in its slot, that do lists of jobs."""
+
+    @property
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """Of the processes that do the jobs, if they are others than this one."""
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Job]) -> Finished:
+        """Have all jobs done."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all processes."""
+
+
+@final
+class InlinePool(Pool):
+    """One worker in this process, for one job after another."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def pids(self) -> list[int]:
+        return []
+
+    def run(self, jobs: Sequence[Job]) -> Finished:
+        return Finished([self._worker.handlers[type(job)](job) for job in jobs], {0: list(range(len(jobs)))})
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class ProcessPool(Pool):
+    """One process per worker."""
+
+    def __init__(self, setup: Setup, data: FederatedData, workers: Sequence[Worker]) -> None:
+        self._setup, self._data, self._workers = setup, data, workers
+        self._watchdog = Watchdog(setup.plan.worker_timeout)
+        self._processes: list[WorkerProcess] = []
+        for worker in workers:
+            self._processes.append(WorkerProcess(setup, worker, self._processes))
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.process.pid or 0 for process in self._processes]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.stop()
+        self._processes = []
+
+    def run(self, jobs: Sequence[Job]) -> Finished:
+        """Give each free worker the next job until all are done; what a dead worker did is done again."""
+        waiting = deque(range(len(jobs)))
+        results: list[Result | None] = [None] * len(jobs)
+        sent: dict[int, deque[int]] = {slot: deque() for slot in range(len(self._workers))}
+        done: dict[int, list[int]] = {slot: [] for slot in sent}
+        deaths = 0
+        self._watchdog.new_list()
+        while waiting or any(sent.values()):
+            while waiting and len(sent[slot := _least_busy(sent)]) < AHEAD:
+                sent[slot].append(waiting.popleft())
+                self._processes[slot].send(jobs[sent[slot][-1]])
+                if len(sent[slot]) == 1:
+                    self._watch(slot, sent[slot][0], jobs)
+            for slot in self._replied(slot for slot, queue in sent.items() if queue):
+                replies = self._processes[slot].receive()
+                if replies is None:
+                    deaths += 1
+                    self._replace(slot, deaths)
+                    waiting.extendleft(reversed([*done[slot], *sent[slot]]))
+                    sent[slot], done[slot] = deque(), []
+                for reply in replies or ():
+                    if isinstance(reply, FedAvgError):
+                        self.close()
+                        raise reply
+                    job = sent[slot].popleft()
+                    results[job] = reply
+                    done[slot].append(job)
+                    self._watchdog.done(slot)
+                    if sent[slot]:
+                        self._watch(slot, sent[slot][0], jobs)
+        return Finished([result for result in results if result is not None], done)
+
+    def _watch(self, slot: int, index: int, jobs: Sequence[Job]) -> None:
+        self._watchdog.begins(slot, describe(self._data, jobs[index], index))
+
+    def _replied(self, slots: Iterable[int]) -> list[int]:
+        """Who has something to say, perhaps nobody; those that hang are killed, which is soon said too."""
+        by_pipe = {self._processes[slot].pipe: slot for slot in slots}
+        began = monotonic()
+        ready = [by_pipe[pipe] for pipe in wait(list(by_pipe), LOOK_S) if isinstance(pipe, Connection)]
+        suspicious, hung = self._watchdog.waited(monotonic() - began)
+        for silence in suspicious:
+            log.warning("%s; it is replaced after %.0f s", self._about(silence), silence.limit_s)
+        for silence in hung:
+            self._end_hung(silence)
+        return ready
+
+    def _end_hung(self, silence: Silence) -> None:
+        about = self._about(silence)
+        self._processes[silence.slot].kill()
+        if self._watchdog.hopeless(silence.task):
+            self.close()
+            raise FleetError(
+                f"{about}, the same as the workers before it; expected an answer. Look for what can be "
+                "stuck in the task or the data, or allow more time: --worker-timeout SECONDS"
+            )
+        log.warning("%s; it hangs: another takes its place, and its clients are done again", about)
+
+    def _about(self, silence: Silence) -> str:
+        pid = self._processes[silence.slot].process.pid
+        return f"worker {pid} has not answered for {silence.seconds:.0f} s ({silence.task.about})"
+
+    def _replace(self, slot: int, deaths: int) -> None:
+        """Fork a new worker in place of a dead one; its ring starts again from zero."""
+        dead = self._processes[slot]
+        dead.stop()
+        self._watchdog.gone(slot)
+        if deaths > MAX_DEATHS:
+            self.close()
+            raise FleetError(
+                f"{deaths} workers died in one round, the last with exit code {dead.process.exitcode}; expected none. "
+                "If memory ran out (exit code -9), use fewer workers or a smaller batch."
+            )
+        siblings = [process for process in self._processes if process is not dead]
+        self._processes[slot] = WorkerProcess(self._setup, self._workers[slot], siblings)
+
+
+def _least_busy(sent: dict[int, deque[int]]) -> int:
+    return min(sent, key=lambda slot: len(sent[slot]))
