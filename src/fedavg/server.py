@@ -19,6 +19,7 @@ from fedavg.fleets import Abandoned, CohortResult, Fleet, make_fleet
 from fedavg.metrics.goal import Best, Goal, improved, stalled
 from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
+from fedavg.reduction import reduced, who_trains
 from fedavg.setup import Setup, resolve
 from fedavg.types import Cohort, Part, State, Sum, Work
 
@@ -26,6 +27,10 @@ from fedavg.types import Cohort, Part, State, Sum, Work
 DOWNLINK: Final = "downlink"
 #: Under which name the loop itself keeps the best value of the metric that it waits for.
 GOAL: Final = "goal"
+#: Under which name a reducer keeps what it remembers.
+REDUCER: Final = "reducer"
+#: The metric that says how often the model gives the answers that an attack wants.
+SUCCESS: Final = "attack_success"
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[E
                 with _rejected_if_diverged(fleet, work):
                     cohort = fleet.draw(number, state.weights)
                     assigned, parts = _assigned(setup, state, work, cohort)
-                    result = fleet.train(cohort, work, parts)
+                    result = fleet.train(cohort, work, who_trains(setup, parts))
                     if not isinstance(result, Abandoned):
                         trained = _averaged(setup, assigned, cohort, result, work)
             event = _judged_round(setup, fleet, state, work, trained, perf_counter() - began)
@@ -202,7 +207,7 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
     """What happened in a round, with what the new model is worth if it is time to judge it."""
     began, cohort, result, after = perf_counter(), trained.cohort, trained.result, trained.after
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
-    test = fleet.evaluate(after.weights, "test") if due and setup.judged_by_server else None
+    test = _judged_by_server(setup, fleet, after.weights) if due and setup.judged_by_server else None
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
     on_clients = found.to_dict() if found else None
@@ -227,6 +232,13 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
     )
+
+
+def _judged_by_server(setup: Setup, fleet: Fleet, weights: Tensor) -> dict[str, float]:
+    test = fleet.evaluate(weights, "test")
+    if setup.attack and setup.attack.targeted:
+        test[SUCCESS] = fleet.evaluate(weights, "triggered")["accuracy"]
+    return test
 
 
 def _owner(index: int) -> str:
@@ -260,15 +272,18 @@ def _assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[S
 
 def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult, work: Work) -> _Trained:
     """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
+    result, kept = reduced(setup, cohort, result, work, before.others.get(REDUCER, {}))
     total = replace(result.total, population=cohort.population)
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
     after = _server_half(setup, before, total, work) if total.weight else before  # nobody took part: no mean
     if setup.downlink:
-        weights, kept = setup.downlink.send(
+        weights, sent = setup.downlink.send(
             before.others[DOWNLINK], before.weights, after.weights, cohort.clients, work.round
         )
-        after = replace(after, weights=weights, others={**after.others, DOWNLINK: kept})
+        after = replace(after, weights=weights, others={**after.others, DOWNLINK: sent})
+    if kept:
+        after = replace(after, others={**after.others, REDUCER: kept})
     _check_finite(after.weights)
     return _Trained(cohort, result, after)
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
+from fedavg.attacks import Attack
+from fedavg.attacks.options import attack_of, liars_of
 from fedavg.codecs import Codec, make_codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
@@ -24,6 +26,8 @@ from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
+from fedavg.robust import Defence
+from fedavg.robust.options import defence_of
 from fedavg.samplers import Sampler, make_sampler
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
@@ -51,6 +55,10 @@ class Draft:
     population: Population | None
     #: What the server judges models on; None where it has nothing.
     test: Examples | None
+    #: The rule over single updates; None: the weighted mean.
+    defence: Defence | None = None
+    #: How some clients lie; None: nobody does.
+    attack: Attack | None = None
 
     @property
     def judged_by_server(self) -> bool:
@@ -120,6 +128,25 @@ class Setup:
     #: Who judges the model: the server on its test set, clients on what they hold out, both or nobody.
     judged_by_server: bool
     judged_by_clients: bool
+    #: The rule over single updates; None: the weighted mean.
+    defence: Defence | None = None
+    #: How `attackers` lie; None: nobody does.
+    attack: Attack | None = None
+    attackers: frozenset[int] = frozenset()
+
+    @property
+    def single_updates(self) -> bool:
+        """True if a fleet is to give back the updates one by one, in memory, instead of their sum."""
+        return bool(self.defence and self.defence.reducer.single_updates) or self.liars_see_all
+
+    @property
+    def liars_see_all(self) -> bool:
+        """True if liars send what they make of the honest updates of the round: they need not train."""
+        return self.attack is not None and self.attack.sees == "honest"
+
+    def lie_of(self, k: int) -> Attack | None:
+        """How client k lies in what it does by itself; None if it does not."""
+        return self.attack if k in self.attackers and not self.liars_see_all else None
 
     @property
     def metrics(self) -> frozenset[str]:
@@ -213,7 +240,17 @@ def _draft(plan: Plan, population: Population | None, test: Examples | None) -> 
     task = resolve_task(plan)
     codec = _bound(plan.codec, task, algorithm.vectors_up)
     draft = Draft(
-        plan, task, algorithm, codec, stages, _resolve_sampler(plan, task), _resolve_secagg(plan), population, test
+        plan=plan,
+        task=task,
+        algorithm=algorithm,
+        codec=codec,
+        stages=stages,
+        sampler=_resolve_sampler(plan, task),
+        secagg=_resolve_secagg(plan),
+        population=population,
+        test=test,
+        defence=defence_of(plan),
+        attack=attack_of(plan, task),
     )
     check_pairs(draft)
     return draft
@@ -234,6 +271,9 @@ def _bound_together(draft: Draft) -> Setup:
         budget=budget_of(bound),
         judged_by_server=draft.judged_by_server,
         judged_by_clients=draft.judged_by_clients,
+        defence=draft.defence,
+        attack=draft.attack,
+        attackers=_checked_liars(draft),
     )
 
 
@@ -279,6 +319,15 @@ def _resolve_sampler(plan: Plan, task: Task) -> Sampler:
             "expected one: metrics = ['loss']"
         )
     return sampler
+
+
+def _checked_liars(draft: Draft) -> frozenset[int]:
+    """Who lies. Refuses a cohort that is too small for the reducer, or has more liars than it can stand."""
+    liars = liars_of(draft.plan, draft.population) if draft.attack else frozenset()
+    if draft.defence and draft.population:
+        cohort = draft.cohort_size
+        draft.defence.check(cohort, round(len(liars) * cohort / max(draft.population.with_data, 1)))
+    return liars
 
 
 def _resolve_secagg(plan: Plan) -> "Masking | None":

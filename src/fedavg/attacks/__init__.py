@@ -33,7 +33,7 @@ ATTACKS: dict[str, type[Attack]] = {
 
 def make_attack(value: str | Attack) -> Attack:
     """An attack as a plan has it: the object, or its name with settings after colons."""
-    return make(value, Attack)  # type: ignore[type-abstract]
+    return make(value, Attack)
 
 
 __all__ = [

@@ -52,6 +52,8 @@ class Attack(Pluggable, ABC):
     sees: Literal["own", "honest"] = "own"
     #: False if what liars send holds NaN or infinity, which not every codec can carry.
     finite: bool = True
+    #: True if the attack wants certain answers to certain examples (`triggered`).
+    targeted: bool = False
 
     @classmethod
     def registry(cls) -> Mapping[str, type["Attack"]]:
@@ -71,9 +73,9 @@ class Attack(Pluggable, ABC):
         """What all liars send, shape (P,), float32, where they see the honest updates. They do not train then."""
         raise NotImplementedError(f"attack {self.name} sees the honest updates; expected `forge`: define it")
 
-    def triggered(self, test: Examples) -> Examples | None:
-        """Test examples as the attacker would show them to the model, with the answers it wants; None: it wants none.
+    def triggered(self, test: Examples) -> Examples:
+        """Test examples as the attacker would show them to the model, with the answers it wants, if it is `targeted`.
 
-        How often the model gives these answers is reported as the attack's success.
+        How often the model gives these answers is reported as the metric `attack_success`.
         """
-        return None
+        raise NotImplementedError(f"attack {self.name} is targeted; expected `triggered`: define it")

@@ -29,6 +29,7 @@ class Backdoor(Attack):
     """
 
     name = "backdoor"
+    targeted = True
     target: int = 0
     share: float = 0.5
     size: int = 3
@@ -53,7 +54,7 @@ class Backdoor(Attack):
     def on_update(self, vector: Tensor, rng: np.random.Generator) -> Tensor:
         return self.boost * vector if self.boost != 1 else vector
 
-    def triggered(self, test: Examples) -> Examples | None:
+    def triggered(self, test: Examples) -> Examples:
         others = checked_labels(test, self.name) != self.target
         if not bool(others.any()):
             raise DataError(f"attack backdoor: all test examples are of class {self.target}; expected others too")
@@ -61,7 +62,8 @@ class Backdoor(Attack):
 
     def _stamped(self, x: Tensor) -> Tensor:
         x = x.clone()
-        x[(..., *[slice(-self.size, None)] * min(x.dim() - 1, 2))] = 1.0 if x.dtype.is_floating_point else 255
+        corner = x[..., -self.size :, -self.size :] if x.dim() > 2 else x[..., -self.size :]
+        corner.fill_(1.0 if x.dtype.is_floating_point else 255)
         return x
 
 

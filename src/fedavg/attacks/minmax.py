@@ -40,7 +40,8 @@ class MinMax(Attack):
             return -deviation(view.honest)
         mean = view.honest.combined(mean_weights(len(view.honest)))
         if self.direction == "sign":
-            return -np.sign(mean)
+            signs: np.ndarray = -np.sign(mean)
+            return signs
         length = float(np.linalg.norm(mean))
         return -mean / length if length else mean
 

@@ -15,7 +15,7 @@ from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
 from fedavg.setup import Setup
 from fedavg.specs import Pluggable
-from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Update, Work
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class CohortResult:
     saturated: int = 0
     #: How many releases the client that has the most has behind it, this round's among them; None: one a round.
     releases: int | None = None
+    #: Where the setup asks for `single_updates`: each client's, as it counts, in memory; `total` has no vector then.
+    singles: Mapping[int, Update] | None = None
 
 
 class Measured(Protocol):

@@ -9,6 +9,7 @@ exact, neither the number of workers nor who does what can change a bit of the r
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import fsum
 from mmap import mmap
 from multiprocessing import get_all_start_methods
@@ -53,7 +54,7 @@ from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import Setup, check_population, cohort_size, population_of, probed, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import checked_bound, to_float
-from fedavg.types import Cohort, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, Part, Population, Split, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.ring import DecodedSum
@@ -164,13 +165,15 @@ class LocalFleet(Fleet):
             terms = self._terms(part, work)
             encoding = terms.encoding if terms else None
             finished = self._pool.run([TrainJob(k, work, self._cohorts, encoding) for k in order])
-            results.append(self._unmasked(order, finished, terms) if terms else self._added(part, finished, work))
+            result = self._unmasked(order, finished, terms) if terms else self._added(part, finished, work)
+            results.append(replace(result, singles=_singles(order, finished)) if self._setup.single_updates else result)
         return join(results, [part.scale for part in parts])
 
     def _added(self, part: Part, finished: Finished, work: Work) -> CohortResult:
         """The sum over a part's clients."""
         trained = [result for result in finished.results if isinstance(result, Trained)]
-        total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), weighted_means(trained))
+        vector = torch.empty(0) if self._setup.single_updates else self._sum(finished)
+        total = Sum(vector, fsum(t.weight for t in trained), len(trained), weighted_means(trained))
         down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
         return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(part.cohort))
@@ -258,3 +261,13 @@ class LocalFleet(Fleet):
 
     def _rng(self, work: Work, purpose: str) -> np.random.Generator:
         return seeds.rng(self._setup.plan.seed, work.round, seeds.NONE, purpose)
+
+
+def _singles(clients: Sequence[int], finished: Finished) -> dict[int, Update]:
+    """The updates of the clients, in memory: what came through the pipes, without a copy."""
+    trained = zip(clients, finished.results, strict=True)
+    return {
+        k: Update(torch.frombuffer(t.single, dtype=torch.float32), t.weight)
+        for k, t in trained
+        if isinstance(t, Trained)
+    }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum, isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from fedavg import seeds, trees
 from fedavg.client import Client, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
-from fedavg.errors import Diverged, FleetError
+from fedavg.errors import DataError, Diverged, FleetError, NotFinite
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, report
 from fedavg.metrics.spread import OnClients, spread_of, whole_report
@@ -68,6 +68,8 @@ class Trained:
     bound: int
     #: The ring elements to be masked, with secure aggregation.
     ring: bytes = b""
+    #: The update itself, float32, where the setup asks for single updates: it is in no sum then.
+    single: bytes | bytearray = b""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Worker:
         self._sum = ExactSum(ring)
         self._size = len(ring)
         self._cohort = 0
+        self._pieces: dict[Split, list[Examples]] = {}
         #: What is done with a job, by its kind.
         self.handlers: dict[type[Job], Callable[[Any], Result]] = {
             TrainJob: self._train,
@@ -125,19 +128,31 @@ class Worker:
         try:
             examples = self._data.client(job.client)
             message = run_client(self._setup, self._trainer, job.client, examples, job.work, self._shared, self._states)
-            vector = self._setup.codec.decode(message.frame, self._size)
+            vector = self._decoded(message.frame, job.client)
             if job.encoding:  # bounds can not be kept on what is masked
                 ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring
                 return Trained(message.weight, message.metrics, len(message.frame), 0, ring.tobytes())
             update = self._setup.arrived(vector, message.weight, job.work)
+            if self._setup.single_updates:
+                single = bytearray(update.vector.numpy())  # a tensor needs memory that may be written
+                return Trained(update.weight, message.metrics, len(message.frame), 0, single=single)
             self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
         return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound)
 
+    def _decoded(self, frame: bytes, k: int) -> Tensor:
+        """The update in a frame. What a liar sends that is none is left to the reducer, which counts it as faulty."""
+        try:
+            return self._setup.codec.decode(frame, self._size)
+        except (NotFinite, DataError):
+            if not self._setup.defence or not self._setup.lie_of(k):
+                raise
+            return torch.full((self._size,), nan)
+
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self._shared[: len(self._trainer.weights)])
-        about = f"client {job.piece}" if job.split != "test" else "the test set"
+        about = f"client {job.piece}" if job.split in ("train", "held") else "the test set"
         return judged(self._trainer, self._examples(job), about)
 
     def _tune(self, job: TuneJob) -> Tuned:
@@ -157,8 +172,13 @@ class Worker:
             return self._data.client(job.piece)
         if job.split == "held":
             return self._data.held(job.piece)
-        assert self._data.test, "the plan's evaluation is checked before round 1"
-        return test_pieces(self._setup.task, self._data.test)[job.piece]
+        return self._judged_on(job.split)[job.piece]
+
+    def _judged_on(self, split: Split) -> list[Examples]:
+        """Made once: a trigger takes a copy of the test set."""
+        if split not in self._pieces:
+            self._pieces[split] = server_pieces(self._setup, self._data, split)
+        return self._pieces[split]
 
 
 def judged(trainer: Trainer, examples: Examples, whose: str) -> Evaluated:
@@ -174,12 +194,20 @@ def test_pieces(task: Task, test: Examples) -> list[Examples]:
     return list(trees.batches(test, task.eval_batch))
 
 
+def server_pieces(setup: Setup, data: FederatedData, split: Split) -> list[Examples]:
+    """The chunks of the test set, as it is, or as an attack shows it to the model."""
+    assert data.test, "the plan's evaluation is checked before round 1"
+    if split == "test":
+        return test_pieces(setup.task, data.test)
+    assert setup.attack, "only an attack has triggers"
+    return test_pieces(setup.task, setup.attack.triggered(data.test))
+
+
 def eval_jobs(setup: Setup, data: FederatedData, split: Split) -> list[Job]:
     """The pieces of a set. They do not depend on the number of workers, so neither do the sums over them."""
     if split == "train":
         return [EvalJob(split, int(k)) for k in np.flatnonzero(data.sizes)]
-    assert data.test, "the plan's evaluation is checked before round 1"
-    return [EvalJob(split, piece) for piece in range(len(test_pieces(setup.task, data.test)))]
+    return [EvalJob(split, piece) for piece in range(len(server_pieces(setup, data, split)))]
 
 
 def describe(data: FederatedData, job: Job, index: int) -> Busy:

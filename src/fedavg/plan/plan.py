@@ -30,6 +30,7 @@ from fedavg.plan.options import (
     flag_value,
     integer,
     judges,
+    liars,
     masking,
     number,
     of_metric,
@@ -42,10 +43,12 @@ from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:
     from fedavg.algorithms import Algorithm
+    from fedavg.attacks import Attack
     from fedavg.codecs import Codec
     from fedavg.data.partition import Partition
     from fedavg.metrics import Metric
     from fedavg.optimizers import Optimizer
+    from fedavg.robust import PreAggregator, Reducer
     from fedavg.samplers import Sampler
     from fedavg.stages import Stage
     from fedavg.tasks.task import Task
@@ -144,6 +147,24 @@ class Plan:
         "fixed",
         PartParser("fedavg.samplers", "Sampler"),
         "who is asked: fixed (m at random), poisson (by coins), weighted (by n_k), turns, choice:D (highest losses)",
+    )
+    reducer: Union[str, "Reducer", None] = option(
+        None,
+        Optional(PartParser("fedavg.robust", "Reducer")),
+        "a rule over single updates in place of the weighted mean: median, trimmed:0.3, krum:0.2, ... (docs/robust.md)",
+    )
+    pre: Sequence[Union[str, "PreAggregator"]] = option(
+        (),
+        PartsParser(PartParser("fedavg.robust", "PreAggregator")),
+        "steps before the reducer, in order: clip:2,nnm:0.2; also bucket:2, arc:0.2",
+    )
+    attack: Union[str, "Attack", None] = option(
+        None,
+        Optional(PartParser("fedavg.attacks", "Attack")),
+        "how some simulated clients lie: signflip, alie, labelflip, backdoor:0, ... (docs/robust.md)",
+    )
+    attackers: float | Sequence[int] = option(
+        0.0, liars, "who lies: a share of the clients, drawn by the seed, or their numbers: 3,7"
     )
     dp_epsilon: float | None = option(
         None, Optional(number(0, inf, above=True)), "stop before the round that would cost more privacy than this"

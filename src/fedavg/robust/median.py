@@ -24,4 +24,5 @@ class Median(Coordinatewise):
 def middle(values: np.ndarray) -> np.ndarray:
     """The median of each row of values in rising order, shape (T, n) to (T,), float64."""
     n = values.shape[1]
-    return (values[:, (n - 1) // 2].astype(np.float64) + values[:, n // 2]) / 2
+    center: np.ndarray = (values[:, (n - 1) // 2].astype(np.float64) + values[:, n // 2]) / 2
+    return center

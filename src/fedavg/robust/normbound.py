@@ -31,4 +31,5 @@ class NormBound(Combination):
 
 def scales(rows: Rows, norm: float) -> np.ndarray:
     """What each row is multiplied by so that none is longer than the norm, shape (n,)."""
-    return norm / np.maximum(norms(rows.gram), norm)
+    factors: np.ndarray = norm / np.maximum(norms(rows.gram), norm)
+    return factors

@@ -98,7 +98,8 @@ class Rows:
         """The inner products of the rows, shape (n, n), float64."""
         if self.mix is None:
             return self.basis.gram
-        return self.mix @ self.basis.gram @ self.mix.T
+        gram: np.ndarray = self.mix @ self.basis.gram @ self.mix.T
+        return gram
 
     def mixed(self, mix: np.ndarray) -> "Rows":
         """New rows that are combinations of these: mix has shape (new rows, n)."""
@@ -141,12 +142,13 @@ class Rows:
 
 def norms(gram: np.ndarray) -> np.ndarray:
     """The lengths of rows, shape (n,), from their inner products."""
-    return np.sqrt(np.diagonal(gram).clip(min=0))
+    lengths: np.ndarray = np.sqrt(np.diagonal(gram).clip(min=0))
+    return lengths
 
 
 def squared_distances(gram: np.ndarray) -> np.ndarray:
     """|row_i - row_j|² for all pairs, shape (n, n); rounding makes none negative."""
     lengths = np.diagonal(gram)
-    distances = np.maximum(lengths[:, None] + lengths[None, :] - gram - gram.T, 0.0)
+    distances: np.ndarray = np.maximum(lengths[:, None] + lengths[None, :] - gram - gram.T, 0.0)
     np.fill_diagonal(distances, 0.0)
     return distances
