@@ -28,6 +28,24 @@ if TYPE_CHECKING:
         PooledSGD,
         Scaffold,
     )
+    from fedavg.attacks import (
+        Attack,
+        Backdoor,
+        FreeRider,
+        Gaussian,
+        Infinities,
+        InnerProduct,
+        LabelFlip,
+        LittleIsEnough,
+        Mimic,
+        MinMax,
+        NaNs,
+        OptimalInnerProduct,
+        OptimalLittleIsEnough,
+        Scaled,
+        SignFlip,
+        View,
+    )
     from fedavg.client import Client
     from fedavg.codecs import STC, BFloat16, Codec, Entropy, Float16, Float32, LowRank, Mask, Quantise, TopK
     from fedavg.data import ArrayData, HeldOut, Partition, load
@@ -53,6 +71,26 @@ if TYPE_CHECKING:
     from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.ragged import Ragged, padded
+    from fedavg.robust import (
+        AdaptiveClipping,
+        Bucketing,
+        Case,
+        CentredClipping,
+        DnC,
+        GeometricMedian,
+        Krum,
+        MeanAroundMedian,
+        Median,
+        MinimumDiameter,
+        MultiKrum,
+        NearestNeighbourMixing,
+        NormBound,
+        PreAggregator,
+        Reducer,
+        Rows,
+        StaticClipping,
+        TrimmedMean,
+    )
     from fedavg.runner import Result, resume, run
     from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
@@ -78,6 +116,24 @@ _HOMES = {
         "OneShot",
         "PooledSGD",
         "Scaffold",
+    ],
+    "fedavg.attacks": [
+        "Attack",
+        "Backdoor",
+        "FreeRider",
+        "Gaussian",
+        "Infinities",
+        "InnerProduct",
+        "LabelFlip",
+        "LittleIsEnough",
+        "Mimic",
+        "MinMax",
+        "NaNs",
+        "OptimalInnerProduct",
+        "OptimalLittleIsEnough",
+        "Scaled",
+        "SignFlip",
+        "View",
     ],
     "fedavg.client": ["Client"],
     "fedavg.codecs": [
@@ -126,6 +182,26 @@ _HOMES = {
     "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged", "padded"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
+    "fedavg.robust": [
+        "AdaptiveClipping",
+        "Bucketing",
+        "Case",
+        "CentredClipping",
+        "DnC",
+        "GeometricMedian",
+        "Krum",
+        "MeanAroundMedian",
+        "Median",
+        "MinimumDiameter",
+        "MultiKrum",
+        "NearestNeighbourMixing",
+        "NormBound",
+        "PreAggregator",
+        "Reducer",
+        "Rows",
+        "StaticClipping",
+        "TrimmedMean",
+    ],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
     "fedavg.server": ["Event", "Round", "Start", "train"],
@@ -135,17 +211,21 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "Algorithm", "ArrayData",
-    "BFloat16", "ClassAccuracy", "Client", "Clip", "Codec", "Cohort", "Constant", "Correction", "Cosine",
-    "DataError", "Dirichlet", "DiskError", "Diverged", "Entropy", "Event", "Examples", "Exponential", "FedAdagrad",
-    "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
-    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet",
-    "Loss", "LowRank", "MacroF1", "Mask", "Mean", "Metric", "Natural", "Noise", "OneShot", "Optimizer", "Part",
-    "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "Quantise",
-    "Ragged", "Rate", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards", "Stage",
-    "Start", "State", "Step", "Sum", "Task", "TaskError", "TopK", "TopKAccuracy", "Unbalanced", "Uniform", "Update",
-    "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface",
-    "from_table", "load", "padded", "resume", "run", "train",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping", "Algorithm",
+    "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case", "CentredClipping", "ClassAccuracy", "Client",
+    "Clip", "Codec", "Cohort", "Constant", "Correction", "Cosine", "DataError", "Dirichlet", "DiskError", "Diverged",
+    "DnC", "Entropy", "Event", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgError", "FedAvgM",
+    "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData", "Fleet", "FleetError", "Float16",
+    "Float32", "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum",
+    "LabelFlip", "LittleIsEnough", "LocalDP", "LocalFleet", "Loss", "LowRank", "MacroF1", "Mask", "Mean",
+    "MeanAroundMedian", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural",
+    "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "OptimalInnerProduct", "OptimalLittleIsEnough",
+    "Optimizer", "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD",
+    "PowerOfChoice", "PreAggregator", "Quantise", "Ragged", "Rate", "Reducer", "Result", "Round", "Rows", "RunDirError",
+    "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping",
+    "Step", "Sum", "Task", "TaskError", "TopK", "TopKAccuracy", "TrimmedMean", "Unbalanced", "Uniform", "Update",
+    "View", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder",
+    "from_huggingface", "from_table", "load", "padded", "resume", "run", "train",
 ]  # fmt: skip
 
 

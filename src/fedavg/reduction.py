@@ -15,7 +15,8 @@ import torch
 
 from fedavg import seeds
 from fedavg.attacks import View
-from fedavg.fleets.fleet import CohortResult
+from fedavg.errors import PlanError
+from fedavg.fleets.fleet import CohortResult, Fleet
 from fedavg.robust import Defence, Rows, TooFew
 from fedavg.setup import Setup
 from fedavg.sums import ExactSum, to_float
@@ -25,6 +26,16 @@ log = logging.getLogger("fedavg.run")
 
 #: Under which name a rule that remembers keeps what the last round came to.
 _PREVIOUS: Final = "previous"
+
+
+def check_gathering(setup: Setup, fleet: Fleet) -> None:
+    """Refuse a fleet that can not give single updates where they are needed."""
+    if setup.single_updates and not fleet.gives_singles:
+        what = f"reducer: got '{setup.plan.reducer}'" if setup.defence else f"attack: got '{setup.plan.attack}'"
+        raise PlanError(
+            f"{what}, which must see single updates, and {type(fleet).__name__} gives only their sum; expected fleet "
+            "'local', or a server over HTTP"
+        )
 
 
 def who_trains(setup: Setup, parts: Sequence[Part]) -> Sequence[Part]:

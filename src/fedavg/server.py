@@ -19,7 +19,7 @@ from fedavg.fleets import Abandoned, CohortResult, Fleet, make_fleet
 from fedavg.metrics.goal import Best, Goal, improved, stalled
 from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
-from fedavg.reduction import reduced, who_trains
+from fedavg.reduction import check_gathering, reduced, who_trains
 from fedavg.setup import Setup, resolve
 from fedavg.types import Cohort, Part, State, Sum, Work
 
@@ -129,6 +129,7 @@ def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) 
 def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:
     """The events of a run on a fleet that is open for the setup's plan; closes the fleet at the end."""
     with closing(fleet):
+        check_gathering(setup, fleet)
         initial = fleet.start(setup)
         begin = start or Start(0, _initial_state(setup, initial))
         yield replace(begin, engine=fleet.engine.name, engine_reason=fleet.engine.reason)

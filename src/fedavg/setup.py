@@ -17,6 +17,7 @@ from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.finite import check_finite
 from fedavg.engine.model import Model
+from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.metrics import Metric, by_name
@@ -205,6 +206,14 @@ class Setup:
 def probed(data: FederatedData) -> Examples:
     """The examples of the first client that has any: two of them, if there is a client with as many."""
     return data.client(int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0]))
+
+
+def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
+    """A trainer with initial weights, for a simulation on these data."""
+    first = probed(data)
+    trainer = setup.new_trainer(first)
+    check_single(trainer, first, data.sizes, setup.plan)
+    return trainer
 
 
 def update_size(algorithm: Algorithm, stages: Sequence[Stage], parameters: int) -> int:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -77,6 +77,16 @@ def _layout(head: bytes) -> list[tuple[str, torch.dtype, list[int], int]]:
 
 def _aligned(size: int) -> int:
     return -(-size // 16) * 16
+
+
+class StateStore(Protocol):
+    """What a client's path needs of a place where states are kept."""
+
+    def load(self, k: int, before: int) -> dict[str, Tensor]:
+        """What client k kept in its last round before this one; empty if there was none."""
+
+    def save(self, k: int, round: int, state: dict[str, Tensor]) -> None:
+        """Keep a version; another of the same round takes its place."""
 
 
 class ClientStates:

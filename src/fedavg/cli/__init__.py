@@ -14,6 +14,7 @@ from fedavg.cli.doctor import doctor
 from fedavg.cli.evaluate import evaluate
 from fedavg.cli.fleet import certs, fleet_demo, join, serve
 from fedavg.cli.operate import approve, revoke, status, token
+from fedavg.cli.page import page
 from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
@@ -29,7 +30,7 @@ def cli() -> None:
 
 for command in (
     run, resume, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority, fleet_demo,
-    privacy, paper, data, bench, doctor,
+    privacy, paper, page, data, bench, doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -90,6 +90,8 @@ class Fleet(Pluggable, ABC):
     """
 
     kind = "fleet"
+    #: True if it can give single updates back, kept in memory and nowhere else, as reducers need them.
+    gives_singles: bool = False
     #: How clients train, and why so; known after `start`.
     engine: Engine
     #: What a run is resumed on only; known after `open`.

@@ -1,4 +1,4 @@
-"""Who does the jobs of a local fleet: processes, which are replaced when they die or hang, or this process itself.
+"""Who does the jobs of a simulation: here, processes, which are replaced when they die or hang, or this process itself.
 
 A pool hands out jobs and gives back results in their order. What a job is, is the worker's to know (`worker.py`).
 """
@@ -6,17 +6,20 @@ A pool hands out jobs and gives back results in their order. What a job is, is t
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Final, final
 
+from torch import Tensor
+
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.processes import WorkerProcess
 from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
-from fedavg.fleets.worker import Job, Result, Worker, describe
+from fedavg.fleets.worker import Job, Result, Trained, Worker, describe
 from fedavg.setup import Setup
+from fedavg.sums import checked_bound
 from fedavg.types import FederatedData
 
 log = logging.getLogger("fedavg.run")
@@ -30,19 +33,23 @@ AHEAD: Final = 2
 
 @dataclass(frozen=True)
 class Finished:
-    """Results in the order of the jobs, and which jobs each worker did."""
+    """Results in the order of the jobs, and the exact sum of what was added to sums, shape (P,) int64, if any was."""
 
     results: list[Result]
-    by_slot: dict[int, list[int]]
+    ring: Tensor | None
 
 
 class Pool(ABC):
-    """Workers, each in its slot, that do lists of jobs."""
+    """Workers that do lists of jobs."""
 
     @property
     @abstractmethod
     def pids(self) -> list[int]:
         """Of the processes that do the jobs, if they are others than this one."""
+
+    @abstractmethod
+    def share(self, vector: Tensor) -> None:
+        """What the jobs to come read: weights, or all that an algorithm shares, shape (P,) or (V P,) float32."""
 
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Finished:
@@ -53,19 +60,50 @@ class Pool(ABC):
         """End all processes."""
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What the workers of one machine read, and what each of them adds to."""
+
+    shared: Tensor
+    rings: Sequence[Tensor]
+
+    def share(self, vector: Tensor) -> None:
+        self.shared[: len(vector)].copy_(vector)
+
+    def total(self, results: Sequence[Result], by_slot: Mapping[int, Sequence[int]]) -> Tensor | None:
+        """The sum over the rings of the workers that added to theirs, given the jobs that each of them did."""
+        bounds = {slot: [_bound(results[job]) for job in jobs] for slot, jobs in by_slot.items()}
+        used = [slot for slot, of_slot in bounds.items() if any(of_slot)]
+        bound = 0
+        for slot in used:
+            bound = checked_bound(bound, max(bounds[slot]))
+        if not used:
+            return None
+        first, *others = (self.rings[slot] for slot in used)
+        return sum(others, start=first)
+
+
+def _bound(result: Result) -> int:
+    return result.bound if isinstance(result, Trained) else 0
+
+
 @final
 class InlinePool(Pool):
     """One worker in this process, for one job after another."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, memory: Memory) -> None:
+        self._worker, self._memory = worker, memory
 
     @property
     def pids(self) -> list[int]:
         return []
 
+    def share(self, vector: Tensor) -> None:
+        self._memory.share(vector)
+
     def run(self, jobs: Sequence[Job]) -> Finished:
-        return Finished([self._worker.handlers[type(job)](job) for job in jobs], {0: list(range(len(jobs)))})
+        results = [self._worker.handlers[type(job)](job) for job in jobs]
+        return Finished(results, self._memory.total(results, {0: range(len(jobs))}))
 
     def close(self) -> None:
         pass
@@ -75,8 +113,8 @@ class InlinePool(Pool):
 class ProcessPool(Pool):
     """One process per worker."""
 
-    def __init__(self, setup: Setup, data: FederatedData, workers: Sequence[Worker]) -> None:
-        self._setup, self._data, self._workers = setup, data, workers
+    def __init__(self, setup: Setup, data: FederatedData, workers: Sequence[Worker], memory: Memory) -> None:
+        self._setup, self._data, self._workers, self._memory = setup, data, workers, memory
         self._watchdog = Watchdog(setup.plan.worker_timeout)
         self._processes: list[WorkerProcess] = []
         for worker in workers:
@@ -85,6 +123,9 @@ class ProcessPool(Pool):
     @property
     def pids(self) -> list[int]:
         return [process.process.pid or 0 for process in self._processes]
+
+    def share(self, vector: Tensor) -> None:
+        self._memory.share(vector)
 
     def close(self) -> None:
         for process in self._processes:
@@ -122,7 +163,8 @@ class ProcessPool(Pool):
                     self._watchdog.done(slot)
                     if sent[slot]:
                         self._watch(slot, sent[slot][0], jobs)
-        return Finished([result for result in results if result is not None], done)
+        finished = [result for result in results if result is not None]
+        return Finished(finished, self._memory.total(finished, done))
 
     def _watch(self, slot: int, index: int, jobs: Sequence[Job]) -> None:
         self._watchdog.begins(slot, describe(self._data, jobs[index], index))

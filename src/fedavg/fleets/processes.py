@@ -2,7 +2,6 @@
 
 import os
 import signal
-import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import get_context
@@ -10,7 +9,7 @@ from multiprocessing.connection import Connection
 
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.threads import one_thread
-from fedavg.errors import FedAvgError, TaskError
+from fedavg.errors import FedAvgError
 from fedavg.fleets import pipes
 from fedavg.fleets.worker import Job, Result, Worker
 from fedavg.setup import Setup
@@ -53,15 +52,7 @@ def serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Connec
     for other in inherited:  # a copy of the server's end would keep this process alive after the server
         other.close()
     keep_freed_memory()
-    reply: object
     with one_thread(), suppress(EOFError, OSError):  # the server is gone
         while True:
-            job = pipe.recv()
-            try:
-                reply = worker.handlers[type(job)](job)
-            except FedAvgError as error:
-                reply = error
-            except Exception:
-                reply = TaskError(f"'{setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
-            pipes.send(pipe, reply)
+            pipes.send(pipe, worker.attempt(pipe.recv()))
     os._exit(0)

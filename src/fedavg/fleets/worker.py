@@ -1,5 +1,6 @@
-"""What a local worker does with one job. Runs in a forked process, or in the server's own where there is no fork."""
+"""What a worker of a simulation does with one job: in a forked process, in an actor of Ray, or in the server's own."""
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite, nan
@@ -13,12 +14,12 @@ from fedavg import seeds, trees
 from fedavg.client import Client, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
-from fedavg.errors import DataError, Diverged, FleetError, NotFinite
+from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, report
 from fedavg.metrics.spread import OnClients, spread_of, whole_report
 from fedavg.setup import Setup
-from fedavg.states import ClientStates
+from fedavg.states import StateStore
 from fedavg.sums import ExactSum
 from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Split, Work
@@ -103,12 +104,13 @@ class Worker:
         trainer: Trainer,
         shared: Tensor,
         ring: Tensor,
-        states: ClientStates | None,
+        states: StateStore | None,
     ) -> None:
         self._setup = setup
         self._data = data
         self._trainer = trainer
-        self._shared = shared
+        #: What the server shares, shape (P,) or (V P,) float32.
+        self.shared = shared
         self._states = states
         self._sum = ExactSum(ring)
         self._size = len(ring)
@@ -121,13 +123,22 @@ class Worker:
             TuneJob: self._tune,
         }
 
+    def attempt(self, job: Job) -> Result | FedAvgError:
+        """The result of a job, or why there is none, as it is told to whoever gave it."""
+        try:
+            return self.handlers[type(job)](job)
+        except FedAvgError as error:
+            return error
+        except Exception:
+            return TaskError(f"'{self._setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
+
     def _train(self, job: TrainJob) -> Trained:
         if job.cohort != self._cohort:
             self._sum.reset()
             self._cohort = job.cohort
         try:
             examples = self._data.client(job.client)
-            message = run_client(self._setup, self._trainer, job.client, examples, job.work, self._shared, self._states)
+            message = run_client(self._setup, self._trainer, job.client, examples, job.work, self.shared, self._states)
             vector = self._decoded(message.frame, job.client)
             if job.encoding:  # bounds can not be kept on what is masked
                 ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring
@@ -145,20 +156,22 @@ class Worker:
         """The update in a frame. What a liar sends that is none is left to the reducer, which counts it as faulty."""
         try:
             return self._setup.codec.decode(frame, self._size)
-        except (NotFinite, DataError):
-            if not self._setup.defence or not self._setup.lie_of(k):
+        except DataError as error:
+            if not self._setup.lie_of(k):
                 raise
+            if not self._setup.defence:
+                raise Diverged(f"it lies, and a mean has no defence: {error}; expected a reducer") from None
             return torch.full((self._size,), nan)
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
-        self._trainer.load(self._shared[: len(self._trainer.weights)])
+        self._trainer.load(self.shared[: len(self._trainer.weights)])
         about = f"client {job.piece}" if job.split in ("train", "held") else "the test set"
         return judged(self._trainer, self._examples(job), about)
 
     def _tune(self, job: TuneJob) -> Tuned:
         data, seed, trainer, k = self._data, self._setup.plan.seed, self._trainer, job.client
         client = Client(k, data.client(k), trainer, seed, seeds.NONE, {}, self._setup.plan.drop_last)
-        client.load(self._shared[: len(trainer.weights)])
+        client.load(self.shared[: len(trainer.weights)])
         held, metrics = data.held(k), self._setup.task.judged_by
         shared = report(metrics, trainer.evaluate(held))
         with trainer.seeded(seeds.torch_seed(seed, seeds.NONE, k, "module")):

@@ -37,7 +37,7 @@ from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt, ServedLedger
 from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
-from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
@@ -71,6 +71,7 @@ class HttpFleet(Fleet):
     """
 
     fingerprint = "devices"
+    gives_singles = True
 
     def __init__(
         self,
@@ -299,7 +300,7 @@ class HttpFleet(Fleet):
     def _result(self, invitation: Invitation) -> CohortResult:
         """The groups' sums as one; a group of which nobody answered does not count."""
         totals = zip(self._hub.collecting.totals(), invitation.scales, strict=True)
-        answered = [(_summed(*total), scale) for total, scale in totals if total[1]]
+        answered = [(_summed(*total), scale) for total, scale in totals if total[-1]]
         result = join([total for total, _ in answered], [scale for _, scale in answered])
         return replace(result, bytes_down=invitation.bytes_down)
 
@@ -341,7 +342,7 @@ class HttpFleet(Fleet):
             raise Stopped("stopped by the operator; start the server again with the same database to go on")
 
 
-def _summed(vector: Tensor, received: list[Received]) -> CohortResult:
+def _summed(vector: Tensor, singles: dict[int, Update], received: list[Received]) -> CohortResult:
     sent = [r.bytes_up for r in received]
     total = Sum(vector, fsum(r.weight for r in received), len(received), weighted_means(received))
-    return CohortResult(total, sum(sent), max(sent), 0)
+    return CohortResult(total, sum(sent), max(sent), 0, singles=singles or None)

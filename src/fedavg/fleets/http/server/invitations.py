@@ -55,6 +55,7 @@ class Invitations:
                 self._expected(work, attempt, model),
                 lambda vector, weight: self._setup.arrived(vector, weight, work),
                 lambda examples: self._metric_bounds(work, examples),
+                self._setup.single_updates,
             )
             for part, model in zip(parts, models, strict=True)
         ]
