@@ -15,7 +15,11 @@ from fedavg.specs import Pluggable
 @dataclass(frozen=True)
 class Case:
     """What a rule is told besides the updates: f, how many may be faulty; its own generator for this round; what the
-    last round's updates were reduced to, shape (P,), if the rule `remembers` it and there was one."""
+    last round's updates were reduced to, shape (P,), if the rule `remembers` it and there was one.
+
+    >>> Case(faults=2, rng=np.random.default_rng(0)).faults
+    2
+    """
 
     faults: int
     rng: np.random.Generator
