@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
 
@@ -206,6 +207,7 @@ _HOMES = {
     "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
 }  # fmt: skip
@@ -223,9 +225,9 @@ __all__ = [
     "Optimizer", "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD",
     "PowerOfChoice", "PreAggregator", "Quantise", "Ragged", "Rate", "Reducer", "Result", "Round", "Rows", "RunDirError",
     "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping",
-    "Step", "Sum", "Task", "TaskError", "TopK", "TopKAccuracy", "TrimmedMean", "Unbalanced", "Uniform", "Update",
-    "View", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder",
-    "from_huggingface", "from_table", "load", "padded", "resume", "run", "train",
+    "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "TrimmedMean", "Unbalanced", "Uniform",
+    "Update", "View", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder",
+    "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -12,24 +12,25 @@ from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.attacks import Attack
 from fedavg.attacks.options import attack_of, liars_of
-from fedavg.codecs import Codec, make_codec
+from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.finite import check_finite
-from fedavg.engine.model import Model
+from fedavg.engine.ready import make_ready
 from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.metrics import Metric, by_name
 from fedavg.metrics.goal import Goal, make_goal
 from fedavg.optimizers import make_optimizer
+from fedavg.parts import bound_codec, check_device, downlink_of, sampler_of, secagg_of
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
 from fedavg.robust import Defence
 from fedavg.robust.options import defence_of
-from fedavg.samplers import Sampler, make_sampler
+from fedavg.samplers import Sampler
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
 from fedavg.stages.stage import Mechanism
@@ -213,6 +214,7 @@ def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
     first = probed(data)
     trainer = setup.new_trainer(first)
     check_single(trainer, first, data.sizes, setup.plan)
+    make_ready(trainer, first, data.sizes, setup.plan)
     return trainer
 
 
@@ -244,18 +246,18 @@ def resolve_on_device(plan: Plan) -> Setup:
 def _draft(plan: Plan, population: Population | None, test: Examples | None) -> Draft:
     algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
-    _check_device(plan.device)
+    check_device(plan.device)
     stages = tuple(make_stage(text) for text in plan.stages)
     task = resolve_task(plan)
-    codec = _bound(plan.codec, task, algorithm.vectors_up)
+    codec = bound_codec(plan.codec, task, algorithm.vectors_up)
     draft = Draft(
         plan=plan,
         task=task,
         algorithm=algorithm,
         codec=codec,
         stages=stages,
-        sampler=_resolve_sampler(plan, task),
-        secagg=_resolve_secagg(plan),
+        sampler=sampler_of(plan, task),
+        secagg=secagg_of(plan),
         population=population,
         test=test,
         defence=defence_of(plan),
@@ -275,7 +277,7 @@ def _bound_together(draft: Draft) -> Setup:
         stages=bound.stages,
         population=draft.population,
         test=draft.test,
-        downlink=_resolve_downlink(draft.plan, draft.task, draft.algorithm),
+        downlink=downlink_of(draft.plan, draft.task, draft.algorithm),
         secagg=bound.secagg,
         budget=budget_of(bound),
         judged_by_server=draft.judged_by_server,
@@ -320,16 +322,6 @@ def _check_evaluation(draft: Draft) -> None:
         draft.secagg.check(min(plan.eval_clients or able, able))
 
 
-def _resolve_sampler(plan: Plan, task: Task) -> Sampler:
-    sampler = make_sampler(plan.sampling)
-    if sampler.needs_losses and "loss" not in task.judged_by:
-        raise PlanError(
-            f"sampling: got '{sampler}', which looks at clients' losses, and task '{task.name}' has no metric 'loss'; "
-            "expected one: metrics = ['loss']"
-        )
-    return sampler
-
-
 def _checked_liars(draft: Draft) -> frozenset[int]:
     """Who lies. Refuses a cohort that is too small for the reducer, or has more liars than it can stand."""
     liars = liars_of(draft.plan, draft.population) if draft.attack else frozenset()
@@ -339,14 +331,6 @@ def _checked_liars(draft: Draft) -> frozenset[int]:
     return liars
 
 
-def _resolve_secagg(plan: Plan) -> "Masking | None":
-    if plan.secagg == "none":
-        return None
-    from fedavg.secagg.options import make_masking
-
-    return make_masking(plan.secagg)
-
-
 def resolve_task(plan: Plan) -> Task:
     """The task, with the metrics that the plan adds to its own."""
     task = make(plan.task, Task)
@@ -354,33 +338,6 @@ def resolve_task(plan: Plan) -> Task:
         return task
     metrics: dict[str, Metric] = {**task.judged_by, **by_name(plan.metrics, task.loss)}
     return replace(task, metrics=metrics)
-
-
-def _bound(value: str | Codec, task: Task, vectors: int) -> Codec:
-    """A codec for so many vectors of the task's model, end to end."""
-    return make_codec(value).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
-
-
-def _resolve_downlink(plan: Plan, task: Task, algorithm: Algorithm) -> Downlink | None:
-    if plan.downlink == "float32":
-        return None
-    if algorithm.asynchronous:
-        raise PlanError(f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}'; expected 'float32'")
-    if algorithm.vectors_down != 1:
-        raise PlanError(
-            f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}', which shares "
-            f"{algorithm.vectors_down} vectors; only weights can be compressed: expected downlink 'float32'"
-        )
-    return Downlink(_bound(plan.downlink, task, 1), plan.seed)
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's words tell of its own insides
-        raise PlanError(f"device: got '{device}', which is not at hand here; expected 'cpu', or 'cuda'") from error
 
 
 def resolve_data(plan: Plan) -> FederatedData:

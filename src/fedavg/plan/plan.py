@@ -4,13 +4,11 @@ Each field carries its help text and its parser; the command line, the TOML read
 from them, so an option exists in one place. Strings become values here, once.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from json import dumps
 from math import inf, isfinite, isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from fedavg import specs
@@ -192,6 +190,12 @@ class Plan:
         "seconds after which a silent worker is replaced [20 times what the jobs before took, at least 60]",
         runtime=True,
     )
+    start_method: str = option(
+        "auto",
+        choice("auto", "fork", "spawn", "forkserver"),
+        "how local workers start: fork, spawn, forkserver, or auto (fork on Linux, else spawn)",
+        runtime=True,
+    )
     checkpoint_s: float = option(10.0, number(0, inf), "seconds between checkpoints", runtime=True)
 
     def __post_init__(self) -> None:
@@ -282,16 +286,6 @@ class Plan:
         return digest(chosen)
 
 
-#: What `fedavg run NAME` starts from; every option can still be changed.
-PRESETS: dict[str, dict[str, object]] = {
-    "mnist-2nn": {"task": "mnist-2nn", "data": "mnist"},
-    "mnist-cnn": {"task": "mnist-cnn", "data": "mnist"},
-    "shakespeare-lstm": {"task": "shakespeare-lstm", "data": "shakespeare", "E": 5, "lr": 1.47},
-    "cifar-cnn": {"task": "cifar-cnn", "data": "cifar10", "E": 5, "B": 50, "lr": 0.1, "lr_decay": 0.99},
-    "posts-lstm": {"task": "posts-lstm", "data": "posts", "C": 0.003, "B": 8, "lr": 9.0},
-}
-
-
 def _options_text() -> str:
     rows = [f"    {spec.name:<15}{spec.metadata['help']} [{spec.default}]" for spec in fields(Plan)]
     return "\n".join(["", "    The options, and their defaults:", "", *rows, ""])
@@ -344,25 +338,6 @@ def check_plan(plan: object, what: str) -> None:
             f"{what}: got {plan!r} of type {type(plan).__name__}; expected a fedavg.Plan, as in "
             f"fedavg.{what}(fedavg.Plan(task='mnist-2nn', data='mnist'))"
         )
-
-
-def load_plan(source: str, changes: Mapping[str, object]) -> Plan:
-    """A plan from a preset's name or a TOML file, with changes."""
-    return make_plan({**_base(source), **changes}, source)
-
-
-def _base(source: str) -> dict[str, object]:
-    if source in PRESETS:
-        return PRESETS[source]
-    path = Path(source)
-    if path.suffix != ".toml" and not path.is_file():
-        raise PlanError(f"got '{source}'; expected a preset ({', '.join(PRESETS)}) or a TOML file")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(f"can not read the plan {path}: {error.strerror}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} is not TOML: {error}") from None
 
 
 def _shown(value: object) -> str:
