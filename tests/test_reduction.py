@@ -69,9 +69,11 @@ def test_liars_that_see_the_honest_updates_forge_theirs():
 
 def test_a_forged_update_costs_as_many_bytes_as_an_honest_one():
     honest, lying = (
-        list(train(line_plan(3.0, 4.0, 5.0, **changes)))[-1] for changes in ({}, {"attack": "ipm", "attackers": [1]})
+        list(train(line_plan(3.0, 4.0, 5.0, **changes)))[-1]
+        for changes in ({}, {"attack": "ipm:0.5", "attackers": [1]})
     )
     assert (honest.bytes_up, honest.bytes_down) == (lying.bytes_up, lying.bytes_down)
+    assert lying.cohort["who"]["cosine"][1] == -1
 
 
 def test_updates_that_are_no_numbers_are_left_out_and_the_rest_is_reduced(caplog):
@@ -81,6 +83,8 @@ def test_updates_that_are_no_numbers_are_left_out_and_the_rest_is_reduced(caplog
         event = list(train(plan))[-1]
         assert float(event.state.weights) == pytest.approx(2.4)
         assert event.clients == 3
+        assert event.cohort["missing"] == {"not finite": 1}
+        assert event.cohort["who"]["outcome"] == ["reported", "reported", "reported", "not finite"]
     assert "round 1: the updates of clients [3] are not finite, and are left out" in caplog.text
 
 

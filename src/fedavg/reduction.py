@@ -16,6 +16,7 @@ import torch
 from fedavg import seeds
 from fedavg.attacks import View
 from fedavg.errors import PlanError
+from fedavg.fleets.attendance import Attendance, see
 from fedavg.fleets.fleet import CohortResult, Fleet
 from fedavg.robust import Defence, Rows, TooFew
 from fedavg.setup import Setup
@@ -57,7 +58,8 @@ def reduced(setup: Setup, cohort: Cohort, result: CohortResult, work: Work, kept
     told = _with_lies(setup, cohort, result, work, previous)
     if setup.defence is None:
         return replace(told, total=_weighted(told), singles=None), kept
-    updates = _finite(told.singles or {}, work.round)
+    updates = _finite(told.singles or {})
+    told = _without(told, sorted(set(told.singles or {}) - set(updates)), work.round)
     try:
         vector = _reduce(setup, setup.defence, updates, work, previous)
     except TooFew as error:
@@ -101,15 +103,26 @@ def _with_lies(
         # A lie looks like any other message: it is as long as the longest, and liars fetch the model as all do.
         bytes_up=result.bytes_up + len(lies) * result.largest_up,
         bytes_down=result.bytes_down + len(lies) * (result.bytes_down // len(honest)),
+        attendance=result.attendance and _with_liars(setup, result.attendance, lies),
     )
 
 
-def _finite(updates: Mapping[int, Update], round: int) -> dict[int, Update]:
-    kept = {k: update for k, update in updates.items() if _is_finite(update)}
-    if len(kept) < len(updates):
-        left_out = sorted(set(updates) - set(kept))
-        log.info("round %d: the updates of clients %s are not finite, and are left out", round, left_out)
-    return kept
+def _with_liars(setup: Setup, there: Attendance, lies: Mapping[int, Update]) -> Attendance:
+    seen = {k: see(lie, setup.plan.seed) for k, lie in lies.items()} if setup.shows_updates else {}
+    return replace(there, asked=there.asked + len(lies), seen={**there.seen, **seen})
+
+
+def _finite(updates: Mapping[int, Update]) -> dict[int, Update]:
+    return {k: update for k, update in updates.items() if _is_finite(update)}
+
+
+def _without(result: CohortResult, left_out: Sequence[int], round: int) -> CohortResult:
+    """The result, with a word on those whose updates do not count."""
+    if not left_out:
+        return result
+    log.info("round %d: the updates of clients %s are not finite, and are left out", round, left_out)
+    there = result.attendance
+    return replace(result, attendance=there and replace(there, missing={**there.missing, "not finite": left_out}))
 
 
 def _is_finite(update: Update) -> bool:

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum, isfinite, nan
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from fedavg.client import Client, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
+from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, report
 from fedavg.metrics.spread import OnClients, spread_of, whole_report
@@ -70,7 +71,9 @@ class Trained:
     #: The ring elements to be masked, with secure aggregation.
     ring: bytes = b""
     #: The update itself, float32, where the setup asks for single updates: it is in no sum then.
-    single: bytes | bytearray = b""
+    single: bytearray = field(default_factory=bytearray)
+    #: What the server sees of the update, where the plan lets it.
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True)
@@ -144,13 +147,16 @@ class Worker:
                 ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring
                 return Trained(message.weight, message.metrics, len(message.frame), 0, ring.tobytes())
             update = self._setup.arrived(vector, message.weight, job.work)
+            single = bytearray()
             if self._setup.single_updates:
                 single = bytearray(update.vector.numpy())  # a tensor needs memory that may be written
-                return Trained(update.weight, message.metrics, len(message.frame), 0, single=single)
-            self._sum.add(update.vector, update.weight)
+            else:
+                self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound)
+        told = self._setup.shows_updates and bool(update.vector.isfinite().all())
+        seen = see(update, self._setup.plan.seed) if told else None
+        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound, single=single, seen=seen)
 
     def _decoded(self, frame: bytes, k: int) -> Tensor:
         """The update in a frame. What a liar sends that is none is left to the reducer, which counts it as faulty."""
