@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
     from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
-    from fedavg.fleets import Fleet, LocalFleet
+    from fedavg.fleets import Fleet, LocalFleet, RayFleet
     from fedavg.metrics import (
         AUC,
         MAE,
@@ -164,7 +164,7 @@ _HOMES = {
         "RunDirError",
         "TaskError",
     ],
-    "fedavg.fleets": ["Fleet", "LocalFleet"],
+    "fedavg.fleets": ["Fleet", "LocalFleet", "RayFleet"],
     "fedavg.metrics": [
         "AUC",
         "MAE",
@@ -223,11 +223,12 @@ __all__ = [
     "MeanAroundMedian", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural",
     "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "OptimalInnerProduct", "OptimalLittleIsEnough",
     "Optimizer", "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD",
-    "PowerOfChoice", "PreAggregator", "Quantise", "Ragged", "Rate", "Reducer", "Result", "Round", "Rows", "RunDirError",
-    "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping",
-    "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "TrimmedMean", "Unbalanced", "Uniform",
-    "Update", "View", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder",
-    "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep", "train",
+    "PowerOfChoice", "PreAggregator", "Quantise", "Ragged", "Rate", "RayFleet", "Reducer", "Result", "Round", "Rows",
+    "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State",
+    "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "TrimmedMean",
+    "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "from_arrays", "from_clients",
+    "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep",
+    "train",
 ]  # fmt: skip
 
 
