@@ -28,7 +28,7 @@ from fedavg.engine.model import model_sha256
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
 from fedavg.errors import PlanError
-from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
+from fedavg.fleets.fleet import CohortResult, Fleet, join
 from fedavg.fleets.pool import Finished, InlinePool, Pool, ProcessPool
 from fedavg.fleets.worker import (
     EvalJob,
@@ -38,7 +38,6 @@ from fedavg.fleets.worker import (
     Tuned,
     TuneJob,
     Worker,
-    add_up,
     eval_jobs,
     judged_by_clients,
     judged_together,
@@ -46,8 +45,9 @@ from fedavg.fleets.worker import (
     named_sums,
     unclipped,
 )  # fmt: skip
-from fedavg.metrics import report
+from fedavg.metrics import add_up, report
 from fedavg.metrics.spread import OnClients, names_of_sums
+from fedavg.metrics.training import sums_over, unmasked_sums
 from fedavg.plan import Plan
 from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import Setup, check_population, cohort_size, population_of, probed, resolve_data
@@ -150,7 +150,7 @@ class LocalFleet(Fleet):
         """The mean loss of each client on what it trains on, shape (len(clients),)."""
         self._shared[: len(weights)].copy_(weights)
         metrics, results = self._setup.task.judged_by, self._pool.run([EvalJob("train", k) for k in clients]).results
-        return np.array([report(metrics, add_up([r]))["loss"] for r in results if isinstance(r, Evaluated)])
+        return np.array([report(metrics, add_up([r.sums]))["loss"] for r in results if isinstance(r, Evaluated)])
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         if self._states and self._kept_in is None:  # there is no checkpoint to go back to
@@ -170,7 +170,8 @@ class LocalFleet(Fleet):
     def _added(self, part: Part, finished: Finished, work: Work) -> CohortResult:
         """The sum over a part's clients."""
         trained = [result for result in finished.results if isinstance(result, Trained)]
-        total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), weighted_means(trained))
+        measured = sums_over(self._setup.measures, trained)
+        total = Sum(self._sum(finished), fsum(t.weight for t in trained), len(trained), measured)
         down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
         return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(part.cohort))
@@ -191,7 +192,8 @@ class LocalFleet(Fleet):
         outcome = simulate(terms, cohort, lambda k: np.frombuffer(rings[k], terms.encoding.dtype))
         decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
         self._tell_of_capped(decoded, terms.encoding.weight_cap)
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        measured = unmasked_sums(self._setup.measures, decoded)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
         costs = outcome.clients.values()
         down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(self._shared))
         up = [cost.bytes_up for cost in costs]
@@ -210,7 +212,7 @@ class LocalFleet(Fleet):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._shared[: len(weights)].copy_(weights)
         results = self._pool.run(eval_jobs(self._setup, self._data, on)).results
-        pieces = [result for result in results if isinstance(result, Evaluated)]
+        pieces = [result.sums for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:

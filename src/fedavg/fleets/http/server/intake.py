@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 from math import ceil
 from time import monotonic
+from typing import cast
 
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
@@ -99,7 +100,8 @@ class Intake:
             with self._shared.changed:
                 if isinstance(source, int):
                     collected.sizes[source] = size
-                collected.received.append(Received(update.weight, {**decoded.metrics, **update.metrics}, len(frame)))
+                found = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
+                collected.received.append(Received(update.weight, found, len(frame)))
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
                 current.round.accept(source)
