@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedavg.bench.measure import TreeMemory
+from fedavg.bench.process_tree import TreeMemory
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
     from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
-    from fedavg.fleets import Fleet, LocalFleet
+    from fedavg.fleets import Fleet, LocalFleet, RayFleet
     from fedavg.metrics import (
         AUC,
         MAE,
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
 
@@ -108,7 +109,7 @@ _HOMES = {
         "RunDirError",
         "TaskError",
     ],
-    "fedavg.fleets": ["Fleet", "LocalFleet"],
+    "fedavg.fleets": ["Fleet", "LocalFleet", "RayFleet"],
     "fedavg.metrics": [
         "AUC",
         "MAE",
@@ -132,6 +133,7 @@ _HOMES = {
     "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
 }  # fmt: skip
@@ -144,10 +146,10 @@ __all__ = [
     "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet",
     "Loss", "LowRank", "MacroF1", "Mask", "Mean", "Measure", "Metric", "Natural", "Noise", "OneShot", "Optimizer",
     "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "Quantise",
-    "Ragged", "Rate", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards", "Stage",
-    "Start", "State", "Step", "Sum", "Task", "TaskError", "TopK", "TopKAccuracy", "Unbalanced", "Uniform", "Update",
-    "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface",
-    "from_table", "load", "padded", "resume", "run", "train",
+    "Ragged", "Rate", "RayFleet", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards",
+    "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy",
+    "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset",
+    "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from fedavg.metrics import Metric
 from fedavg.metrics.training import numbers_sent
 from fedavg.optimizers import Correction, Optimizer, Steps
 from fedavg.setup import Setup
-from fedavg.states import ClientStates
+from fedavg.states import StateStore
 from fedavg.types import Examples, Tree, Work
 
 #: Where a client keeps what its optimiser carries, if it does.
@@ -203,7 +203,7 @@ def run_client(
     examples: Examples,
     work: Work,
     shared: Tensor,
-    states: ClientStates | None,
+    states: StateStore | None,
     go_on: Callable[[], None] = lambda: None,
 ) -> Message:
     """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`.

@@ -15,6 +15,8 @@ from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.finite import check_finite
 from fedavg.engine.model import Model
+from fedavg.engine.ready import make_ready
+from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.metrics import Measure, Metric, by_name
@@ -139,6 +141,12 @@ class Setup:
         return frozenset(names_sent(self.measures))
 
     @property
+    def shows_updates(self) -> bool:
+        """True if the server may look at what single clients send: neither masked nor under differential privacy."""
+        hidden = any(stage.hides_metrics for stage in self.stages)
+        return not hidden and self.secagg is None and self.budget is None
+
+    @property
     def goal(self) -> Goal:
         """What the run is watched by, and when it may stop."""
         return goal_of(self.plan, self.task)
@@ -184,6 +192,15 @@ class Setup:
 def probed(data: FederatedData) -> Examples:
     """The examples of the first client that has any: two of them, if there is a client with as many."""
     return data.client(int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0]))
+
+
+def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
+    """A trainer with initial weights, for a simulation on these data."""
+    first = probed(data)
+    trainer = setup.new_trainer(first)
+    check_single(trainer, first, data.sizes, setup.plan)
+    make_ready(trainer, first, data.sizes, setup.plan)
+    return trainer
 
 
 def update_size(algorithm: Algorithm, stages: Sequence[Stage], parameters: int) -> int:

@@ -1,10 +1,11 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
-from fedavg.bench.floor import RecordProducts, products_of_step
+from fedavg.bench.floor import RecordProducts, products_of_step, steps_by_length
 from fedavg.cli import cli
 from fedavg.engine import plain
 from fedavg.engine.trainer import Trainer
@@ -45,11 +46,19 @@ def test_the_floor_runs_nothing_but_products():
     assert torch.equal(trainer.weights, before)
 
 
+def test_the_floor_counts_short_last_batches():
+    """20 in batches of 10: two; 24: two and one of 4; 3: one of 3. On average over the three clients."""
+    assert steps_by_length(np.array([20, 24, 3]), 10) == {3: 1 / 3, 4: 1 / 3, 10: 4 / 3}
+    assert steps_by_length(np.array([20, 24]), float("inf")) == {20: 0.5, 24: 0.5}
+
+
 @pytest.mark.alone
 def test_bench_reports_in_json():
     result = CliRunner().invoke(cli, ["bench", "W1", "--rounds", "3", "--repeats", "1", "--workers", "1", "--json"])
     report = json.loads(result.stdout)
     assert report["workload"] == "W1"
+    assert report["plain"]["s_per_round"] > 0
+    assert report["plain_cpu_ratio"] > 0.5
     assert report["workers"] == 1
     assert 0 < report["floor_s_per_round"] < 10
     assert report["s_per_round"] > 0.5 * report["floor_s_per_round"]
@@ -60,6 +69,6 @@ def test_bench_reports_in_json():
 def test_an_unknown_workload_is_named():
     from fedavg.errors import PlanError
 
-    result = CliRunner().invoke(cli, ["bench", "W9"])
+    result = CliRunner().invoke(cli, ["bench", "W11"])
     assert isinstance(result.exception, PlanError)
-    assert "unknown workload 'W9'; expected one of W1, W2, W3, W4" in str(result.exception)
+    assert "unknown workload 'W11'; expected one of W1, W2, W3, W4, W5" in str(result.exception)

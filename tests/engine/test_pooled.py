@@ -328,7 +328,7 @@ def test_other_layouts_are_left_to_pytorch() -> None:
 def test_the_engine_is_named_after_it() -> None:
     trainer = Trainer(Task("net", lambda: one_layer(half)), seed=0)
     trainer.choose_engine("auto", Examples(*images(13)))
-    assert trainer.engine.name == "graph with native convolution"
+    assert trainer.engine.name == native.marked("graph with native convolution")
 
 
 @pytest.mark.usefixtures("no_compiler")

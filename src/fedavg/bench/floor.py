@@ -4,8 +4,8 @@ They are recorded from one plain step of the module, then run alone, by the same
 at once.
 """
 
+from collections import Counter
 from collections.abc import Callable
-from math import ceil
 from multiprocessing import get_context
 from statistics import median
 from time import perf_counter
@@ -31,6 +31,8 @@ aten = torch.ops.aten
 PRODUCTS = {
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.addmm_.default, aten.mm.out,
     aten.addmm.out, aten.convolution.default, aten.convolution_backward.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 }  # fmt: skip
 if torch.backends.mkldnn.is_available():
     PRODUCTS.add(torch.ops.mkldnn._linear_pointwise.default)
@@ -63,13 +65,29 @@ def floor_seconds_per_round(plan: Plan) -> float:
 
 def _floor(plan: Plan) -> float:
     setup, data = simulation(plan)
-    first = data.client(int(np.flatnonzero(data.sizes)[0]))
+    first = data.client(int(data.sizes.argmax()))
     trainer = setup.new_trainer(first)
     work = plan.work(1)
-    batch = int(min(work.batch, len(first)))
-    step = products_of_step(trainer, trees.take(first, slice(0, batch)))
-    steps = work.epochs * ceil(len(first) / batch) * cohort_size(plan.C, population_of(data))
-    return median(_on_all_cores(step, plan.workers)) * steps / plan.workers
+    steps = steps_by_length(data.sizes[data.sizes > 0], work.batch)
+    seconds = 0.0
+    for length, share in steps.items():
+        step = products_of_step(trainer, trees.take(first, slice(0, length)))
+        seconds += share * median(_on_all_cores(step, plan.workers, FLOOR_S / len(steps)))
+    return seconds * work.epochs * cohort_size(plan.C, population_of(data)) / plan.workers
+
+
+def steps_by_length(sizes: np.ndarray, batch: float) -> dict[int, float]:
+    """How many steps a client takes in an epoch, on average, by the length of the batch.
+
+    >>> steps_by_length(np.array([20, 24]), 10)
+    {4: 0.5, 10: 2.0}
+    """
+    steps: Counter[int] = Counter()
+    for size in sizes.tolist():
+        full, rest = divmod(size, int(min(batch, size)))
+        steps[(size - rest) // full] += full
+        steps.update([rest] if rest else [])
+    return {length: steps[length] / len(sizes) for length in sorted(steps)}
 
 
 def products_of_step(trainer: Trainer, examples: Examples) -> Callable[[int], None]:
@@ -84,9 +102,7 @@ def products_of_step(trainer: Trainer, examples: Examples) -> Callable[[int], No
         op = Op(
             func, tuple(_input(arg, tensors) for arg in args), {k: _input(v, tensors) for k, v in kwargs.items()}, ()
         )
-        lines.append(
-            f"        kept[{index}] = {call_source(op)}{'[1]' if func is aten.convolution_backward.default else ''}"
-        )
+        lines.append(f"        kept[{index}] = {call_source(op)}{_one_of(func)}")
     source = "\n".join(
         [
             "def products(steps: int, inputs: List[Tensor], kept: List[Tensor]):",
@@ -106,6 +122,11 @@ def products_of_step(trainer: Trainer, examples: Examples) -> Callable[[int], No
     return run
 
 
+def _one_of(func: Any) -> str:
+    """Which of several outputs is kept."""
+    return "" if len(func._schema.returns) == 1 else "[1]"
+
+
 def _input(value: Any, tensors: list[Tensor]) -> Any:
     """A tensor becomes an input of the function, of the same shape and layout; anything else stays."""
     if not isinstance(value, Tensor):
@@ -114,11 +135,11 @@ def _input(value: Any, tensors: list[Tensor]) -> Any:
     return Ref(f"a{len(tensors) - 1}")
 
 
-def _on_all_cores(step: Callable[[int], None], workers: int) -> list[float]:
+def _on_all_cores(step: Callable[[int], None], workers: int, at_least_s: float) -> list[float]:
     """Seconds per step in each of the processes that run it at the same time."""
     context = get_context("fork")
     together, results = context.Barrier(workers), context.SimpleQueue()
-    processes = [context.Process(target=_time, args=(step, together, results)) for _ in range(workers)]
+    processes = [context.Process(target=_time, args=(step, at_least_s, together, results)) for _ in range(workers)]
     for process in processes:
         process.start()
     seconds = [results.get() for _ in processes]
@@ -127,7 +148,7 @@ def _on_all_cores(step: Callable[[int], None], workers: int) -> list[float]:
     return seconds
 
 
-def _time(step: Callable[[int], None], together: Any, results: Any) -> None:
+def _time(step: Callable[[int], None], at_least_s: float, together: Any, results: Any) -> None:
     keep_freed_memory()
     step(3)
     began = perf_counter()
@@ -135,7 +156,7 @@ def _time(step: Callable[[int], None], together: Any, results: Any) -> None:
     chunk = max(1, int(0.02 / max(perf_counter() - began, 1e-9)))
     together.wait()
     times, began = [], perf_counter()
-    while perf_counter() - began < FLOOR_S:
+    while perf_counter() - began < at_least_s:
         start = perf_counter()
         step(chunk)
         times.append((perf_counter() - start) / chunk)

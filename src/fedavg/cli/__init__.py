@@ -10,13 +10,16 @@ import click
 from fedavg.cli.authority import authority
 from fedavg.cli.bench import bench
 from fedavg.cli.data import data
+from fedavg.cli.doctor import doctor
 from fedavg.cli.evaluate import evaluate
 from fedavg.cli.fleet import certs, fleet_demo, join, serve
 from fedavg.cli.operate import approve, revoke, status, token
+from fedavg.cli.page import page
 from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
+from fedavg.cli.sweep import sweep
 from fedavg.errors import FedAvgError
 
 
@@ -27,8 +30,8 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority, fleet_demo,
-    privacy, paper, data, bench,
+    run, resume, sweep, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority,
+    fleet_demo, privacy, paper, page, data, bench, doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -3,7 +3,7 @@
 import json
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -133,7 +133,19 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
 
     find_own_code()
     given = {name: options[name] for name in option_names() if options.get(name) is not None}
-    return load_plan(source, given | dict(setting(text) for text in settings))
+    given |= dict(setting(text) for text in settings)
+    for name, why in _FOR_SIMULATIONS.items():
+        if name in given:  # a plan file may have them: the same file is simulated too
+            raise PlanError(f"{name}: got {given[name]}, which has no effect on a server: {why}; expected none")
+    return load_plan(source, given)
+
+
+#: Options of a plan that only a simulation heeds, and why a server does not.
+_FOR_SIMULATIONS: Final = {
+    "workers": "devices train, and it judges models in its own process",
+    "worker_timeout": "devices train, and --deadline bounds how long they may take",
+    "checkpoint_s": "it commits every round to its database",
+}
 
 
 @click.command()

@@ -43,14 +43,23 @@ def check_url(url: str, insecure: bool) -> None:
 @_ca
 @click.option("--admin-token-file", type=FILE, help="The operator's token, to see more.")
 @click.option("--clients", is_flag=True, help="List the clients; needs the operator's token.")
+@click.option("--ledger", is_flag=True, help="List what each round cost of privacy; needs the operator's token.")
 @as_json_option
-def status(url: str, ca: Path | None, admin_token_file: Path | None, clients: bool, as_json: bool) -> None:
+def status(
+    url: str, ca: Path | None, admin_token_file: Path | None, clients: bool, ledger: bool, as_json: bool
+) -> None:
     """Where the run of the server at URL is."""
     needs_server_extra()
-    if clients and not admin_token_file:
-        raise FleetError("--clients: expected --admin-token-file as well; only the operator sees who is enrolled")
+    if clients and ledger:
+        raise FleetError("--clients and --ledger: got both; expected one list at a time")
+    for wanted, name in ((clients, "clients"), (ledger, "ledger")):
+        if wanted and not admin_token_file:
+            raise FleetError(f"--{name}: expected --admin-token-file as well; only the operator sees that")
     if clients:
         _print_clients(_ask_server(url, ca, "GET", "/admin/clients", admin_token_file)["clients"], as_json)
+        return
+    if ledger:
+        _print_ledger(_ask_server(url, ca, "GET", "/admin/ledger", admin_token_file)["ledger"], as_json)
         return
     answer = _ask_server(url, ca, "GET", "/admin/status" if admin_token_file else "/v1/status", admin_token_file)
     if as_json:
@@ -80,6 +89,17 @@ def _print_clients(rows: list[dict[str, Any]], as_json: bool) -> None:
         state = "revoked" if row["revoked"] else "enrolled" if row["approved"] else "waiting"
         click.echo(f"{row['client']:<7} {row['examples']:<9} {row['token']:<17} {row['address']:<16} {state:<9} "
                    f"{row['name']}")  # fmt: skip
+
+
+def _print_ledger(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    click.echo("round  releases  epsilon     delta")
+    for row in rows:
+        click.echo(f"{row['round']:<6} {row['releases']:<9} {row['epsilon']:<11.6g} {row['delta']:g}")
+    if not rows:
+        click.echo("no round of this run has spent privacy: its plan adds no noise, or none is committed yet")
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Who does the jobs of a local fleet: processes, which are replaced when they die or hang, or this process itself.
+"""Who does the jobs of a simulation: here, processes, which are replaced when they die or hang, or this process itself.
 
 A pool hands out jobs and gives back results in their order. What a job is, is the worker's to know (`worker.py`).
 """
@@ -6,22 +6,26 @@ A pool hands out jobs and gives back results in their order. What a job is, is t
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from time import monotonic
-from typing import Final, final
+from typing import Any, Final, final
+
+from torch import Tensor
 
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.processes import WorkerProcess
+from fedavg.fleets.start import Starter
 from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
-from fedavg.fleets.worker import Job, Result, Worker, describe
-from fedavg.setup import Setup
+from fedavg.fleets.worker import Job, Result, Trained, Worker, describe
+from fedavg.plan import Plan
+from fedavg.sums import checked_bound
 from fedavg.types import FederatedData
 
 log = logging.getLogger("fedavg.run")
 
-#: Deaths of workers within one round after which something is wrong that another fork will not mend.
+#: Deaths of workers within one round after which something is wrong that another will not mend.
 MAX_DEATHS: Final = 10
 
 #: Jobs that a worker is handed: one to do, one to go on with while the server wakes up.
@@ -30,19 +34,23 @@ AHEAD: Final = 2
 
 @dataclass(frozen=True)
 class Finished:
-    """Results in the order of the jobs, and which jobs each worker did."""
+    """Results in the order of the jobs, and the exact sum of what was added to sums, shape (P,) int64, if any was."""
 
     results: list[Result]
-    by_slot: dict[int, list[int]]
+    ring: Tensor | None
 
 
 class Pool(ABC):
-    """Workers, each in its slot, that do lists of jobs."""
+    """Workers that do lists of jobs."""
 
     @property
     @abstractmethod
     def pids(self) -> list[int]:
         """Of the processes that do the jobs, if they are others than this one."""
+
+    @abstractmethod
+    def share(self, vector: Tensor) -> None:
+        """What the jobs to come read: weights, or all that an algorithm shares, shape (P,) or (V P,) float32."""
 
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Finished:
@@ -53,19 +61,50 @@ class Pool(ABC):
         """End all processes."""
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What the workers of one machine read, and what each of them adds to."""
+
+    shared: Tensor
+    rings: Sequence[Tensor]
+
+    def share(self, vector: Tensor) -> None:
+        self.shared[: len(vector)].copy_(vector)
+
+    def total(self, results: Sequence[Result], by_slot: Mapping[int, Sequence[int]]) -> Tensor | None:
+        """The sum over the rings of the workers that added to theirs, given the jobs that each of them did."""
+        bounds = {slot: [_bound(results[job]) for job in jobs] for slot, jobs in by_slot.items()}
+        used = [slot for slot, of_slot in bounds.items() if any(of_slot)]
+        bound = 0
+        for slot in used:
+            bound = checked_bound(bound, max(bounds[slot]))
+        if not used:
+            return None
+        first, *others = (self.rings[slot] for slot in used)
+        return sum(others, start=first)
+
+
+def _bound(result: Result) -> int:
+    return result.bound if isinstance(result, Trained) else 0
+
+
 @final
 class InlinePool(Pool):
     """One worker in this process, for one job after another."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, memory: Memory) -> None:
+        self._worker, self._memory = worker, memory
 
     @property
     def pids(self) -> list[int]:
         return []
 
+    def share(self, vector: Tensor) -> None:
+        self._memory.share(vector)
+
     def run(self, jobs: Sequence[Job]) -> Finished:
-        return Finished([self._worker.handlers[type(job)](job) for job in jobs], {0: list(range(len(jobs)))})
+        results = [self._worker.handlers[type(job)](job) for job in jobs]
+        return Finished(results, self._memory.total(results, {0: range(len(jobs))}))
 
     def close(self) -> None:
         pass
@@ -75,16 +114,33 @@ class InlinePool(Pool):
 class ProcessPool(Pool):
     """One process per worker."""
 
-    def __init__(self, setup: Setup, data: FederatedData, workers: Sequence[Worker]) -> None:
-        self._setup, self._data, self._workers = setup, data, workers
-        self._watchdog = Watchdog(setup.plan.worker_timeout)
+    def __init__(self, plan: Plan, data: FederatedData, starter: Starter, memory: Memory) -> None:
+        self._data, self._starter, self._memory = data, starter, memory
+        self._watchdog = Watchdog(plan.worker_timeout)
         self._processes: list[WorkerProcess] = []
-        for worker in workers:
-            self._processes.append(WorkerProcess(setup, worker, self._processes))
+        try:
+            for slot in range(len(memory.rings)):
+                self._processes.append(starter.start(slot, self._processes))
+            for process in self._processes:
+                self._await(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def _await(self, process: WorkerProcess) -> None:
+        if not process.wait_until_ready():
+            process.process.join()
+            raise FleetError(
+                f"a worker ended before it was ready, with exit code {process.process.exitcode}; expected it to start. "
+                "If it says above that it starts processes itself, put what runs below: if __name__ == '__main__':"
+            )
 
     @property
     def pids(self) -> list[int]:
         return [process.process.pid or 0 for process in self._processes]
+
+    def share(self, vector: Tensor) -> None:
+        self._memory.share(vector)
 
     def close(self) -> None:
         for process in self._processes:
@@ -95,7 +151,7 @@ class ProcessPool(Pool):
         """Give each free worker the next job until all are done; what a dead worker did is done again."""
         waiting = deque(range(len(jobs)))
         results: list[Result | None] = [None] * len(jobs)
-        sent: dict[int, deque[int]] = {slot: deque() for slot in range(len(self._workers))}
+        sent: dict[int, deque[int]] = {slot: deque() for slot in range(len(self._processes))}
         done: dict[int, list[int]] = {slot: [] for slot in sent}
         deaths = 0
         self._watchdog.new_list()
@@ -122,16 +178,17 @@ class ProcessPool(Pool):
                     self._watchdog.done(slot)
                     if sent[slot]:
                         self._watch(slot, sent[slot][0], jobs)
-        return Finished([result for result in results if result is not None], done)
+        finished = [result for result in results if result is not None]
+        return Finished(finished, self._memory.total(finished, done))
 
     def _watch(self, slot: int, index: int, jobs: Sequence[Job]) -> None:
         self._watchdog.begins(slot, describe(self._data, jobs[index], index))
 
     def _replied(self, slots: Iterable[int]) -> list[int]:
         """Who has something to say, perhaps nobody; those that hang are killed, which is soon said too."""
-        by_pipe = {self._processes[slot].pipe: slot for slot in slots}
+        by_pipe: dict[Any, int] = {self._processes[slot].pipe: slot for slot in slots}
         began = monotonic()
-        ready = [by_pipe[pipe] for pipe in wait(list(by_pipe), LOOK_S) if isinstance(pipe, Connection)]
+        ready = [by_pipe[pipe] for pipe in wait(list(by_pipe), LOOK_S)]
         suspicious, hung = self._watchdog.waited(monotonic() - began)
         for silence in suspicious:
             log.warning("%s; it is replaced after %.0f s", self._about(silence), silence.limit_s)
@@ -155,7 +212,7 @@ class ProcessPool(Pool):
         return f"worker {pid} has not answered for {silence.seconds:.0f} s ({silence.task.about})"
 
     def _replace(self, slot: int, deaths: int) -> None:
-        """Fork a new worker in place of a dead one; its ring starts again from zero."""
+        """Start a new worker in place of a dead one; its ring starts again from zero."""
         dead = self._processes[slot]
         dead.stop()
         self._watchdog.gone(slot)
@@ -166,7 +223,8 @@ class ProcessPool(Pool):
                 "If memory ran out (exit code -9), use fewer workers or a smaller batch."
             )
         siblings = [process for process in self._processes if process is not dead]
-        self._processes[slot] = WorkerProcess(self._setup, self._workers[slot], siblings)
+        self._processes[slot] = self._starter.start(slot, siblings)
+        self._processes[slot].wait_until_ready()  # one that dies on its way is found dead by whoever listens to it
 
 
 def _least_busy(sent: dict[int, deque[int]]) -> int:

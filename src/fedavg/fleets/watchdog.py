@@ -64,8 +64,11 @@ class Watchdog:
         task = self._busy.pop(slot, None)
         if task is None:  # it answered when it was given up already
             return
-        pace = self._silent_s[slot] / max(task.size, 1.0)
-        self._slowest[task.kind] = max(self._slowest.get(task.kind, 0.0), pace)
+        self.took(task, self._silent_s[slot])
+
+    def took(self, task: Busy, seconds: float) -> None:
+        """So long a job has taken."""
+        self._slowest[task.kind] = max(self._slowest.get(task.kind, 0.0), seconds / max(task.size, 1.0))
 
     def gone(self, slot: int) -> None:
         """The worker is no more."""

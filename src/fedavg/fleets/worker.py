@@ -1,5 +1,6 @@
-"""What a local worker does with one job. Runs in a forked process, or in the server's own where there is no fork."""
+"""What a worker of a simulation does with one job: in a forked process, in an actor of Ray, or in the server's own."""
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -13,13 +14,14 @@ from fedavg import seeds, trees
 from fedavg.client import Client, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
-from fedavg.errors import Diverged, FleetError
+from fedavg.errors import Diverged, FedAvgError, FleetError, TaskError
+from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, add_up, report
 from fedavg.metrics.spread import OnClients, spread_of, whole_report
 from fedavg.metrics.training import masked_numbers
 from fedavg.setup import Setup
-from fedavg.states import ClientStates
+from fedavg.states import StateStore
 from fedavg.sums import ExactSum
 from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Split, Work
@@ -69,6 +71,8 @@ class Trained:
     bound: int
     #: The ring elements to be masked, with secure aggregation.
     ring: bytes = b""
+    #: What the server sees of the update, where the plan lets it.
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,13 @@ class Worker:
         trainer: Trainer,
         shared: Tensor,
         ring: Tensor,
-        states: ClientStates | None,
+        states: StateStore | None,
     ) -> None:
         self._setup = setup
         self._data = data
         self._trainer = trainer
-        self._shared = shared
+        #: What the server shares, shape (P,) or (V P,) float32.
+        self.shared = shared
         self._states = states
         self._sum = ExactSum(ring)
         self._size = len(ring)
@@ -119,13 +124,22 @@ class Worker:
             TuneJob: self._tune,
         }
 
+    def attempt(self, job: Job) -> Result | FedAvgError:
+        """The result of a job, or why there is none, as it is told to whoever gave it."""
+        try:
+            return self.handlers[type(job)](job)
+        except FedAvgError as error:
+            return error
+        except Exception:
+            return TaskError(f"'{self._setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
+
     def _train(self, job: TrainJob) -> Trained:
         if job.cohort != self._cohort:
             self._sum.reset()
             self._cohort = job.cohort
         try:
             examples = self._data.client(job.client)
-            message = run_client(self._setup, self._trainer, job.client, examples, job.work, self._shared, self._states)
+            message = run_client(self._setup, self._trainer, job.client, examples, job.work, self.shared, self._states)
             vector = self._setup.codec.decode(message.frame, self._size)
             if job.encoding:  # bounds can not be kept on what is masked
                 measured = masked_numbers(self._setup.measures, message)
@@ -135,17 +149,18 @@ class Worker:
             self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound)
+        seen = see(update, self._setup.plan.seed) if self._setup.shows_updates else None
+        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound, seen=seen)
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
-        self._trainer.load(self._shared[: len(self._trainer.weights)])
+        self._trainer.load(self.shared[: len(self._trainer.weights)])
         about = f"client {job.piece}" if job.split != "test" else "the test set"
         return judged(self._trainer, self._examples(job), about)
 
     def _tune(self, job: TuneJob) -> Tuned:
         data, seed, trainer, k = self._data, self._setup.plan.seed, self._trainer, job.client
         client = Client(k, data.client(k), trainer, seed, seeds.NONE, {}, self._setup.plan.drop_last)
-        client.load(self._shared[: len(trainer.weights)])
+        client.load(self.shared[: len(trainer.weights)])
         held, metrics = data.held(k), self._setup.task.judged_by
         shared = report(metrics, trainer.evaluate(held))
         with trainer.seeded(seeds.torch_seed(seed, seeds.NONE, k, "module")):

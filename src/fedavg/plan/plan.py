@@ -173,6 +173,12 @@ class Plan:
         "seconds after which a silent worker is replaced [20 times what the jobs before took, at least 60]",
         runtime=True,
     )
+    start_method: str = option(
+        "auto",
+        choice("auto", "fork", "spawn", "forkserver"),
+        "how local workers start: fork, spawn, forkserver, or auto (fork on Linux, else spawn)",
+        runtime=True,
+    )
     checkpoint_s: float = option(10.0, number(0, inf), "seconds between checkpoints", runtime=True)
 
     def __post_init__(self) -> None:
@@ -329,10 +335,14 @@ def check_plan(plan: object, what: str) -> None:
 
 def load_plan(source: str, changes: Mapping[str, object]) -> Plan:
     """A plan from a preset's name or a TOML file, with changes."""
-    return make_plan({**_base(source), **changes}, source)
+    values = source_values(source)
+    if "sweep" in values:
+        raise PlanError(f"{source} describes a sweep ([sweep]), not one run; expected: fedavg sweep {source}")
+    return make_plan({**values, **changes}, source)
 
 
-def _base(source: str) -> dict[str, object]:
+def source_values(source: str) -> Mapping[str, object]:
+    """The options that a preset or a TOML file sets, as they stand there."""
     if source in PRESETS:
         return PRESETS[source]
     path = Path(source)

@@ -139,6 +139,11 @@ def _resolve(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
             f"clients: got {plan.clients}, but data '{data.name}' has {clients.count}; a private run needs the same "
             "number: its noise and its mean are made for K clients"
         )
+    if setup.algorithm.asynchronous and rules.over_selection != 1:
+        raise PlanError(
+            f"--over-selection: got {rules.over_selection:g}, but with '{setup.algorithm.name}' clients are always at "
+            "work, and its buffer says how many updates make a step; expected 1, or a larger C for more at work"
+        )
     if setup.secagg:
         setup.secagg.check(rules.invited(cohort_size(plan.C, clients)))
     return setup
@@ -196,6 +201,13 @@ def _check_guards(plan: Plan, guards: Guards) -> None:
             "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
             "updates there is the plan's secagg, CLIP for each number and CAP for n_k"
         )
+    usual = Guards()
+    for name in ("max_weight", "times_median") if plan.secagg != "none" else ():
+        if (got := getattr(guards, name)) != getattr(usual, name):
+            raise PlanError(
+                f"--{name.replace('_', '-')}: got {got:g}, but nobody can see a weight under secure aggregation; "
+                "expected none. What bounds weights there is CAP of the plan's secagg"
+            )
 
 
 def _check_authority(plan: Plan, options: Options) -> None:

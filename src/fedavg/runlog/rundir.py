@@ -109,8 +109,11 @@ class RunDir:
         return identity
 
     def check_engine(self, engine: str) -> None:
-        """A run goes on by the path that it was started on, since paths may round differently."""
-        if (self.path / "run.json").exists() and self.identity()["engine"] != engine:
+        """A run goes on by the path that it was started on, since paths may round differently.
+
+        (Earlier versions did not record for which instructions kernels were built, which stands in parentheses.)
+        """
+        if (self.path / "run.json").exists() and self.identity()["engine"] not in (engine, engine.partition(" (")[0]):
             raise RunDirError(
                 f"{self.path} was started with engine '{self.identity()['engine']}', but here it would be '{engine}': "
                 "the task or PyTorch has changed; go on where the run was started, or delete it to begin anew"

@@ -55,11 +55,13 @@ class Rows:
     damage: str | None
 
 
-def unchained(data: bytes) -> Rows:
-    """Reads lines up to the first that is damaged. One that was cut off at the end is no damage: it is not there."""
+def unchained(data: bytes, link: str = "", before: int = 0) -> Rows:
+    """Reads lines up to the first that is damaged. One that was cut off at the end is no damage: it is not there.
+
+    `link` is the digest of the rows `before` these, for a reader that has read those already.
+    """
     rows: list[dict[str, Any]] = []
-    link = ""
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
+    for number, line in enumerate(data.splitlines(keepends=True), before + 1):
         row = _row(line, link)
         if row is None and not line.endswith(b"\n"):
             break

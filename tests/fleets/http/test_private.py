@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import threading
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,21 +13,28 @@ from time import sleep
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from harness import PATIENCE_S, Fleet, Hand, wait_until
 from harness import serving as serving_process
 from safetensors.torch import load
 from scipy.optimize import brentq
 from tiny import DATA, SIZES, tiny_plan
 
-from fedavg.errors import FedAvgError, PlanError
+from fedavg.cli import cli
+from fedavg.errors import FedAvgError, FleetError, PlanError
 from fedavg.fleets.http.device.eligibility import look
 from fedavg.fleets.http.device.enrolment import Enrolment
+from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link
+from fedavg.fleets.http.device.releases import Releases
+from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.server.rounds import Rules
+from fedavg.fleets.http.server.store import Store
 from fedavg.privacy.accounting import EveryRound, FixedSize, epsilon, gaussian_sigma
 from fedavg.privacy.served import BudgetSpent
 from fedavg.programs.device import Device
 from fedavg.programs.serve import Address, Options, serve
+from fedavg.setup import population_of, resolve
 from fleet_peers import NUMBERS, Peer, fleet_plan, serving
 
 K = len(SIZES)
@@ -99,6 +107,27 @@ def test_where_the_same_two_of_eight_come_each_time_they_are_charged_in_full(tmp
     last = rows(tmp_path / "ledger.jsonl")[-1]
     assert (last["state"], last["releases"], last["released"]) == ("done", 4, sorted(peer.k for peer in peers))
     assert (tmp_path / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
+    with Store.open(tmp_path / "fleet.db") as store:
+        assert [entry["epsilon"] for entry in store.ledger()] == pytest.approx(full)
+
+
+def test_the_operator_sees_what_the_rounds_cost_and_nobody_else_does(tmp_path):
+    plan = private_plan(AT_SERVER, C=0.25, rounds=2)
+    with serving(tmp_path, plan, minimum=2) as served:
+        peers = [served.peer() for _ in range(2)]
+        for _ in range(2):
+            for peer in peers:
+                peer.poll()
+            for peer, offer in [(peer, peer.offer()) for peer in peers]:
+                assert answer(peer, offer).status == 200
+        wait_until(lambda: served.status()["done"], "the last round")
+        command = ["status", f"http://127.0.0.1:{served.port}", "--ledger"]
+        refused = CliRunner().invoke(cli, command)
+        told = CliRunner().invoke(cli, [*command, "--admin-token-file", str(tmp_path / "admin-token")])
+    assert "only the operator sees that" in str(refused.exception)
+    full = [epsilon(EveryRound(), 2.0, round, 1e-3) for round in (1, 2)]
+    expected = [(str(round), str(round), f"{cost:.6g}", "0.001") for round, cost in enumerate(full, 1)]
+    assert [tuple(line.split()) for line in told.output.splitlines()[1:]] == expected
 
 
 def test_abandoned_attempts_are_on_the_ledger_and_end_a_run_whose_budget_they_spend(tmp_path):
@@ -198,6 +227,40 @@ def test_a_device_sends_the_same_noised_update_in_every_attempt_at_a_round(tmp_p
     assert spent["releases"] == {repr(LOCAL_NOISE): 1}
     for name in ("spent.json", "kept.update"):
         assert (tmp_path / "device" / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_flipped_bit_in_the_update_that_a_device_keeps_is_told_and_never_sent(tmp_path):
+    """One of each part of the file: its digest, its head, the ends of it, and the numbers."""
+    plan = device_plan(LOCAL, C=0.25, rounds=2)
+    with serving_process(tmp_path, plan, "--min-clients", "2", "--deadline", "1", "--quorum", "1") as server:
+        silent = Hand(server, 1)
+        silent.poll(0)
+        device = DeviceThread(server, 0, tmp_path / "device")
+        device.start()
+        wait_until(lambda: (silent.poll(0), device.sent)[1], "an update")
+        server.kill()
+        device.join(PATIENCE_S)
+    file, files = tmp_path / "device" / "kept.update", DeviceFiles(tmp_path / "device")
+    whole = file.read_bytes()
+    setup, offer = resolve(plan, population_of(DATA), DATA.test), offer_of(device.sent[0])
+    releases = Releases(setup, files, tmp_path / "spent.json", None)
+    assert releases.has(offer)
+    for place in (0, 63, 64, 70, whole.index(b"weight"), whole.index(b"}\n") + 1, len(whole) - 500, len(whole) - 1):
+        for bit in range(8):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            with pytest.raises(FleetError, match="kept.update is damaged: .*remove it: the device then makes another"):
+                releases.has(offer)
+    file.write_bytes(whole[:-1])
+    with pytest.raises(FleetError, match="does not match its digest"):
+        releases.message(offer, lambda _: pytest.fail("it trains anew with other noise"))
+
+
+def offer_of(sent):
+    """The offer that an update answers, as far as it names it."""
+    path, frame = sent
+    round, attempt = map(int, path.split("/")[3:5])
+    model = re.search(rb'"model": ?"([0-9a-f]{64})"', frame)[1].decode()
+    return WorkOffer(round, attempt, model, NUMBERS, 9.0, 1, 4.0, 0.1, {}, None, None, 2, 0, None)
 
 
 def test_a_device_stops_by_itself_when_its_own_budget_is_spent_and_stays_stopped(tmp_path):

@@ -40,6 +40,12 @@ LOCAL_NOISE = 2 * gaussian_sigma(4, 1e-3)
         ({}, ("--min-clients", "9"), "--min-clients: got 9; expected at most 8"),
         ({}, ("--client-ca", "plan.toml"), "--client-ca asks clients for certificates"),
         (MASKED, ("--anonymous",), "--anonymous: under secure aggregation"),
+        (MASKED, ("--max-weight", "7"), "--max-weight: got 7, but nobody can see a weight"),
+        (MASKED, ("--times-median", "3"), "--times-median: got 3, but nobody can see a weight"),
+        ({"algorithm": "fedbuff:2"}, ("--over-selection", "1.5"), "--over-selection: got 1.5, but with 'fedbuff'"),
+        ({}, ("--workers", "2"), "workers: got 2, which has no effect on a server"),
+        ({}, ("--worker-timeout", "9"), "worker_timeout: got 9, which has no effect on a server"),
+        ({}, ("--set", "checkpoint_s=5"), "checkpoint_s: got 5, which has no effect on a server"),
     ],
     ids=lambda value: "-".join(value).strip("-") if isinstance(value, tuple) else "",
 )

@@ -18,6 +18,7 @@ _REMEDIES: Final = {
     "enrolled.json": "restore it, or remove the whole folder and enrol as a new device",
     "opened.json": "it keeps servers from opening two sums of one round: restore it, or remove the whole folder and "
     "enrol as a new device",
+    "kept.update": "remove it: the device then makes another update, which its privacy budget is charged for again",
     "voucher": "have the authority sign device.pub again",
 }  # fmt: skip
 

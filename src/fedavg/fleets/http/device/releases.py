@@ -85,16 +85,17 @@ class Releases:
     def _kept(self) -> tuple[dict[str, Any], Message] | None:
         if not self._files.exists(_KEPT):
             return None
-        head, _, frame = self._files.read(_KEPT).partition(b"\n")
-        try:
-            values = json.loads(head)
-            return values["name"], Message(frame, values["weight"], values["metrics"])
-        except (ValueError, KeyError, TypeError):
-            raise FleetError(f"the file {_KEPT} of this device is damaged; expected what 'fedavg join' wrote") from None
+        digest, _, content = self._files.read(_KEPT).partition(b"\n")
+        if digest != sha256(content).hexdigest().encode():
+            raise self._files.damaged(_KEPT, "it does not match its digest")
+        head, _, frame = content.partition(b"\n")
+        values = json.loads(head)
+        return values["name"], Message(frame, values["weight"], values["metrics"])
 
     def _keep(self, offer: WorkOffer, message: Message) -> None:
         head = {"name": self._name(offer), "weight": message.weight, "metrics": message.metrics}
-        self._files.write(_KEPT, json.dumps(head).encode() + b"\n" + message.frame)
+        content = json.dumps(head).encode() + b"\n" + message.frame
+        self._files.write(_KEPT, sha256(content).hexdigest().encode() + b"\n" + content)
 
     def _charge(self, offer: WorkOffer) -> None:
         with _alone(self._spent):

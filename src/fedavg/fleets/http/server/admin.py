@@ -3,63 +3,59 @@
 from collections.abc import Callable
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from time import time
-from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import NewToken, Selection
 from fedavg.fleets.http.server.app import FleetApp
-from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, parse_body, read_body
+from fedavg.fleets.http.server.bodies import parse_body
+from fedavg.fleets.http.server.gates import Call, Endpoint, OfOperator, SmallBody
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.store import ClientRow, Store, TokenRow
 
 
 class Admin:
-    """Status, join tokens, approval, revocation and an orderly stop."""
+    """Status, what privacy was spent, join tokens, approval, revocation and an orderly stop."""
 
     def __init__(self, app: FleetApp, hub: Hub, store: Store, token_hash: bytes, stop: Callable[[], None]) -> None:
-        self._app, self._hub, self._store, self._token_hash, self._stop_server = app, hub, store, token_hash, stop
-        self.routes: list[BaseRoute] = [
-            self._route("GET", "/admin/status", self._status),
-            self._route("GET", "/admin/clients", self._clients),
-            self._route("POST", "/admin/clients/revoke", self._revoke),
-            self._route("POST", "/admin/clients/approve", self._approve),
-            self._route("GET", "/admin/tokens", self._tokens),
-            self._route("POST", "/admin/tokens", self._new_token),
-            self._route("POST", "/admin/tokens/{id}/withdraw", self._withdraw),
-            self._route("POST", "/admin/stop", self._stop),
+        self._app, self._hub, self._store, self._stop_server = app, hub, store, stop
+        operator, small = OfOperator(token_hash), SmallBody()
+        endpoints = [
+            Endpoint("GET", "/admin/status", self._status, [operator]),
+            Endpoint("GET", "/admin/ledger", self._ledger, [operator]),
+            Endpoint("GET", "/admin/clients", self._clients, [operator]),
+            Endpoint("POST", "/admin/clients/revoke", self._revoke, [operator, small]),
+            Endpoint("POST", "/admin/clients/approve", self._approve, [operator, small]),
+            Endpoint("GET", "/admin/tokens", self._tokens, [operator]),
+            Endpoint("POST", "/admin/tokens", self._new_token, [operator, small]),
+            Endpoint("POST", "/admin/tokens/{id}/withdraw", self._withdraw, [operator]),
+            Endpoint("POST", "/admin/stop", self._stop, [operator]),
         ]
+        self.routes: list[BaseRoute] = [endpoint.route(app.answered) for endpoint in endpoints]
 
-    def _route(self, method: str, path: str, handler: Callable[[Request], Any]) -> Route:
-        async def checked(request: Request) -> Response:
-            scheme, _, token = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not keys.matches(token, self._token_hash):
-                raise Refusal("admin-token", "this needs 'Authorization: Bearer' with the admin token")
-            response: Response = await handler(request)
-            return response
-
-        return Route(path, self._app.guarded(checked), methods=[method])
-
-    async def _status(self, _: Request) -> Response:
+    async def _status(self, _: Call) -> Response:
         return JSONResponse(self._hub.status() | {"requests_refused": dict(self._app.requests.by_reason)})
 
-    async def _clients(self, _: Request) -> Response:
+    async def _ledger(self, _: Call) -> Response:
+        """What each committed round cost of its clients' privacy, as it was committed with the round."""
+        return JSONResponse({"ledger": await self._app.blocking(self._store.ledger)})
+
+    async def _clients(self, _: Call) -> Response:
         rows: list[ClientRow] = await self._app.blocking(self._store.clients)
         return JSONResponse({"clients": [_shown_client(row) for row in rows]})
 
-    async def _revoke(self, request: Request) -> Response:
-        return await self._change(request, self._store.revoke)
+    async def _revoke(self, call: Call) -> Response:
+        return await self._change(call, self._store.revoke)
 
-    async def _approve(self, request: Request) -> Response:
-        return await self._change(request, self._store.approve)
+    async def _approve(self, call: Call) -> Response:
+        return await self._change(call, self._store.approve)
 
-    async def _change(self, request: Request, change: Callable[[list[int]], None]) -> Response:
+    async def _change(self, call: Call, change: Callable[[list[int]], None]) -> Response:
         """Revoke or approve the clients that a selection is true of; the answer says which they are."""
-        selection = parse_body(Selection, await read_body(request, MESSAGE_BYTES))
+        selection = parse_body(Selection, call.body)
         selected = _selected(selection, time())
         rows: list[ClientRow] = await self._app.blocking(self._store.clients)
         chosen = [row.k for row in rows if selected(row)]
@@ -68,21 +64,21 @@ class Admin:
         self._hub.know([row for row in fresh if row.k in set(chosen)])
         return JSONResponse({"clients": chosen})
 
-    async def _tokens(self, _: Request) -> Response:
+    async def _tokens(self, _: Call) -> Response:
         rows: list[TokenRow] = await self._app.blocking(self._store.tokens)
         return JSONResponse({"tokens": [_shown_token(row, time()) for row in rows]})
 
-    async def _new_token(self, request: Request) -> Response:
-        message = parse_body(NewToken, await read_body(request, MESSAGE_BYTES))
+    async def _new_token(self, call: Call) -> Response:
+        message = parse_body(NewToken, call.body)
         token = keys.new_token()
         expires = None if message.hours is None else int(time() + 3600 * message.hours)
         hashed = keys.token_hash(token)
         await self._app.blocking(self._store.add_token, hashed, message.uses, message.label, message.client, expires)
         return JSONResponse({"token": token, "id": _token_id(hashed), "uses": message.uses, "client": message.client})
 
-    async def _withdraw(self, request: Request) -> Response:
+    async def _withdraw(self, call: Call) -> Response:
         """No more clients come by this token; those that did stay (revoke them by the token's id)."""
-        wanted = str(request.path_params["id"])
+        wanted = str(call.request.path_params["id"])
         rows: list[TokenRow] = await self._app.blocking(self._store.tokens)
         found = [row.hash for row in rows if _token_id(row.hash) == wanted]
         for hashed in found:
@@ -91,7 +87,7 @@ class Admin:
             raise Refusal("token-unknown", f"there is no token '{wanted[:20]}'; GET /admin/tokens lists them")
         return JSONResponse({"id": wanted, "withdrawn": True})
 
-    async def _stop(self, _: Request) -> Response:
+    async def _stop(self, _: Call) -> Response:
         self._stop_server()
         return JSONResponse({"stopping": True})
 

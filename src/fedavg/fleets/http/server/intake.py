@@ -90,6 +90,7 @@ class Intake:
             return Receipt.NOT_INVITED
         decoded = decode_update(frame, self._bounded(collected, source))
         update = collected.group.arrived(decoded.vector, min(decoded.weight, current.weight_cap))
+        seen = collected.group.see(update)
         with self._collecting.adding:
             verdict = self.judge(source, round, attempt)
             if verdict is not Receipt.ACCEPTED:
@@ -100,8 +101,9 @@ class Intake:
             with self._shared.changed:
                 if isinstance(source, int):
                     collected.sizes[source] = size
-                found = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
-                collected.received.append(Received(update.weight, found, len(frame)))
+                client = source if isinstance(source, int) else None
+                measured = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
+                collected.received.append(Received(update.weight, measured, len(frame), client, seen))
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
                 current.round.accept(source)
@@ -122,7 +124,7 @@ class Intake:
         with self._shared.changed:
             self._updates.refused[reason] += 1
         if isinstance(source, int):
-            self._collecting.fail(source, round, attempt)
+            self._collecting.fail(source, round, attempt, f"refused: {reason}")
 
 
 def _add(total: ExactSum, update: Update) -> float:

@@ -1,14 +1,13 @@
-"""Who a request is from: the client whose key signed it, once, and no more often than is fair."""
+"""Who a request is from: the client whose key signed it, once."""
 
 from typing import Final
 
 from starlette.requests import Request
 
 from fedavg.fleets.http.protocol import keys
-from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, check_body, read_body
-from fedavg.fleets.http.server.limits import Buckets
+from fedavg.fleets.http.server.bodies import check_body
 from fedavg.fleets.http.server.presence import Presence
-from fedavg.fleets.http.server.refusals import Refusal, pace
+from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.store import ClientRow
 
 #: Stands in for the key of a client that is not there: its private half was never kept.
@@ -18,21 +17,13 @@ NOBODYS_KEY: Final = keys.ClientKey.generate().public
 class Signatures:
     """Checks the signatures of requests against the clients that are enrolled."""
 
-    def __init__(self, presence: Presence, rate: Buckets) -> None:
-        self._presence, self._rate = presence, rate
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
         self._guard = keys.ReplayGuard()
 
     @property
     def epoch(self) -> str:
         return self._guard.epoch
-
-    async def signed(self, request: Request) -> tuple[ClientRow, bytes]:
-        """The client and the body of a small signed request."""
-        fields, client = self.authenticated(request)
-        pace(self._rate.wait(client.k))
-        body = await read_body(request, MESSAGE_BYTES)
-        check_body(fields, body)
-        return client, body
 
     def authenticated(self, request: Request) -> tuple[keys.SignedFields, ClientRow]:
         """The client that signed the request; the body, whose digest it signed as well, is not needed for that."""

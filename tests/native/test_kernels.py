@@ -11,6 +11,8 @@ import torch
 
 import fedavg
 from fedavg import native
+from fedavg.errors import FedAvgError
+from fedavg.native import folders, kernels, recipe
 
 SOURCES = sorted(Path(fedavg.__file__).parent.rglob("*.c"))
 
@@ -55,7 +57,7 @@ def machine(tmp_path, monkeypatch):
 def one(folder):
     """What the source says, as a new process would find it."""
     native.library.cache_clear()
-    native._say.cache_clear()
+    folders.say.cache_clear()
     built = native.library(folder / "one.c")
     assert built is not None
     return built.one()
@@ -137,14 +139,14 @@ def test_what_is_loaded_is_what_was_checked(machine, tmp_path, monkeypatch):
     """Somebody swaps the kept file between the look at it and its loading: the swap has no effect."""
     assert one(tmp_path) == 1
     (place,) = kept(tmp_path)
-    look = native._kept
+    look = kernels._read
 
     def swapped(path):
         found = look(path)
         place.write_bytes(b"something else")
         return found
 
-    monkeypatch.setattr(native, "_kept", swapped)
+    monkeypatch.setattr(kernels, "_read", swapped)
     assert one(tmp_path) == 1
 
 
@@ -160,3 +162,93 @@ def test_a_source_that_does_not_build_is_as_good_as_none(machine, tmp_path):
     native.library.cache_clear()
     assert native.library(tmp_path / "one.c") is None
     assert not kept(tmp_path)
+
+
+# ---- instructions ----
+
+HASWELL = frozenset({"avx", "avx2", "fma", "f16c", "bmi1", "bmi2"})
+SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "sse4_2"}
+
+
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        (SKYLAKE, "avx512"),
+        (SKYLAKE - {"avx512vl"}, "avx2"),  # as Xeon Phi
+        (HASWELL, "avx2"),
+        (frozenset({"avx"}), "native"),
+        (frozenset(), "native"),
+    ],
+)
+def test_a_processor_gets_the_best_that_it_can_do(features, level):
+    assert recipe.best_level(features).name == level
+
+
+X86 = platform.machine() == "x86_64" and recipe.best_level(kernels.features()) is not recipe.NATIVE
+
+
+@needs_compiler
+@pytest.mark.skipif(not X86, reason="needs a processor with AVX2")
+def test_fewer_instructions_can_be_asked_for_and_the_engine_says_which(monkeypatch):
+    monkeypatch.setenv(native.VARIABLE, "avx2")
+    found = native.found(next(path for path in SOURCES if path.stem == "convolution"))
+    assert found.library is not None
+    assert found.library.lanes() == 8
+    assert native.marked("graph with native convolution") == "graph with native convolution (avx2)"
+    assert native.marked("graph") == "graph"
+
+
+def test_instructions_that_are_not_there_are_refused(monkeypatch):
+    monkeypatch.setenv(native.VARIABLE, "avx1024")
+    with pytest.raises(FedAvgError, match=r"FEDAVG_NATIVE: got 'avx1024'; expected 0 \(no kernels\)"):
+        native.in_use()
+
+
+# ---- kernels that came with the package ----
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch, machine):
+    """A kernel of `one.c` that came with the package, built from another number than the source will say."""
+    folder = tmp_path / "prebuilt"
+    folder.mkdir()
+    monkeypatch.setattr(kernels, "PREBUILT", folder)
+    source, level = tmp_path / "one.c", native.in_use()
+    path = folder / recipe.kernel_name(source, level)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "one.c").write_text("int one(void) { return 7; }\n")
+    path.write_bytes(recipe.sealed(recipe.built(other / "one.c", level, ["cc"])))
+    return path
+
+
+@needs_compiler
+def test_a_kernel_that_came_with_the_package_is_taken_without_a_compiler(shipped, machine, tmp_path, monkeypatch):
+    assert one(tmp_path) == 7
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC")
+    assert one(tmp_path) == 7
+    assert machine.read_text() == ""
+    assert native.found(tmp_path / "one.c").origin == f"comes with the package, for {native.in_use().name}"
+
+
+@needs_compiler
+def test_it_is_not_taken_for_a_source_that_was_changed(shipped, tmp_path):
+    (tmp_path / "number.h").write_text("#define NUMBER 3\n")
+    assert one(tmp_path) == 3
+
+
+@needs_compiler
+def test_it_is_not_taken_if_it_is_damaged(shipped, tmp_path, caplog):
+    data = shipped.read_bytes()
+    shipped.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert one(tmp_path) == 1
+    assert f"{shipped} is damaged" in caplog.text
+
+
+def test_without_a_compiler_it_says_so(machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.delenv("CC")
+    found = native.found(tmp_path / "one.c")
+    assert found.library is None
+    assert found.origin.startswith("no C compiler (CC, cc, gcc, clang), and the package has none for ")

@@ -1,0 +1,180 @@
+"""Finds the code of a kernel: in the wheel, among the builds that this user keeps, or from the compiler."""
+
+import ctypes
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedavg.errors import DiskError, FedAvgError
+from fedavg.files import write_atomically
+from fedavg.native import recipe
+from fedavg.native.folders import own_folder, private_folder, say
+from fedavg.native.recipe import LEVELS, NATIVE, Level
+
+#: 0: no kernels; avx2 or avx512: for these instructions, though the processor may have more; else the best it has.
+VARIABLE: Final = "FEDAVG_NATIVE"
+#: Where a wheel has its kernels.
+PREBUILT: Final = Path(__file__).parent / "prebuilt"
+#: Lines of /proc/cpuinfo that say which instructions there are: `-march=native` uses them all.
+INSTRUCTIONS: Final = ("model name", "flags", "Features", "CPU part")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A kernel's code, if it can be had, and where it came from or why there is none, in words."""
+
+    library: ctypes.CDLL | None
+    origin: str
+
+
+@cache
+def library(source: Path) -> ctypes.CDLL | None:
+    """The code of a C file, if it can be had here."""
+    return found(source).library
+
+
+def found(source: Path) -> Found:
+    """The same, with where it is from."""
+    level = in_use()
+    if level is None:
+        return Found(None, f"{VARIABLE}=0")
+    code = _prebuilt(source, level)
+    if code is not None:
+        return _loaded(source, code, f"comes with the package, for {level.name}")
+    compiler = recipe.find_compiler(os.environ)
+    if compiler is None:
+        return Found(None, f"no C compiler (CC, cc, gcc, clang), and the package has none for {level.name}")
+    try:
+        code = _compiled(source, level, compiler)
+    except (OSError, subprocess.SubprocessError) as error:  # a compiler that can not do this is as good as none
+        return _unusable(source, error)
+    return _loaded(source, code, f"built here by {compiler[0]}, for {level.name}")
+
+
+def in_use() -> Level | None:
+    """The instructions that kernels use in this process; None: there are to be no kernels."""
+    asked = os.environ.get(VARIABLE, "")
+    if asked == "0":
+        return None
+    best = recipe.best_level(features()) if _is_x86() else NATIVE
+    if asked in ("", "1"):
+        return best
+    possible = [level for level in LEVELS if _is_x86() and best is not NATIVE and level.needs <= best.needs]
+    for level in possible:
+        if level.name == asked:
+            return level
+    names = ", ".join(level.name for level in possible)
+    raise FedAvgError(
+        f"{VARIABLE}: got '{asked}'; expected 0 (no kernels)" + (f", or one of {names}" if names else "") + ", or unset"
+    )
+
+
+def marked(engine: str) -> str:
+    """An engine's name with the instructions that its kernels use, if it has any: other instructions round differently.
+
+    >>> marked("plain")
+    'plain'
+    """
+    level = in_use() if "native" in engine else None
+    return f"{engine} ({level.name})" if level else engine
+
+
+def compiler() -> list[str] | None:
+    """The command of the C compiler, if there is one."""
+    return recipe.find_compiler(os.environ)
+
+
+@cache
+def features() -> frozenset[str]:
+    """What the processor and the system can do, as Linux calls it; elsewhere as far as PyTorch knows."""
+    for row in instructions():
+        if row.startswith("flags"):
+            return frozenset(row.partition(":")[2].split())
+    capability = torch.backends.cpu.get_cpu_capability().lower()
+    return next((recipe.features_of(level) for level in LEVELS if level.name == capability), frozenset())
+
+
+@cache
+def instructions() -> tuple[str, ...]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return (platform.machine(), platform.processor())
+    return tuple(sorted({line for line in lines if line.startswith(INSTRUCTIONS)}))
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _prebuilt(source: Path, level: Level) -> bytes | None:
+    """The kernel that came with the package, if it was built from this very source."""
+    return _read(PREBUILT / recipe.kernel_name(source, level)) if PREBUILT.is_dir() else None
+
+
+def _compiled(source: Path, level: Level, compiler: list[str]) -> bytes:
+    folder = own_folder()
+    kept = folder / f"{source.stem}-{_digest(source, level, compiler)}.kernel" if folder else None
+    code = _read(kept) if kept else None
+    if code is None:
+        with private_folder(folder) as building:
+            code = recipe.built(source, level, compiler, building)
+        if kept:
+            with suppress(DiskError):  # a full disk: it is built again by the next process
+                write_atomically(kept, recipe.sealed(code), durable=False, private=True)
+    return code
+
+
+def _loaded(source: Path, code: bytes, origin: str) -> Found:
+    """Loads these very bytes: from a file that was made just for this, where nobody else can reach it."""
+    try:
+        with private_folder(own_folder()) as loading:
+            target = loading / f"{source.stem}.so"
+            target.write_bytes(code)
+            return Found(ctypes.CDLL(str(target)), origin)
+    except OSError as error:
+        return _unusable(source, error)
+
+
+def _unusable(source: Path, error: Exception) -> Found:
+    failed = isinstance(error, subprocess.CalledProcessError)
+    reason = "the compiler fails at it" if failed else str(getattr(error, "strerror", None) or error)
+    say(f"{source.name} is not used: {reason}; PyTorch's own operators run in its place")
+    return Found(None, reason)
+
+
+def _read(path: Path) -> bytes | None:
+    """What was built before; None if there is nothing, or if a byte of it is not as it was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    code = recipe.unsealed(data)
+    if code is None:
+        say(f"{path} is damaged: it is built again")
+    return code
+
+
+def _digest(source: Path, level: Level, compiler: list[str]) -> str:
+    """Of all that a build depends on: the sources and flags, the compiler, and for `native` the processor."""
+    asked = [*compiler, "--version"]
+    version = subprocess.run(asked, check=True, capture_output=True, timeout=recipe.BUILD_TIMEOUT_S).stdout
+    processor = instructions() if level is NATIVE else ()
+    parts = [recipe.sources_digest(source, level).encode(), repr((compiler, processor)).encode(), version]
+    return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
+def call(built: ctypes.CDLL, name: str, sizes: tuple[int, ...], tensors: tuple[Tensor | None, ...]) -> None:
+    """Run a function of the library on whole numbers and dense tensors (None is a null pointer)."""
+    places = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+    if getattr(built, name)(*sizes, *places):
+        raise MemoryError(f"{name} of {sizes}")

@@ -1,0 +1,91 @@
+"""How a kernel is built and what its file is called: for the machine it runs on, and for a wheel.
+
+Needs only the standard library, and nothing of the package: the build of a wheel (`hatch_build.py`) loads this file by
+its path.
+"""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+#: No -march=native where a wheel brings kernels: a build on the user's machine then computes what the wheel's does.
+FLAGS: Final = ("-O3", "-std=gnu11", "-shared", "-fPIC")
+BUILD_TIMEOUT_S: Final = 60
+#: Before the code in a file stands its SHA-256.
+DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True)
+class Level:
+    """A set of instructions: its name, the compiler's names of what it needs, and the flags for it."""
+
+    name: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+_AVX2: Final = ("avx2", "fma", "f16c", "bmi", "bmi2")
+_AVX512: Final = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+#: What Linux calls differently from the compiler.
+_SPELLED: Final = {"bmi": "bmi1"}
+
+#: x86-64, the best first.
+LEVELS: Final = (
+    Level("avx512", frozenset((*_AVX2, *_AVX512)), tuple(f"-m{name}" for name in (*_AVX2, *_AVX512))),
+    Level("avx2", frozenset(_AVX2), tuple(f"-m{name}" for name in _AVX2)),
+)
+#: Any other processor: whatever it can do, built on it.
+NATIVE: Final = Level("native", frozenset(), ("-march=native",))
+
+
+def best_level(features: frozenset[str]) -> Level:
+    """The best that a processor can do; its features as Linux calls them."""
+    return next((level for level in LEVELS if features_of(level) <= features), NATIVE)
+
+
+def features_of(level: Level) -> frozenset[str]:
+    """What it needs, as Linux calls it."""
+    return frozenset(_SPELLED.get(name, name) for name in level.needs)
+
+
+def find_compiler(environment: Mapping[str, str]) -> list[str] | None:
+    """The command of the C compiler: CC, or what the system has."""
+    named = environment.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    return shlex.split(named) if named else None
+
+
+def kernel_name(source: Path, level: Level) -> str:
+    """The name of a kernel in a wheel: of another source, or of other flags, it is another."""
+    return f"{source.stem}-{level.name}-{sources_digest(source, level)}.kernel"
+
+
+def sources_digest(source: Path, level: Level) -> str:
+    """Of the source, of all that it may include, and of the flags."""
+    parts = [repr((FLAGS, level.flags)).encode()]
+    parts += [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
+def built(source: Path, level: Level, compiler: list[str], within: Path | None = None) -> bytes:
+    """The code, compiled in a folder of its own."""
+    with TemporaryDirectory(dir=within, prefix="fedavg-") as folder:
+        target = Path(folder) / f"{source.stem}.so"
+        command = [*compiler, *FLAGS, *level.flags, "-o", str(target), str(source)]
+        subprocess.run(command, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
+        return target.read_bytes()
+
+
+def sealed(code: bytes) -> bytes:
+    return sha256(code).digest() + code
+
+
+def unsealed(data: bytes) -> bytes | None:
+    """The code of a kernel's file; None if a byte of it is not as it was written."""
+    digest, code = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return code if sha256(code).digest() == digest else None

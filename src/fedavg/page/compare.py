@@ -1,0 +1,84 @@
+"""Several runs side by side: what differs between their plans, which are repetitions, and their curves."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from json import dumps
+from typing import Any, Final
+
+import numpy as np
+
+from fedavg.page.record import Record
+from fedavg.page.thin import POINTS, Curve, band, curve, thinned
+
+#: Options that do not decide the result, so that plans are not compared by them.
+RUNTIME: Final = frozenset({"workers", "data_dir", "worker_timeout", "checkpoint_s"})
+#: What runs can be drawn over; each is the sum of these columns up to a round.
+AXES: Final[Mapping[str, Sequence[str]]] = {
+    "round": (),
+    "bytes": ("bytes_up", "bytes_down"),
+    "seconds": ("seconds", "eval_seconds"),
+    "simulated": ("simulated_s",),
+}
+#: Columns that are no result of a round, and so are not offered to be drawn.
+_NOT_DRAWN: Final = frozenset({"round"})
+
+
+def differing(plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Options that are not alike in all plans, in the order of the plan."""
+    names = dict.fromkeys(name for plan in plans for name in plan if name not in RUNTIME)
+    return [name for name in names if len({dumps(plan.get(name), sort_keys=True) for plan in plans}) > 1]
+
+
+def group_of(plan: Mapping[str, Any]) -> str:
+    """A name that plans share which differ in their seed alone."""
+    counted = {name: value for name, value in plan.items() if name not in RUNTIME | {"seed"}}
+    return sha256(dumps(counted, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def drawable(records: Iterable[Record]) -> list[str]:
+    """The columns of any of the runs that can be drawn: results first, costs last."""
+    names = dict.fromkeys(name for record in records for name in record.columns.names if name not in _NOT_DRAWN)
+    return sorted(names, key=lambda name: (_rank(name), name))
+
+
+def _rank(name: str) -> int:
+    order = ("test.", "on_clients.metrics", "train.", "train_loss", "on_clients.spread", "epsilon", "metrics.")
+    return next((place for place, start in enumerate(order) if name.startswith(start)), len(order))
+
+
+def along(record: Record, x: str) -> np.ndarray:
+    """The chosen axis of a run at each of its rounds, shape (rounds,)."""
+    if x == "round":
+        return np.arange(1, record.rounds + 1, dtype=np.float64)
+    return np.cumsum(sum((np.nan_to_num(record.columns.get(name)) for name in AXES[x]), np.zeros(record.rounds)))
+
+
+def curves(records: Sequence[Record], x: str, y: str, points: int = POINTS) -> list[dict[str, Any]]:
+    """A curve for each run that has such points, thinned."""
+    full = [(record, curve(along(record, x), record.columns.get(y))) for record in records]
+    return [{"run": record.id, **_points(thinned(each, points))} for record, each in full if len(each.x)]
+
+
+def bands(records: Sequence[Record], x: str, y: str, points: int = POINTS) -> list[dict[str, Any]]:
+    """For plans that were run with several seeds: mean, lowest and highest of their curves."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(group_of(record.plan), []).append(record)
+    found = []
+    for group, members in groups.items():
+        known = [each for record in members if len((each := curve(along(record, x), record.columns.get(y))).x)]
+        over = band(known, points) if len(known) > 1 else None
+        if over:
+            values = {"x": over.x, "mean": over.mean, "low": over.low, "high": over.high}
+            listed = {name: _rounded(each) for name, each in values.items()}
+            found.append({"group": group, "runs": [record.id for record in members], **listed})
+    return found
+
+
+def _points(thin: Curve) -> dict[str, list[float]]:
+    return {"x": _rounded(thin.x), "y": _rounded(thin.y)}
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    """Six digits are more than a screen shows."""
+    return [float(f"{value:.6g}") if abs(value) < 1e15 else float(value) for value in values.tolist()]
