@@ -66,7 +66,7 @@ def reduced(setup: Setup, cohort: Cohort, result: CohortResult, work: Work, kept
         log.warning("round %d changes nothing: %s", work.round, error)
         return replace(told, total=_nothing(told), singles=None), kept
     weight = fsum(update.weight for update in updates.values())
-    total = Sum(torch.from_numpy(vector) * weight, weight, len(updates), told.total.metrics)
+    total = replace(told.total, vector=torch.from_numpy(vector) * weight, weight=weight, count=len(updates))
     if setup.defence.reducer.remembers:
         kept = {_PREVIOUS: torch.from_numpy(vector).float()}
     return replace(told, total=total, singles=None), kept
@@ -137,9 +137,9 @@ def _weighted(result: CohortResult) -> Sum:
     for update in updates:
         total.add(update.vector, update.weight)
     weight = fsum(update.weight for update in updates)
-    return Sum(to_float(ring), weight, len(updates), result.total.metrics)
+    return replace(result.total, vector=to_float(ring), weight=weight, count=len(updates))
 
 
 def _nothing(result: CohortResult) -> Sum:
     size = next((len(update.vector) for update in (result.singles or {}).values()), 0)
-    return Sum(torch.zeros(size, dtype=torch.float64), 0.0, 0, result.total.metrics)
+    return replace(result.total, vector=torch.zeros(size, dtype=torch.float64), weight=0.0, count=0)
