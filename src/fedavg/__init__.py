@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
     from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
-    from fedavg.fleets import Fleet, LocalFleet
+    from fedavg.fleets import Fleet, LocalFleet, RayFleet
     from fedavg.metrics import (
         AUC,
         MAE,
@@ -108,7 +108,7 @@ _HOMES = {
         "RunDirError",
         "TaskError",
     ],
-    "fedavg.fleets": ["Fleet", "LocalFleet"],
+    "fedavg.fleets": ["Fleet", "LocalFleet", "RayFleet"],
     "fedavg.metrics": [
         "AUC",
         "MAE",
@@ -144,10 +144,10 @@ __all__ = [
     "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet",
     "Loss", "LowRank", "MacroF1", "Mask", "Mean", "Metric", "Natural", "Noise", "OneShot", "Optimizer", "Part",
     "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "Quantise",
-    "Ragged", "Rate", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards", "Stage",
-    "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Unbalanced",
-    "Uniform", "Update", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder",
-    "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep", "train",
+    "Ragged", "Rate", "RayFleet", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards",
+    "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy",
+    "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset",
+    "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -80,6 +80,8 @@ class Round:
     #: For a private run: epsilon of all rounds up to this one, and the entry in the ledger that it follows from.
     epsilon: float | None = None
     ledger: dict[str, Any] | None = None
+    #: Who was asked and what became of them; see `fedavg.fleets.attendance.Attendance`.
+    cohort: dict[str, Any] | None = None
 
 
 #: What `train` gives, and what a `watch` is called with.
@@ -93,7 +95,7 @@ def event_row(event: Round) -> dict[str, Any]:
     A number that is not finite is None: JSON has no word for it.
     """
     absent = {"state"} if event.ledger else {"state", "epsilon", "ledger"}
-    absent |= {name for name in ("metrics", "on_clients") if not getattr(event, name)}
+    absent |= {name for name in ("metrics", "on_clients", "cohort") if not getattr(event, name)}
     return {name: _plain(getattr(event, name)) for name in Round.__dataclass_fields__ if name not in absent}
 
 
@@ -226,6 +228,7 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
         on_clients=on_clients,
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
+        cohort=result.attendance.to_dict() if result.attendance else None,
     )
 
 

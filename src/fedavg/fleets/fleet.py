@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedavg.engine.trainer import Engine
 from fedavg.errors import FleetError
+from fedavg.fleets.attendance import Attendance, joined
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
 from fedavg.setup import Setup
@@ -31,6 +32,8 @@ class CohortResult:
     saturated: int = 0
     #: How many releases the client that has the most has behind it, this round's among them; None: one a round.
     releases: int | None = None
+    #: Who took part; None where the fleet does not tell.
+    attendance: Attendance | None = None
 
 
 class Measured(Protocol):
@@ -62,6 +65,7 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
         bytes_up=sum(result.bytes_up for result in results),
         largest_up=max(result.largest_up for result in results),
         bytes_down=sum(result.bytes_down for result in results),
+        attendance=joined([result.attendance for result in results], scales),
     )
 
 
