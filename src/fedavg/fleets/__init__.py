@@ -2,6 +2,7 @@
 
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
 from fedavg.fleets.local import LocalFleet
+from fedavg.fleets.timed import in_world
 from fedavg.specs import make
 
 FLEETS: dict[str, type[Fleet]] = {"local": LocalFleet}
@@ -12,4 +13,4 @@ def make_fleet(value: str | Fleet) -> Fleet:
     return make(value, Fleet)  # type: ignore[type-abstract]
 
 
-__all__ = ["FLEETS", "Abandoned", "CohortResult", "Fleet", "LocalFleet", "make_fleet"]
+__all__ = ["FLEETS", "Abandoned", "CohortResult", "Fleet", "LocalFleet", "in_world", "make_fleet"]
