@@ -93,8 +93,8 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, fleet: str | Fleet
 
     (With noise from the system's entropy no two runs are alike; there, no round that was recorded is done again.)
     A run that was started from Python with objects of its own needs them again: `resume(dir, task=..., data=...)`.
-    Runtime options (workers, worker_timeout, data_dir, checkpoint_s) may be changed, and `rounds` raised: a run that is
-    made longer gives what it would have given had it been planned so. It may go on with another `fleet`.
+    Runtime options (workers, worker_timeout, start_method, data_dir, checkpoint_s) may be changed, and `rounds` raised:
+    a run that is made longer gives what it would have given had it been planned so. It may go on with another `fleet`.
 
     >>> from tempfile import TemporaryDirectory
     >>> from fedavg import Plan

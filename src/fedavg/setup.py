@@ -15,6 +15,7 @@ from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.finite import check_finite
 from fedavg.engine.model import Model
+from fedavg.engine.ready import make_ready
 from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
@@ -190,6 +191,7 @@ def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
     first = probed(data)
     trainer = setup.new_trainer(first)
     check_single(trainer, first, data.sizes, setup.plan)
+    make_ready(trainer, first, data.sizes, setup.plan)
     return trainer
 
 

@@ -121,6 +121,9 @@ def _new_directory(name: str) -> Path:
 @click.option(
     "--worker-timeout", default=None, metavar="VALUE", help="Seconds a worker may be silent [as the plan has it]."
 )
+@click.option(
+    "--start-method", default=None, metavar="VALUE", help="auto, fork, spawn or forkserver [as the plan has it]."
+)
 @_fleet
 @_plot
 @_quiet

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from fedavg.engine.lengths import Rows
 from fedavg.engine.tape import Op, Ref, Tape
 
 aten = torch.ops.aten
@@ -92,11 +93,13 @@ class Emitter:
         #: What a product that stands at the end must not be made from: there, parameters may have been stepped.
         self._unsafe = self._mutated | set(tape.parameters)
         self._folded: set[str] = set()
-        self._ones: set[int] = set()
+        #: By how many rows they have: ones to sum rows with.
+        self._ones: dict[int | Rows, str] = {}
 
     def source(self) -> str:
-        updates = [self._update(place, gradient) for place, gradient in enumerate(self._tape.gradients) if gradient]
-        updates = [*_before(self._kind), *updates, *_after(self._kind)]
+        given = [(place, gradient) for place, gradient in enumerate(self._tape.gradients) if gradient]
+        steps = [line for place, gradient in given for line in self._update(place, gradient)]
+        updates = [*_before(self._kind), *steps, *_after(self._kind)]
         before: list[str] = []
         inside: list[str] = []
         fixed = set(self._tape.parameters)
@@ -120,7 +123,10 @@ class Emitter:
                 *(f"    {name} = params[{i}]" for i, name in enumerate(self._tape.parameters)),
                 *(f"    {name} = state[{i}]" for i, name in enumerate(self._tape.state)),
                 *(f"    t{i} = targets[{i}]" for i in range(len(self._tape.parameters)) if self._fold.target == "t"),
-                *(f"    ones_{rows} = torch.ones([{rows}], device=data[0].device)" for rows in sorted(self._ones)),
+                *(
+                    f"    {name} = torch.ones([{_word(n, int)}], device=data[0].device)"
+                    for n, name in self._ones.items()
+                ),
                 *(f"    {line}" for line in before),
                 "    total = torch.zeros([], device=data[0].device)",
                 f"    for {', '.join(self._tape.inputs)} in zip({', '.join(batches)}):",
@@ -136,11 +142,12 @@ class Emitter:
         is_one = op.func is aten.ones_like.default and op.args[0].name == self._tape.loss
         return is_one and not self._tape.forms[self._tape.loss].shape and op.outputs[0] not in self._mutated
 
-    def _update(self, place: int, gradient: str) -> str:
-        """The line that takes the gradient of one parameter to where it goes."""
+    def _update(self, place: int, gradient: str) -> list[str]:
+        """The lines that take the gradient of one parameter to where it goes."""
         to = f"{self._fold.target}{place}"
-        folded = self._product(to, gradient) or self._row_sum(to, self._tape.parameters[place], gradient)
-        return folded or self._fold.rest.format(to=to, g=gradient)
+        product = self._product(to, gradient)
+        folded = [product] if product else self._row_sum(to, self._tape.parameters[place], gradient)
+        return folded or [self._fold.rest.format(to=to, g=gradient)]
 
     def _product(self, to: str, gradient: str) -> str:
         """Where the gradient is a matrix product, it is added to its target as it is computed."""
@@ -153,18 +160,24 @@ class Emitter:
             a, b = f"{b}.t()", f"{a}.t()"
         return f"{to}.addmm_({a}, {b}{self._fold.scales})"
 
-    def _row_sum(self, to: str, parameter: str, gradient: str) -> str:
-        """Where it is the sum over the few rows of a matrix, as for a bias, that is a product with ones."""
+    def _row_sum(self, to: str, parameter: str, gradient: str) -> list[str]:
+        """Where it is the sum over the rows of a matrix, as for a bias, that is a product with ones if they are few."""
         chain = self._chain(gradient, aten.view.default)
         if not self._foldable(chain, aten.sum.dim_IntList) or self._maker[chain[-1]].args[1] != [0]:
-            return ""
+            return []
         matrix = self._maker[chain[-1]].args[0].name
-        rows, *columns = self._tape.forms[matrix].shape
-        if torch.Size(columns) != self._tape.forms[parameter].shape or len(columns) != 1 or rows > FEW_ROWS:
-            return ""
+        rows, *columns = self._tape.layouts[matrix].shape
+        if tuple(columns) != self._tape.layouts[parameter].shape or len(columns) != 1:
+            return []
+        if isinstance(rows, int) and rows > FEW_ROWS:
+            return []
         self._folded.update(chain)
-        self._ones.add(rows)
-        return f"{to}.addmv_({matrix}.t(), ones_{rows}{self._fold.scales})"
+        ones = self._ones.setdefault(rows, f"ones_{len(self._ones)}")
+        few = f"{to}.addmv_({matrix}.t(), {ones}{self._fold.scales})"
+        if isinstance(rows, int):
+            return [few]
+        many = self._fold.rest.format(to=to, g=f"{matrix}.sum(0)")
+        return [f"if {_word(rows, int)} <= {FEW_ROWS}:", f"    {few}", "else:", f"    {many}"]
 
     def _chain(self, name: str, passed: Any) -> list[str]:
         """The gradient, and what it is a view of by one kind of operator, back to where it was computed."""
@@ -207,6 +220,8 @@ def _word(value: Any, kind: Any) -> str:
     """An argument as TorchScript source; `kind` is its type in the operator's schema."""
     if isinstance(value, Ref):
         return value.name
+    if isinstance(value, Rows):
+        return f"float(batch * {value.times})" if value.is_float else f"batch * {value.times}"
     if isinstance(value, list | tuple):
         items = ", ".join(_word(item, kind) for item in value)
         return f"[{items}]" if value and None not in value else f"torch.jit.annotate({_list_type(kind)}, [{items}])"

@@ -1,9 +1,10 @@
 """The fast path: a local epoch of any module as one native call.
 
-The gradients of one batch are recorded per batch shape as a flat list of ATen operators, the optimiser's step is
-folded into it (`emit.py`), and the whole epoch is emitted as TorchScript source, which PyTorch's own C++ interpreter
-runs without Python or autograd in between. What is gained, in order of size: no Python between operators; no gradient
-buffer for a weight whose gradient is a matrix product (`W -= lr * A @ B` is one BLAS call); no optimiser pass.
+The gradients of one batch are recorded as a flat list of ATen operators, once for batches of every length
+(`lengths.py`), the optimiser's step is folded into it (`emit.py`), and the whole epoch is emitted as TorchScript
+source, which PyTorch's own C++ interpreter runs without Python or autograd in between. What is gained, in order of
+size: no Python between operators; no gradient buffer for a weight whose gradient is a matrix product
+(`W -= lr * A @ B` is one BLAS call); no optimiser pass.
 Convolutions that fit are done by Fourier transforms (`convolution.py`), and together with the pooling after them
 (`pooled.py`); a large layer's step is taken while its gradient is passed on (`dense.py`).
 
@@ -13,7 +14,7 @@ batch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from fedavg import trees
 from fedavg.engine.convolution import FastConvolutions
 from fedavg.engine.dense import fuse_steps, is_fused
 from fedavg.engine.emit import Emitter, Kind
+from fedavg.engine.lengths import for_all_lengths
 from fedavg.engine.model import Model
 from fedavg.engine.pooled import fuse_pooling, is_pooled
 from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, record
@@ -30,6 +32,9 @@ from fedavg.types import Examples
 
 Epoch = Callable[[list[Tensor], int, list[float], list[Tensor], list[Tensor], Sequence[Tensor], list[Tensor]], Tensor]
 WHOLE = Kind(whole=True)
+#: A batch of so many examples can be compared with a shorter one that is still more than one: of one, layers may make
+#: other tensors.
+ENOUGH: Final = 3
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,10 @@ class Call:
 
 
 class GraphEpoch:
-    """Local epochs of one model: compiles one native function per batch shape and kind of step, and keeps it."""
+    """Local epochs of one model: compiles one native function per shape of examples and kind of step, and keeps it.
+
+    It serves batches of every length, if the module does the same for every length; else there is one for each.
+    """
 
     def __init__(self, model: Model) -> None:
         #: What stands in for PyTorch's own kernels, in evaluation too.
@@ -57,6 +65,10 @@ class GraphEpoch:
         self._empty = torch.empty(0, device=model.vector.device)
         self._gradient: Tensor | None = None
         self._compiled: dict[Any, tuple[Epoch, list[Tensor]]] = {}
+        #: By the shape of examples: what was recorded, for all lengths; None where there is no such thing.
+        self._tapes: dict[Any, Tape | None] = {}
+        #: How many native functions were compiled.
+        self.compilations = 0
 
     def __call__(self, examples: Examples, size: int, steps: Steps) -> Tensor:
         """One pass over the examples in order, in batches (the last may be short); returns the sum of the losses."""
@@ -74,23 +86,43 @@ class GraphEpoch:
 
     def prepare(self, batch: Examples, kind: Kind = Kind()) -> tuple[Epoch, list[Tensor]]:  # noqa: B008
         """The native function for batches shaped like this one, and what it is given; compiled when first asked for."""
-        key = (kind, *((leaf.shape, leaf.dtype) for leaf in (*trees.leaves(batch.x), *trees.leaves(batch.y))))
+        leaves = (*trees.leaves(batch.x), *trees.leaves(batch.y))
+        shape = (kind.steps_weights, *((leaf.shape[1:], leaf.dtype) for leaf in leaves))
+        if shape not in self._tapes:
+            self._tapes[shape] = self._for_all_lengths(batch, kind)
+        tape = self._tapes[shape]
+        key = (kind, shape, None if tape else len(batch))
         if key not in self._compiled:
-            with (
-                self._model.unchanged(),
-                torch.random.fork_rng(devices=[]),
-            ):  # recording takes a step that does not count
-                tape = self._recorded(batch, kind)
-                self._compiled[key] = compile_epoch(tape, kind), tape.state_tensors
+            tape = tape or self._recorded(batch, kind)
+            self._compiled[key] = compile_epoch(tape, kind), tape.state_tensors
+            self.compilations += 1
         return self._compiled[key]
 
+    def _for_all_lengths(self, batch: Examples, kind: Kind) -> Tape | None:
+        if len(batch) < ENOUGH:
+            batch = Examples(*(trees.joined([tree] * ENOUGH) for tree in (batch.x, batch.y)))
+        shorter = trees.take(batch, slice(0, len(batch) - 1))
+        tapes = [self._recorded(examples, kind) for examples in (batch, shorter)]
+        return for_all_lengths(tapes[0], len(batch), tapes[1], len(shorter))
+
+    def kind_of(self, steps: Steps) -> Kind:
+        """What is compiled for such steps."""
+        folded = steps.optimizer.folded
+        return WHOLE if folded is None else self._call(folded, steps).kind
+
+    def one_by_one(self) -> None:
+        """From now on each length of batches is recorded for itself."""
+        self._tapes = dict.fromkeys(self._tapes)
+        self._compiled = {}
+
     def _recorded(self, batch: Examples, kind: Kind) -> Tape:
-        """A step, with kernels of our own where there are any."""
-        try:
-            tape = record(self._model, batch, self.kernels)
-        except LooksAtData:
-            with as_a_compiler():
+        """A step, which does not count, with kernels of our own where there are any."""
+        with self._model.unchanged(), torch.random.fork_rng(devices=[]):
+            try:
                 tape = record(self._model, batch, self.kernels)
+            except LooksAtData:
+                with as_a_compiler():
+                    tape = record(self._model, batch, self.kernels)
         if self._empty.device.type == "cpu":
             tape = fuse_pooling(tape)
             tape = fuse_steps(tape) if kind.steps_weights else tape

@@ -63,6 +63,19 @@ class Op:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Where the numbers of a tensor stand in memory, from the beginning of the tensor that it is a view of.
+
+    On a tape for all lengths of batches (`lengths.py`), what grows with the batch stands as `Rows`.
+    """
+
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    offset: Any
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Tape:
     """From `inputs` (the tensors of a batch), parameters and `state` (the rest of the module's, then constants) to the
     loss and the gradients of the parameters."""
@@ -78,6 +91,7 @@ class Tape:
     roots: dict[str, str]
     #: For each name a tensor of its shape, type and layout, without data.
     forms: dict[str, Tensor]
+    layouts: dict[str, Layout]
 
 
 def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] | None = None) -> Tape:
@@ -105,8 +119,10 @@ def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] |
         raise Untraceable(f"{type(error).__name__}: {error}") from error
     constants = recorder.constants
     names = [recorder.name_of(tensor) for tensor in (loss, *grads)]
+    wanted = {name for name in names if name}
+    lasting = {*parameters, *state, *constants, *inputs}
     return Tape(
-        ops=_needed(recorder.ops, {name for name in names if name}),
+        ops=_needed(recorder.ops, wanted, lasting, recorder.roots),
         inputs=list(inputs),
         parameters=list(parameters),
         state=[*state, *constants],
@@ -115,6 +131,7 @@ def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] |
         gradients=names[1:],
         roots=recorder.roots,
         forms=recorder.forms,
+        layouts=recorder.layouts,
     )
 
 
@@ -154,8 +171,10 @@ class _Recorder(TorchDispatchMode):
         self.constants: dict[str, Tensor] = {}
         self.roots: dict[str, str] = {}
         self.forms: dict[str, Tensor] = {}
+        self.layouts: dict[str, Layout] = {}
         self._names: dict[Any, str] = {}
         self._storages: dict[str, int] = {}
+        self._starts: dict[str, int] = {}
         self._alive: list[Tensor] = []
         for name, tensor in inputs.items():
             self._keep(name, tensor, root=name)
@@ -192,6 +211,9 @@ class _Recorder(TorchDispatchMode):
         self._names[_key(tensor)] = name
         self._storages[name] = tensor.untyped_storage().data_ptr()
         self.roots[name] = root
+        self._starts[name] = int(tensor.storage_offset())
+        offset = self._starts[name] - self._starts[root]
+        self.layouts[name] = Layout(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
         self.forms[name] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         self._alive.append(tensor)
 
@@ -231,11 +253,16 @@ def _refs(values: Any) -> Iterator[str]:
             yield from _refs(value)
 
 
-def _needed(ops: list[Op], wanted: set[str]) -> list[Op]:
-    """Without the operators that nothing asks for; those that write or draw always stay."""
+def _needed(ops: list[Op], wanted: set[str], lasting: set[str], roots: dict[str, str]) -> list[Op]:
+    """Without the operators that nothing asks for. Those that draw stay, and those that write to what lasts longer than
+    the step, or to what is asked for."""
     kept = []
+    read = {roots[name] for name in wanted}
     for op in reversed(ops):
-        if op.written or op.draws or wanted & {name for name in op.outputs if name}:
+        written = {roots[name] for name in op.written}
+        made = {name for name in op.outputs if name}
+        if op.draws or written & (read | lasting) or wanted & made:
             wanted |= set(op.refs)
+            read |= {roots[name] for name in op.refs}
             kept.append(op)
     return kept[::-1]

@@ -1,6 +1,6 @@
 """`Trainer`: one model on one device, trained and judged on tensors. Each worker has one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -189,6 +189,28 @@ class Trainer:
         fast = f" with native {' and '.join(sorted(graph.native))}" if graph.native else ""
         self.engine = Engine(marked("graph" + fast + self._loops()), "traced, agrees with the plain path")
 
+    def ready_for(self, lengths: Sequence[int], examples: Examples) -> None:
+        """Compile what batches of these lengths need, so that nothing is compiled later, and prove it on them.
+
+        A module may do something else for some length; then each length is compiled for itself.
+        """
+        graph = self._epoch
+        if not isinstance(graph, GraphEpoch) or self.task.collate is not None:
+            return  # what collate makes of a batch is known when it is made
+        with self.model.unchanged():
+            batches = [self._prepared(_repeated(examples, length)) for length in lengths]
+            if not all(self._agrees(graph, batch) for batch in batches):
+                graph.one_by_one()
+            for batch in batches:
+                graph.prepare(batch, graph.kind_of(self.steps(0.0)))
+
+    def _agrees(self, graph: GraphEpoch, batch: Examples) -> bool:
+        try:
+            expected = self._step(self._plain_epoch, batch)
+        except USER_ERRORS:  # whoever meets such a batch is told so
+            return True
+        return not self._gap(graph, batch, expected)
+
     def fit(self, examples: Examples) -> None:
         """Find the form in which the module takes such examples, for a model that is only judged here.
 
@@ -248,7 +270,14 @@ class Trainer:
         """Why the graph can not be used; empty if it can."""
         try:
             graph.prepare(recorded)
-            gap, length = float((self._step(graph, other) - expected).norm()), float(expected.norm())
+        except Untraceable as error:
+            return f"it can not be traced: {str(error).splitlines()[0]}"
+        return self._gap(graph, other, expected)
+
+    def _gap(self, graph: GraphEpoch, batch: Examples, expected: Tensor) -> str:
+        """How far the graph's step is from the one expected; empty if that is rounding."""
+        try:
+            gap, length = float((self._step(graph, batch) - expected).norm()), float(expected.norm())
         except Untraceable as error:
             return f"it can not be traced: {str(error).splitlines()[0]}"
         except USER_ERRORS as error:
@@ -266,6 +295,11 @@ class Trainer:
 
     def _plain_epoch(self, examples: Examples, size: int, steps: Steps) -> Tensor:
         return plain.epoch(self.model, examples, size, steps)
+
+
+def _repeated(examples: Examples, length: int) -> Examples:
+    """So many examples, some of them several times if there are not enough."""
+    return trees.take(examples, torch.arange(length) % len(examples))
 
 
 def _form(examples: Examples) -> str:

@@ -182,6 +182,12 @@ class Plan:
         "seconds after which a silent worker is replaced [20 times what the jobs before took, at least 60]",
         runtime=True,
     )
+    start_method: str = option(
+        "auto",
+        choice("auto", "fork", "spawn", "forkserver"),
+        "how local workers start: fork, spawn, forkserver, or auto (fork on Linux, else spawn)",
+        runtime=True,
+    )
     checkpoint_s: float = option(10.0, number(0, inf), "seconds between checkpoints", runtime=True)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,123 @@
+"""One tape for batches of every length, from recordings of two lengths.
+
+The two must be the same list of operators, on tensors of the same make. A number in which they differ has to be in
+proportion to the length: it becomes `Rows`. Where that does not hold (a loss over all pairs of examples, a layer that
+counts its rows in another way), each length is recorded for itself.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedavg.engine.tape import Layout, Op, Tape
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A number that is so many times the length of the batch."""
+
+    times: int
+    #: True where it stands as a float, for a float.
+    is_float: bool = False
+
+    def at(self, length: int) -> int | float:
+        return float(self.times * length) if self.is_float else self.times * length
+
+
+class Differs(Exception):
+    """The two recordings are not of one form."""
+
+
+def for_all_lengths(first: Tape, first_length: int, second: Tape, second_length: int) -> Tape | None:
+    """The tape in which what grows with the batch stands as `Rows`; None if there is none."""
+    both = _Both(first_length, second_length)
+    try:
+        if len(first.ops) != len(second.ops) or _names(first) != _names(second) or not _same_constants(first, second):
+            raise Differs
+        ops = [_op(both, a, b) for a, b in zip(first.ops, second.ops, strict=True)]
+        layouts = {name: _layout(both, layout, second.layouts[name]) for name, layout in first.layouts.items()}
+    except (Differs, KeyError):
+        return None
+    return replace(first, ops=ops, layouts=layouts)
+
+
+def batch_lengths(sizes: np.ndarray, batch: float, drop_last: bool) -> list[int]:
+    """The lengths of all batches of clients of these sizes.
+
+    >>> batch_lengths(np.array([3, 10, 24]), 10, drop_last=False)
+    [3, 4, 10]
+    """
+    able = sizes[sizes > 0]
+    full = np.minimum(able, batch).astype(np.int64)
+    last = full if drop_last else np.where(able % full, able % full, full)
+    return [int(length) for length in np.union1d(full, last)]
+
+
+def at_length(tape: Tape, length: int) -> Tape:
+    """Such a tape for batches of one length."""
+    ops = [replace(op, args=_at(op.args, length), kwargs=_at(op.kwargs, length)) for op in tape.ops]
+    layouts = {name: _layout_at(layout, length) for name, layout in tape.layouts.items()}
+    return replace(tape, ops=ops, layouts=layouts)
+
+
+@dataclass(frozen=True)
+class _Both:
+    first: int
+    second: int
+
+    def join(self, a: Any, b: Any) -> Any:
+        """What stands for a value of the first recording and its like of the second."""
+        if type(a) is not type(b):
+            raise Differs
+        if isinstance(a, tuple | list):
+            if len(a) != len(b):
+                raise Differs
+            return type(a)(self.join(x, y) for x, y in zip(a, b, strict=True))
+        if isinstance(a, dict):
+            if a.keys() != b.keys():
+                raise Differs
+            return {key: self.join(value, b[key]) for key, value in a.items()}
+        return a if a == b or (a != a and b != b) else self._rows(a, b)
+
+    def _rows(self, a: Any, b: Any) -> Rows:
+        numbers = isinstance(a, int | float) and not isinstance(a, bool)
+        if not numbers or a * self.second != b * self.first or a % self.first:
+            raise Differs
+        return Rows(int(a // self.first), isinstance(a, float))
+
+
+def _names(tape: Tape) -> Any:
+    return tape.inputs, tape.parameters, tape.state, tape.loss, tape.gradients, tape.roots
+
+
+def _same_constants(first: Tape, second: Tape) -> bool:
+    """What a step has beside its batch must not depend on it."""
+    pairs = zip(first.state_tensors, second.state_tensors, strict=True)
+    return all(a is b or (a.shape == b.shape and torch.equal(a, b)) for a, b in pairs)
+
+
+def _op(both: _Both, a: Op, b: Op) -> Op:
+    if a.func is not b.func or a.outputs != b.outputs:
+        raise Differs
+    return replace(a, args=both.join(a.args, b.args), kwargs=both.join(a.kwargs, b.kwargs))
+
+
+def _layout(both: _Both, a: Layout, b: Layout) -> Layout:
+    if a.dtype != b.dtype:
+        raise Differs
+    return Layout(both.join(a.shape, b.shape), both.join(a.strides, b.strides), both.join(a.offset, b.offset), a.dtype)
+
+
+def _layout_at(layout: Layout, length: int) -> Layout:
+    shape, strides = _at(layout.shape, length), _at(layout.strides, length)
+    return Layout(shape, strides, _at(layout.offset, length), layout.dtype)
+
+
+def _at(value: Any, length: int) -> Any:
+    if isinstance(value, Rows):
+        return value.at(length)
+    if isinstance(value, tuple | list):
+        return type(value)(_at(item, length) for item in value)
+    return {key: _at(item, length) for key, item in value.items()} if isinstance(value, dict) else value
