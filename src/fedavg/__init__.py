@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
     from fedavg.world import (
@@ -147,6 +148,7 @@ _HOMES = {
     ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
     "fedavg.world": [
@@ -165,9 +167,10 @@ __all__ = [
     "LowRank", "MacroF1", "Markov", "Mask", "Mean", "Metric", "Natural", "Noise", "OneShot", "Oort", "Optimizer",
     "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice",
     "Quantise", "Quorum", "Ragged", "Rate", "Rates", "Result", "Round", "RunDirError", "Sampler", "Scaffold",
-    "Schedule", "Shards", "Stage", "Start", "State", "Step", "Sum", "Task", "TaskError", "TopK", "TopKAccuracy",
-    "Traced", "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work", "World", "from_arrays", "from_clients",
-    "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "train",
+    "Schedule", "Shards", "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK",
+    "TopKAccuracy", "Traced", "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work", "World", "from_arrays",
+    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
+    "run", "sweep", "train",
 ]  # fmt: skip
 
 

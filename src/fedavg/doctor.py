@@ -15,7 +15,6 @@ from typing import Final
 
 import torch
 
-import fedavg
 from fedavg import machine, native
 from fedavg.data import DATASETS
 from fedavg.data.download import present
@@ -119,7 +118,7 @@ def _compiler() -> Finding:
 
 
 def _sources() -> list[Path]:
-    return sorted(Path(fedavg.__file__).parent.rglob("*.c"))
+    return sorted(Path(__file__).parent.rglob("*.c"))
 
 
 def _all_shipped() -> bool:

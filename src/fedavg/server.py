@@ -84,6 +84,8 @@ class Round:
     ledger: dict[str, Any] | None = None
     #: How the round went in the plan's world; see `fedavg.world.report.Row`.
     world: dict[str, Any] | None = None
+    #: Who was asked and what became of them; see `fedavg.fleets.attendance.Attendance`.
+    cohort: dict[str, Any] | None = None
 
 
 #: What `train` gives, and what a `watch` is called with.
@@ -97,7 +99,7 @@ def event_row(event: Round) -> dict[str, Any]:
     A number that is not finite is None: JSON has no word for it.
     """
     absent = {"state"} if event.ledger else {"state", "epsilon", "ledger"}
-    absent |= {name for name in ("metrics", "on_clients", "world") if not getattr(event, name)}
+    absent |= {name for name in ("metrics", "on_clients", "world", "cohort") if not getattr(event, name)}
     return {name: _plain(getattr(event, name)) for name in Round.__dataclass_fields__ if name not in absent}
 
 
@@ -234,6 +236,7 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
         world=dict(result.world) if result.world else None,
+        cohort=result.attendance.to_dict() if result.attendance else None,
     )
 
 

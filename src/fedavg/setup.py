@@ -134,6 +134,12 @@ class Setup:
         return frozenset() if hidden else frozenset(self.algorithm.metrics)
 
     @property
+    def shows_updates(self) -> bool:
+        """True if the server may look at what single clients send: neither masked nor under differential privacy."""
+        hidden = any(stage.hides_metrics for stage in self.stages)
+        return not hidden and self.secagg is None and self.budget is None
+
+    @property
     def algorithm_metrics(self) -> frozenset[str]:
         """What an algorithm measures of its own, beside the training loss."""
         return self.metrics - {"train_loss"}

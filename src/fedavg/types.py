@@ -232,5 +232,7 @@ class Part:
     cohort: Sequence[int]
     shared: Tensor
     scale: float = 1.0
+    #: How many rounds ago `shared` was the newest.
+    staleness: int = 0
     #: The last changes of `shared`, oldest first, for clients that hold an earlier one; the newest leads to this one.
     frames: Sequence[bytes] = ()

@@ -100,7 +100,12 @@ class FedBuff(FedAvg):
         landed, flights, clock = self._fill(flights, clock, work, cohort, world)
         world.end(clock, [now - flight.version for flight in landed])
         parts = [
-            Part([f.client for f in landed if f.version == version], versions[version], (1 + now - version) ** -0.5)
+            Part(
+                [f.client for f in landed if f.version == version],
+                versions[version],
+                (1 + now - version) ** -0.5,
+                now - version,
+            )
             for version in sorted({f.version for f in landed})
         ]
         return State(state.weights, _slots(flights, clock, versions)), parts

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedavg.engine.trainer import Engine
 from fedavg.errors import FleetError
+from fedavg.fleets.attendance import Attendance, joined
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
 from fedavg.samplers.cohort import Among
@@ -36,6 +37,8 @@ class CohortResult:
     losses: Mapping[int, float] = field(default_factory=dict)
     #: How the round went in the plan's world (`fedavg.world.report.Row`); None without one.
     world: Mapping[str, Any] | None = None
+    #: Who took part; None where the fleet does not tell.
+    attendance: Attendance | None = None
 
 
 class Measured(Protocol):
@@ -68,6 +71,7 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
         largest_up=max(result.largest_up for result in results),
         bytes_down=sum(result.bytes_down for result in results),
         losses={client: loss for result in results for client, loss in result.losses.items()},
+        attendance=joined([result.attendance for result in results], scales),
     )
 
 

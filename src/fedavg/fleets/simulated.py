@@ -24,6 +24,7 @@ from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
+from fedavg.fleets.attendance import Attendance
 from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
 from fedavg.fleets.pool import Finished, Pool
 from fedavg.fleets.worker import (
@@ -155,20 +156,24 @@ class SimulatedFleet(Fleet, ABC):
             terms = self._terms(part, work)
             encoding = terms.encoding if terms else None
             finished = self._pool.run([TrainJob(k, work, self._cohorts, encoding) for k in order])
-            added = self._unmasked(part, order, finished, terms) if terms else self._added(part, order, finished, work)
-            results.append(added)
+            results.append(
+                self._unmasked(part, order, finished, terms) if terms else self._added(part, order, finished, work)
+            )
         return join(results, [part.scale for part in parts])
 
-    def _added(self, part: Part, order: list[int], finished: Finished, work: Work) -> CohortResult:
+    def _added(self, part: Part, cohort: list[int], finished: Finished, work: Work) -> CohortResult:
         """The sum over a part's clients."""
+        seen = {k: t.seen for k, t in zip(cohort, finished.results, strict=True) if isinstance(t, Trained) and t.seen}
         trained = [result for result in finished.results if isinstance(result, Trained)]
         vector = to_float(finished.ring) if finished.ring is not None else self._nothing()
         total = Sum(vector, fsum(t.weight for t in trained), len(trained), weighted_means(trained))
         down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
-        told = zip(order, trained, strict=True) if self._setup.remembers else ()
+        told = zip(cohort, trained, strict=True) if self._setup.remembers else ()
         losses = {k: t.metrics["train_loss"] for k, t in told if "train_loss" in t.metrics}
-        return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(part.cohort), losses=losses)
+        there = Attendance(len(cohort), seen, staleness={part.staleness: len(trained)})
+        down_bytes = len(down) * len(part.cohort)
+        return CohortResult(total, sum(sent), max(sent, default=0), down_bytes, losses=losses, attendance=there)
 
     def _nothing(self) -> Tensor:
         """The sum over nobody."""
@@ -194,7 +199,8 @@ class SimulatedFleet(Fleet, ABC):
         costs = outcome.clients.values()
         down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(part.shared))
         up = [cost.bytes_up for cost in costs]
-        return CohortResult(total, sum(up), max(up), down, decoded.saturated)
+        there = Attendance(len(cohort), survivors=len(outcome.aggregate.survivors), threshold=terms.threshold)
+        return CohortResult(total, sum(up), max(up), down, decoded.saturated, attendance=there)
 
     def _tell_of_capped(self, decoded: "DecodedSum", cap: float) -> None:
         """Once for a run: from then on the mean over clients is another than the plan's weights would give."""

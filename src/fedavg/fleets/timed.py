@@ -25,6 +25,7 @@ from fedavg.setup import Setup, cohort_size
 from fedavg.types import Cohort, Errands, Part, Population, Slots, Split, Work
 from fedavg.world import make_closing, make_world
 from fedavg.world.clock import Clock, Errand, Outcome, hours
+from fedavg.world.closing import Fate
 from fedavg.world.report import Row, row_of_flights, row_of_round
 
 log = logging.getLogger("fedavg.run")
@@ -125,7 +126,7 @@ class TimedFleet(Fleet):
         reporting = [replace(part, cohort=[k for k in part.cohort if k in counted]) for part in parts]
         result = self._trained(cohort, work, reporting)
         self._learn(work, asked, outcome, result)
-        return self._closed(result, row)
+        return self._closed(_attended(result, asked, outcome), row)
 
     def _errand(self, work: Work, clients: np.ndarray) -> Errand:
         sizes = _sizes(self._clients(work.round))
@@ -218,6 +219,15 @@ class TimedFleet(Fleet):
 
     def close(self) -> None:
         self._inner.close()
+
+
+def _attended(result: CohortResult, asked: np.ndarray, outcome: Outcome) -> CohortResult:
+    """With those who were asked and did not count."""
+    if not result.attendance:
+        return result
+    fates = {fate.name.lower(): asked[outcome.closed.fates == fate].tolist() for fate in (Fate.LATE, Fate.DROPPED)}
+    missing = {name: clients for name, clients in fates.items() if clients}
+    return replace(result, attendance=replace(result.attendance, asked=len(asked), missing=missing))
 
 
 def _sizes(population: Population) -> np.ndarray:

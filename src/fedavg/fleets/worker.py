@@ -15,6 +15,7 @@ from fedavg.client import Client, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged, FedAvgError, FleetError, TaskError
+from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, report
 from fedavg.metrics.spread import OnClients, spread_of, whole_report
@@ -69,6 +70,8 @@ class Trained:
     bound: int
     #: The ring elements to be masked, with secure aggregation.
     ring: bytes = b""
+    #: What the server sees of the update, where the plan lets it.
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class Worker:
             self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound)
+        seen = see(update, self._setup.plan.seed) if self._setup.shows_updates else None
+        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound, seen=seen)
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self.shared[: len(self._trainer.weights)])

@@ -9,6 +9,17 @@ from fedavg.plan.plan import (
     make_plan,
     option_names,
     part_options,
+    source_values,
 )
 
-__all__ = ["PRESETS", "Plan", "check_plan", "help_of", "load_plan", "make_plan", "option_names", "part_options"]
+__all__ = [
+    "PRESETS",
+    "Plan",
+    "check_plan",
+    "help_of",
+    "load_plan",
+    "make_plan",
+    "option_names",
+    "part_options",
+    "source_values",
+]

@@ -344,10 +344,14 @@ def check_plan(plan: object, what: str) -> None:
 
 def load_plan(source: str, changes: Mapping[str, object]) -> Plan:
     """A plan from a preset's name or a TOML file, with changes."""
-    return make_plan({**_base(source), **changes}, source)
+    values = source_values(source)
+    if "sweep" in values:
+        raise PlanError(f"{source} describes a sweep ([sweep]), not one run; expected: fedavg sweep {source}")
+    return make_plan({**values, **changes}, source)
 
 
-def _base(source: str) -> dict[str, object]:
+def source_values(source: str) -> Mapping[str, object]:
+    """The options that a preset or a TOML file sets, as they stand there."""
     if source in PRESETS:
         return PRESETS[source]
     path = Path(source)

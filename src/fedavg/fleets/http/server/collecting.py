@@ -75,12 +75,14 @@ class Collecting:
         silent = asked - round.accepted if now >= round.deadline else set()
         self._conduct.strike(silent | (asked & round.failed), now)
 
-    def fail(self, k: int, round: int, attempt: int) -> bool:
+    def fail(self, k: int, round: int, attempt: int, why: str) -> bool:
         """A client will not send its update; false if it was not asked for one."""
         with self.adding, self._shared.changed:
             current = self.current.round if self.current else None
             if not current or (current.round, current.attempt) != (round, attempt) or k not in current.invited:
                 return False
+            assert self.current
+            self.current.why[k] = why
             current.fail(k, monotonic())
             self._shared.changed.notify_all()
             return True
@@ -105,6 +107,17 @@ class Collecting:
             assert self.current
             assert self.current.round.phase is RoundPhase.COMMITTING
             return [(to_float(each.ring), list(each.received)) for each in self.current.collected]
+
+    def missing(self) -> dict[str, list[int]]:
+        """By reason, the clients that were invited and are not in the sum."""
+        found: dict[str, list[int]] = {}
+        with self._shared.changed:
+            assert self.current
+            round, why = self.current.round, self.current.why
+            silent = "late" if monotonic() >= round.deadline else "not waited for"
+            for k in sorted(set(round.invited) - round.accepted):
+                found.setdefault("revoked" if k in self._presence.revoked else why.get(k, silent), []).append(k)
+        return found
 
     def counted(self) -> list[int]:
         """The clients whose updates are in the sum, where they are known."""

@@ -23,6 +23,7 @@ from fedavg.data.holdout import held_out
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
+from fedavg.fleets.attendance import Attendance
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation, Invitations
@@ -247,7 +248,13 @@ class HttpFleet(Fleet):
             log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": rest})
             total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
         up, down = self._hub.sessions.bytes_sent()
-        return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
+        there = Attendance(
+            len(invitation.round.invited), survivors=len(aggregate.survivors), threshold=self._threshold()
+        )
+        return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated, attendance=there)
+
+    def _threshold(self) -> int | None:
+        return self._session.terms.threshold if self._session else None
 
     def _aggregate(self, invitation: Invitation) -> "Aggregate | None":
         """Carry a session to its end. It is on the disk before the first client is asked to open its sum.
@@ -298,10 +305,21 @@ class HttpFleet(Fleet):
 
     def _result(self, invitation: Invitation) -> CohortResult:
         """The groups' sums as one; a group of which nobody answered does not count."""
-        totals = zip(self._hub.collecting.totals(), invitation.scales, strict=True)
-        answered = [(_summed(*total), scale) for total, scale in totals if total[1]]
+        totals = zip(self._hub.collecting.totals(), invitation.scales, invitation.staleness, strict=True)
+        answered = [(_summed(*total, staleness), scale) for total, scale, staleness in totals if total[1]]
         result = join([total for total, _ in answered], [scale for _, scale in answered])
-        return replace(result, bytes_down=invitation.bytes_down)
+        return replace(result, bytes_down=invitation.bytes_down, attendance=self._attendance(invitation, result))
+
+    def _attendance(self, invitation: Invitation, result: CohortResult) -> Attendance:
+        """Who was asked and why some are missing; by name only where single updates may be known by name."""
+        missing = self._hub.collecting.missing()
+        there = result.attendance or Attendance(0)
+        return replace(
+            there,
+            asked=len(invitation.round.invited),
+            missing=missing if there.seen else {},
+            counts={reason: len(clients) for reason, clients in missing.items()},
+        )
 
     @property
     def attempt(self) -> int:
@@ -341,7 +359,10 @@ class HttpFleet(Fleet):
             raise Stopped("stopped by the operator; start the server again with the same database to go on")
 
 
-def _summed(vector: Tensor, received: list[Received]) -> CohortResult:
+def _summed(vector: Tensor, received: list[Received], staleness: int) -> CohortResult:
     sent = [r.bytes_up for r in received]
     total = Sum(vector, fsum(r.weight for r in received), len(received), weighted_means(received))
-    return CohortResult(total, sum(sent), max(sent), 0)
+    seen = {r.client: r.seen for r in received if r.client is not None and r.seen}
+    return CohortResult(
+        total, sum(sent), max(sent), 0, attendance=Attendance(len(received), seen, staleness={staleness: len(received)})
+    )

@@ -89,6 +89,7 @@ class Intake:
             return Receipt.NOT_INVITED
         decoded = decode_update(frame, self._bounded(collected, source))
         update = collected.group.arrived(decoded.vector, min(decoded.weight, current.weight_cap))
+        seen = collected.group.see(update)
         with self._collecting.adding:
             verdict = self.judge(source, round, attempt)
             if verdict is not Receipt.ACCEPTED:
@@ -99,7 +100,9 @@ class Intake:
             with self._shared.changed:
                 if isinstance(source, int):
                     collected.sizes[source] = size
-                collected.received.append(Received(update.weight, {**decoded.metrics, **update.metrics}, len(frame)))
+                client = source if isinstance(source, int) else None
+                measured = {**decoded.metrics, **update.metrics}
+                collected.received.append(Received(update.weight, measured, len(frame), client, seen))
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
                 current.round.accept(source)
@@ -120,7 +123,7 @@ class Intake:
         with self._shared.changed:
             self._updates.refused[reason] += 1
         if isinstance(source, int):
-            self._collecting.fail(source, round, attempt)
+            self._collecting.fail(source, round, attempt, f"refused: {reason}")
 
 
 def _add(total: ExactSum, update: Update) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedavg.fleets.attendance import Seen
 from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.rounds import OpenRound
@@ -28,6 +29,8 @@ class Group:
     arrived: Callable[[Tensor, float], Update]
     #: From n_k to what the client's metrics may be.
     metric_bounds: Callable[[int], Mapping[str, tuple[float, float]]] = lambda _: {}
+    #: What is kept of a single update until the round is over; nothing where the plan keeps it from the server.
+    see: Callable[[Update], Seen | None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class Received:
     weight: float
     metrics: dict[str, float]
     bytes_up: int
+    #: Whose it was and what was seen of it, where both may be known.
+    client: int | None = None
+    seen: Seen | None = None
 
 
 class Collected:
@@ -65,6 +71,8 @@ class UnderWay:
     weight_cap: float
     #: Clients that have had their upload token.
     given: set[int] = field(default_factory=set)
+    #: Why clients gave nothing, of those who said so or were refused.
+    why: dict[int, str] = field(default_factory=dict)
 
     def group_of(self, source: int | bytes) -> Collected | None:
         """The group of a client, or of the hash of an upload token."""
