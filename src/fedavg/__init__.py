@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
     from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
-    from fedavg.fleets import Fleet, LocalFleet
+    from fedavg.fleets import Fleet, LocalFleet, RayFleet
     from fedavg.metrics import (
         AUC,
         MAE,
@@ -123,7 +123,7 @@ _HOMES = {
         "RunDirError",
         "TaskError",
     ],
-    "fedavg.fleets": ["Fleet", "LocalFleet"],
+    "fedavg.fleets": ["Fleet", "LocalFleet", "RayFleet"],
     "fedavg.metrics": [
         "AUC",
         "MAE",
@@ -166,11 +166,11 @@ __all__ = [
     "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet", "LogNormal", "Loss",
     "LowRank", "MacroF1", "Markov", "Mask", "Mean", "Metric", "Natural", "Noise", "OneShot", "Oort", "Optimizer",
     "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice",
-    "Quantise", "Quorum", "Ragged", "Rate", "Rates", "Result", "Round", "RunDirError", "Sampler", "Scaffold",
-    "Schedule", "Shards", "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK",
-    "TopKAccuracy", "Traced", "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work", "World", "from_arrays",
-    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
-    "run", "sweep", "train",
+    "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Result", "Round", "RunDirError", "Sampler",
+    "Scaffold", "Schedule", "Shards", "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError",
+    "TopK", "TopKAccuracy", "Traced", "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work", "World",
+    "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded",
+    "resume", "run", "sweep", "train",
 ]  # fmt: skip
 
 

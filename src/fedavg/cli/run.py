@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
 _fleet = click.option(
-    "--fleet", default="local", metavar="NAME", help="Where clients run: local, or installed code by its name [local]."
+    "--fleet",
+    default="local",
+    metavar="NAME",
+    help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
 )
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
 
