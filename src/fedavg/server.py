@@ -3,7 +3,7 @@
 It does not know where clients run, nor who consumes its events: a recorder, a progress line, a notebook.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -16,7 +16,9 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.errors import Diverged
 from fedavg.fleets import Abandoned, CohortResult, Fleet, in_world, make_fleet
+from fedavg.metrics import report
 from fedavg.metrics.goal import Best, Goal, improved, stalled
+from fedavg.metrics.rows import watched
 from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.setup import Setup, resolve
@@ -75,7 +77,7 @@ class Round:
     test: dict[str, float] | None
     train: dict[str, float] | None
     state: State
-    #: What the algorithm measures beside its training loss: means over the cohort, by n_k.
+    #: What the algorithm measures beside its training loss (`Algorithm.metrics`), over the cohort.
     metrics: dict[str, float] = field(default_factory=dict)
     #: How clients judged the model on what they hold out; see `fedavg.metrics.spread.OnClients`.
     on_clients: dict[str, Any] | None = None
@@ -149,28 +151,21 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[E
                     if not isinstance(result, Abandoned):
                         trained = _averaged(setup, assigned, cohort, result, work)
             trained = _remembering(fleet, trained)
-            event = _judged_round(setup, fleet, state, work, trained, perf_counter() - began)
+            event = _watching(setup.goal, _judged_round(setup, fleet, state, work, trained, perf_counter() - began))
             state = event.state
             yield event
             if _enough(setup.goal, event) or budget_spent(setup.plan.dp_epsilon, event.ledger):
                 return
 
 
-def judged(row: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """The metrics of a round that count: the server's, or the clients' where the server has none."""
-    if row["test"]:
-        return row["test"]  # type: ignore[no-any-return]
-    on_clients = row.get("on_clients")
-    return on_clients["metrics"] if on_clients else None
-
-
-def _watched(goal: Goal, state: State, round: int, metrics: Mapping[str, float] | None) -> State:
-    """The state with the best value so far, if the run waits for a better one: so a resumed run goes on waiting."""
-    if goal.patience is None or not metrics or goal.metric not in metrics:
-        return state
-    best = improved(goal, _best(state), round, metrics[goal.metric])
+def _watching(goal: Goal, event: Round) -> Round:
+    """The round with the best value so far in its state, if the run waits for a better one: so a resumed run goes on
+    waiting."""
+    if goal.patience is None or (value := watched(event_row(event), goal.metric)) is None:
+        return event
+    best = improved(goal, _best(event.state), event.round, value)
     kept = {"best": torch.tensor([best.value, best.round], dtype=torch.float64)}
-    return replace(state, others={**state.others, GOAL: kept})
+    return replace(event, state=replace(event.state, others={**event.state.others, GOAL: kept}))
 
 
 def _best(state: State) -> Best | None:
@@ -182,8 +177,8 @@ def _best(state: State) -> Best | None:
 
 def _enough(goal: Goal, event: Round) -> bool:
     """True if the run may stop after this round."""
-    metrics, best = judged(event_row(event)), _best(event.state)
-    if metrics and goal.metric in metrics and goal.reached(metrics[goal.metric]):
+    value, best = watched(event_row(event), goal.metric), _best(event.state)
+    if value is not None and goal.reached(value):
         return True
     return best is not None and stalled(goal, best, event.round)
 
@@ -214,14 +209,14 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
     test = fleet.evaluate(after.weights, "test") if due and setup.judged_by_server else None
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
-    on_clients = found.to_dict() if found else None
     entry = setup.budget.entry(work.round, result.releases) if setup.budget else None
+    measured = report(setup.measures, result.total.sums) if result.total.sums else {}
     return Round(
         round=work.round,
         lr=work.lr,
         clients=result.total.count,
         examples=result.total.weight,
-        train_loss=result.total.metrics.get("train_loss"),
+        train_loss=measured.get("train_loss"),
         bytes_up=result.bytes_up + cohort.bytes_up,
         bytes_down=_bytes_down(setup, before, trained, work) + cohort.bytes_down,
         simulated_s=_simulated_s(result, setup.plan),
@@ -230,9 +225,9 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
         saturated=result.saturated,
         test=test,
         train=on_train,
-        state=_watched(setup.goal, after, work.round, judged({"test": test, "on_clients": on_clients})),
-        metrics={name: value for name, value in result.total.metrics.items() if name in setup.algorithm_metrics},
-        on_clients=on_clients,
+        state=after,
+        metrics={name: value for name, value in measured.items() if name != "train_loss"},
+        on_clients=found.to_dict() if found else None,
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
         world=dict(result.world) if result.world else None,
@@ -286,7 +281,8 @@ def _assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[S
 
 def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult, work: Work) -> _Trained:
     """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
-    total = replace(result.total, population=cohort.population)
+    measured = report(setup.measures, result.total.sums) if result.total.sums else {}
+    total = replace(result.total, metrics=measured, population=cohort.population)
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
     after = _server_half(setup, before, total, work) if total.weight else before  # nobody took part: no mean

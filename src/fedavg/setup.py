@@ -1,6 +1,6 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +19,10 @@ from fedavg.engine.ready import make_ready
 from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
-from fedavg.metrics import Metric, by_name
+from fedavg.metrics import Measure, Metric, by_name
 from fedavg.metrics.goal import Goal, make_goal
+from fedavg.metrics.rows import CLIENTS, TRAINING
+from fedavg.metrics.training import measures_by_name, names_sent
 from fedavg.optimizers import make_optimizer
 from fedavg.plan import Plan
 from fedavg.plan.plan import default_of
@@ -128,10 +130,19 @@ class Setup:
     remembers: bool = False
 
     @property
+    def algorithm_measures(self) -> Mapping[str, Measure]:
+        """What clients measure in training, by name."""
+        return measures_by_name(self.algorithm.metrics)
+
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """What of it leaves them: nothing, if a stage has it so."""
+        return {} if any(stage.hides_metrics for stage in self.stages) else self.algorithm_measures
+
+    @property
     def metrics(self) -> frozenset[str]:
-        """The names of the metrics that come with every update."""
-        hidden = any(stage.hides_metrics for stage in self.stages)
-        return frozenset() if hidden else frozenset(self.algorithm.metrics)
+        """The names of the numbers that come with every update."""
+        return frozenset(names_sent(self.measures))
 
     @property
     def shows_updates(self) -> bool:
@@ -140,14 +151,9 @@ class Setup:
         return not hidden and self.secagg is None and self.budget is None
 
     @property
-    def algorithm_metrics(self) -> frozenset[str]:
-        """What an algorithm measures of its own, beside the training loss."""
-        return self.metrics - {"train_loss"}
-
-    @property
     def goal(self) -> Goal:
         """What the run is watched by, and when it may stop."""
-        return make_goal(self.plan.target, self.plan.patience, self.task.judged_by)
+        return goal_of(self.plan, self.task)
 
     @property
     def keeps_state(self) -> bool:
@@ -292,6 +298,12 @@ def _bound_together(draft: Draft) -> Setup:
     )
 
 
+def goal_of(plan: Plan, task: Task) -> Goal:
+    """What a run of the plan is watched by, and when it may stop."""
+    training = measures_by_name(make_algorithm(plan.algorithm).metrics)
+    return make_goal(plan.target, plan.patience, task.judged_by, training)
+
+
 def simulation(plan: Plan) -> tuple[Setup, FederatedData]:
     """A plan and its data for a simulation on this machine."""
     data = resolve_data(plan)
@@ -305,18 +317,13 @@ def population_of(data: FederatedData) -> Population:
 def _check_evaluation(draft: Draft) -> None:
     """Refuse an evaluation that nobody can do, and options that would have no effect."""
     plan = draft.plan
-    goal = make_goal(plan.target, plan.patience, draft.task.judged_by)
     if "server" in plan.evaluate and not draft.test:
         raise PlanError(f"evaluate: got '{plan.evaluate}', but the data has no test set; expected one, "
                         "or evaluate 'clients' with a holdout, or 'none'")  # fmt: skip
     if "clients" in plan.evaluate and not draft.holds_out:
         raise PlanError(f"evaluate: got '{plan.evaluate}', but no client holds examples out; set holdout, as in 0.2, "
                         "large enough that clients of 2 or more examples have some")  # fmt: skip
-    judged = draft.judged_by_server or draft.judged_by_clients
-    for name in ("target", "patience"):
-        if getattr(goal, name) is not None and not judged:
-            raise PlanError(f"{name}: got {getattr(plan, name)}, but nothing is evaluated; expected a test set, or a "
-                            "holdout that clients judge on")  # fmt: skip
+    _check_goal(draft)
     if plan.eval_clients is not None and not draft.judged_by_clients:
         raise PlanError(f"eval_clients: got {plan.eval_clients}, but no client judges the model; expected evaluate "
                         "'clients' or 'server,clients' too")  # fmt: skip
@@ -324,6 +331,25 @@ def _check_evaluation(draft: Draft) -> None:
     if draft.judged_by_clients and draft.secagg and held is not None:
         able = int(np.count_nonzero(held))
         draft.secagg.check(min(plan.eval_clients or able, able))
+
+
+def _check_goal(draft: Draft) -> None:
+    """A run does not wait for a number that no round will have."""
+    plan, goal = draft.plan, goal_of(draft.plan, draft.task)
+    option = "target" if goal.target is not None else "patience"
+    if goal.target is None and goal.patience is None:
+        return
+    got, scope = f"{option}: got {getattr(plan, option)}", goal.metric.partition(".")[0]
+    if goal.metric in draft.task.judged_by:
+        if not (draft.judged_by_server or draft.judged_by_clients):
+            raise PlanError(f"{got}, but nothing is evaluated; expected a test set, or a holdout that clients judge on")
+    elif scope == TRAINING:
+        if any(stage.hides_metrics for stage in draft.stages):
+            raise PlanError(f"{got}, but in a private run clients' own numbers stay with them; expected another metric")
+    elif not draft.judged_by_clients:
+        raise PlanError(f"{got}, but no client judges the model; expected evaluate 'clients' or 'server,clients'")
+    elif draft.secagg and goal.metric.removeprefix(f"{CLIENTS}.") not in draft.task.judged_by:
+        raise PlanError(f"{got}, but under secure aggregation nobody knows a spread over clients; expected the metric")
 
 
 def _resolve_sampler(plan: Plan, task: Task) -> Sampler:

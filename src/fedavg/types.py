@@ -122,7 +122,8 @@ class Update:
 
     vector: Tensor
     weight: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    #: What the client measured, by the names of `Algorithm.metrics`: a number for an average, else the measure's sums.
+    metrics: Mapping[str, float | Tensor | Sequence[float | Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,9 @@ class Sum:
     vector: Tensor
     weight: float
     count: int
+    #: The sums of each measure of the algorithm (`Algorithm.metrics`), as the fleet added them up.
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    #: The values that follow from them; the server loop fills them in.
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: K, how many clients there were to draw from; the server loop fills it in.
     population: int = 0

@@ -174,11 +174,9 @@ def setting(text: str) -> tuple[str, str]:
 
 def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
     from fedavg.cli.progress import Progress
-    from fedavg.metrics.goal import make_goal
-    from fedavg.setup import resolve_task
+    from fedavg.setup import goal_of, resolve_task
 
-    goal = make_goal(plan.target, plan.patience, resolve_task(plan).judged_by)
-    return Progress(plan, goal, directory, quiet)
+    return Progress(plan, goal_of(plan, resolve_task(plan)), directory, quiet)
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from fedavg.engine.trainer import Engine
 from fedavg.errors import FleetError
 from fedavg.fleets.attendance import Attendance, joined
+from fedavg.metrics import add_up
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
 from fedavg.samplers.cohort import Among
@@ -41,23 +42,6 @@ class CohortResult:
     attendance: Attendance | None = None
 
 
-class Measured(Protocol):
-    """What counts for `weight` and has been measured, such as an update."""
-
-    @property
-    def weight(self) -> float: ...
-
-    @property
-    def metrics(self) -> Mapping[str, float]: ...
-
-
-def weighted_means(measured: Sequence[Measured]) -> dict[str, float]:
-    """The mean of each metric, by weight."""
-    weight = fsum(each.weight for each in measured)
-    names = measured[0].metrics if measured else {}
-    return {name: fsum(each.weight * each.metrics[name] for each in measured) / weight for name in names}
-
-
 def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResult:
     """The parts of a round as one: sums are added by their scales, in the order given; n_k still counts whole."""
     if list(scales) == [1.0]:
@@ -65,8 +49,9 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
     first, *others = (scale * result.total.vector for scale, result in zip(scales, results, strict=True))
     totals = [result.total for result in results]
     weight = fsum(total.weight for total in totals)
+    measured = add_up([{name: sums.tolist() for name, sums in total.sums.items()} for total in totals])
     return CohortResult(
-        total=Sum(sum(others, start=first), weight, sum(total.count for total in totals), weighted_means(totals)),
+        total=Sum(sum(others, start=first), weight, sum(total.count for total in totals), measured),
         bytes_up=sum(result.bytes_up for result in results),
         largest_up=max(result.largest_up for result in results),
         bytes_down=sum(result.bytes_down for result in results),

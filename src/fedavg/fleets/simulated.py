@@ -25,7 +25,7 @@ from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.fleets.attendance import Attendance
-from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
+from fedavg.fleets.fleet import CohortResult, Fleet, join
 from fedavg.fleets.pool import Finished, Pool
 from fedavg.fleets.worker import (
     EvalJob,
@@ -34,7 +34,6 @@ from fedavg.fleets.worker import (
     TrainJob,
     Tuned,
     TuneJob,
-    add_up,
     eval_jobs,
     judged_by_clients,
     judged_together,
@@ -42,8 +41,9 @@ from fedavg.fleets.worker import (
     named_sums,
     unclipped,
 )  # fmt: skip
-from fedavg.metrics import report
+from fedavg.metrics import add_up, report
 from fedavg.metrics.spread import OnClients, names_of_sums
+from fedavg.metrics.training import sums_over, unmasked_sums
 from fedavg.plan import Plan
 from fedavg.samplers.cohort import Among, sample_cohort
 from fedavg.setup import Setup, check_population, cohort_size, population_of, proved_trainer, resolve_data
@@ -142,7 +142,7 @@ class SimulatedFleet(Fleet, ABC):
         """The mean loss of each client on what it trains on, shape (len(clients),)."""
         self._pool.share(weights)
         metrics, results = self._setup.task.judged_by, self._pool.run([EvalJob("train", k) for k in clients]).results
-        return np.array([report(metrics, add_up([r]))["loss"] for r in results if isinstance(r, Evaluated)])
+        return np.array([report(metrics, add_up([r.sums]))["loss"] for r in results if isinstance(r, Evaluated)])
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         if self._states and self._kept_in is None:  # there is no checkpoint to go back to
@@ -166,7 +166,7 @@ class SimulatedFleet(Fleet, ABC):
         seen = {k: t.seen for k, t in zip(cohort, finished.results, strict=True) if isinstance(t, Trained) and t.seen}
         trained = [result for result in finished.results if isinstance(result, Trained)]
         vector = to_float(finished.ring) if finished.ring is not None else self._nothing()
-        total = Sum(vector, fsum(t.weight for t in trained), len(trained), weighted_means(trained))
+        total = Sum(vector, fsum(t.weight for t in trained), len(trained), sums_over(self._setup.measures, trained))
         down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
         told = zip(cohort, trained, strict=True) if self._setup.remembers else ()
@@ -195,7 +195,8 @@ class SimulatedFleet(Fleet, ABC):
         outcome = simulate(terms, cohort, lambda k: np.frombuffer(rings[k], terms.encoding.dtype))
         decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
         self._tell_of_capped(decoded, terms.encoding.weight_cap)
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        measured = unmasked_sums(self._setup.measures, decoded)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
         costs = outcome.clients.values()
         down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(part.shared))
         up = [cost.bytes_up for cost in costs]
@@ -215,7 +216,7 @@ class SimulatedFleet(Fleet, ABC):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._pool.share(weights)
         results = self._pool.run(eval_jobs(self._setup, self._data, on)).results
-        pieces = [result for result in results if isinstance(result, Evaluated)]
+        pieces = [result.sums for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged, FedAvgError, FleetError, TaskError
 from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.watchdog import Busy
-from fedavg.metrics import Metric, report
+from fedavg.metrics import Metric, add_up, report
 from fedavg.metrics.spread import OnClients, spread_of, whole_report
+from fedavg.metrics.training import masked_numbers
 from fedavg.setup import Setup
 from fedavg.states import StateStore
 from fedavg.sums import ExactSum
@@ -141,7 +142,8 @@ class Worker:
             message = run_client(self._setup, self._trainer, job.client, examples, job.work, self.shared, self._states)
             vector = self._setup.codec.decode(message.frame, self._size)
             if job.encoding:  # bounds can not be kept on what is masked
-                ring = job.encoding.encode(vector.numpy(), message.weight, message.metrics).ring
+                measured = masked_numbers(self._setup.measures, message)
+                ring = job.encoding.encode(vector.numpy(), message.weight, measured).ring
                 return Trained(message.weight, message.metrics, len(message.frame), 0, ring.tobytes())
             update = self._setup.arrived(vector, message.weight, job.work)
             self._sum.add(update.vector, update.weight)
@@ -209,12 +211,6 @@ def describe(data: FederatedData, job: Job, index: int) -> Busy:
     return Busy(index, f"evaluate {job.split}", size, f"piece {job.piece} of the evaluation on {job.split}")
 
 
-def add_up(pieces: Sequence[Evaluated]) -> dict[str, Tensor]:
-    """The sums over all pieces, exactly rounded: the order of the pieces can not change a bit."""
-    columns = {name: zip(*(piece.sums[name] for piece in pieces), strict=True) for name in pieces[0].sums}
-    return {name: torch.tensor([fsum(each) for each in sums], dtype=torch.float64) for name, sums in columns.items()}
-
-
 def judges(setup: Setup, round: int, able: np.ndarray) -> list[int]:
     """Who judges the model of a round: as many as the plan says of the clients that are able to, in rising order."""
     wanted = setup.plan.eval_clients
@@ -229,7 +225,8 @@ def judged_by_clients(
 ) -> OnClients:
     """What clients found, each with its own sums."""
     each = [{name: torch.tensor(sums, dtype=torch.float64) for name, sums in piece.sums.items()} for piece in pieces]
-    return OnClients(len(pieces), whole_report(metrics, add_up(pieces)), spread_of(metrics, each), bytes_up, bytes_down)
+    total = add_up([piece.sums for piece in pieces])
+    return OnClients(len(pieces), whole_report(metrics, total), spread_of(metrics, each), bytes_up, bytes_down)
 
 
 def judged_together(

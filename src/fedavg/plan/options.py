@@ -136,13 +136,19 @@ def any_number(value: object) -> float:
     return number
 
 
+def _short(number: Any) -> str:
+    """Without a fraction of zero, and with all the digits that it has."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+
+
 def of_metric(value_of: Parser, of_accuracy: Parser | None = None) -> Parser:
     """A number, which belongs to the metric that matters most, or 'metric=number'."""
 
     def parse(value: object) -> object:
         name, equals, number = str(value).rpartition("=")
         if isinstance(value, str) and equals and (name != "accuracy" or of_accuracy is None):
-            return f"{name}={value_of(number):g}"
+            check = of_accuracy if of_accuracy and name == "clients.accuracy" else value_of
+            return f"{name}={_short(check(number))}"
         return (of_accuracy or value_of)(number if equals else value)
 
     return parse

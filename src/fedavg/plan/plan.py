@@ -104,7 +104,9 @@ class Plan:
     )
     rounds: int = option(100, integer(1), "rounds of communication at the most")
     target: float | str | None = option(
-        None, Optional(of_metric(any_number, number(0, 1, above=True))), "stop at this accuracy; f1=0.8: at this f1"
+        None,
+        Optional(of_metric(any_number, number(0, 1, above=True))),
+        "stop at this accuracy; f1=0.8: at this f1; clients.f1=0.8: as clients judge",
     )
     patience: int | str | None = option(
         None,

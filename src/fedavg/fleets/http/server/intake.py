@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 from math import ceil
 from time import monotonic
+from typing import cast
 
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
@@ -101,7 +102,7 @@ class Intake:
                 if isinstance(source, int):
                     collected.sizes[source] = size
                 client = source if isinstance(source, int) else None
-                measured = {**decoded.metrics, **update.metrics}
+                measured = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
                 collected.received.append(Received(update.weight, measured, len(frame), client, seen))
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
