@@ -93,12 +93,27 @@ if TYPE_CHECKING:
         TrimmedMean,
     )
     from fedavg.runner import Result, resume, run
-    from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
+    from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
+    from fedavg.world import (
+        Alike,
+        Always,
+        Closing,
+        Deadline,
+        Devices,
+        Diurnal,
+        Everyone,
+        LogNormal,
+        Markov,
+        Quorum,
+        Rates,
+        Traced,
+        World,
+    )
 
 #: Where the public names live: they are imported on first use, so that `fedavg --help` need not wait for PyTorch.
 _HOMES = {
@@ -206,31 +221,38 @@ _HOMES = {
         "TrimmedMean",
     ],
     "fedavg.runner": ["Result", "resume", "run"],
-    "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
+    "fedavg.samplers": [
+        "Corrected", "InTurns", "Oort", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
+    ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
+    "fedavg.world": [
+        "Alike", "Always", "Closing", "Deadline", "Devices", "Diurnal", "Everyone", "LogNormal", "Markov", "Quorum",
+        "Rates", "Traced", "World",
+    ],
 }  # fmt: skip
 
 __all__ = [
     "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping", "Algorithm",
-    "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case", "CentredClipping", "ClassAccuracy", "Client",
-    "Clip", "Codec", "Cohort", "Constant", "Correction", "Cosine", "DataError", "Dirichlet", "DiskError", "Diverged",
-    "DnC", "Entropy", "Event", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgError", "FedAvgM",
-    "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData", "Fleet", "FleetError", "Float16",
-    "Float32", "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum",
-    "LabelFlip", "LittleIsEnough", "LocalDP", "LocalFleet", "Loss", "LowRank", "MacroF1", "Mask", "Mean",
+    "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case", "CentredClipping",
+    "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected", "Correction", "Cosine",
+    "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged", "DnC", "Entropy", "Event",
+    "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff",
+    "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData", "Fleet", "FleetError", "Float16", "Float32",
+    "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip",
+    "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean",
     "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs",
-    "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "OptimalInnerProduct",
+    "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
     "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool",
-    "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Ragged", "Rate", "RayFleet", "Reducer", "Result",
-    "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start",
-    "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "TrimmedMean",
-    "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "from_arrays", "from_clients",
-    "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep",
-    "train",
+    "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet",
+    "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards",
+    "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK",
+    "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work",
+    "World", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load",
+    "padded", "resume", "run", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,18 +11,18 @@ from torch import Tensor
 from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.attacks import Attack
-from fedavg.attacks.options import attack_of, liars_of
+from fedavg.attacks.options import attack_of
 from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.finite import check_finite
+from fedavg.draft import Draft, check_evaluation, check_world, checked_liars, goal_of, update_size
 from fedavg.engine.ready import make_ready
 from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.metrics import Measure, Metric, by_name
-from fedavg.metrics.goal import Goal, make_goal
-from fedavg.metrics.rows import CLIENTS, TRAINING
+from fedavg.metrics.goal import Goal
 from fedavg.metrics.training import measures_by_name, names_sent
 from fedavg.optimizers import make_optimizer
 from fedavg.parts import bound_codec, check_device, downlink_of, sampler_of, secagg_of
@@ -32,80 +32,13 @@ from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
 from fedavg.robust import Defence
 from fedavg.robust.options import defence_of
-from fedavg.samplers import Sampler
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
-from fedavg.stages.stage import Mechanism
 from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Population, Update, Work
 
 if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
     from fedavg.secagg.options import Masking
-
-
-@dataclass(frozen=True)
-class Draft:
-    """The parts of a plan before they know of each other: what a part is bound to."""
-
-    plan: Plan
-    task: Task
-    algorithm: Algorithm
-    codec: Codec
-    stages: tuple[Stage, ...]
-    #: Who is asked in a round.
-    sampler: Sampler
-    secagg: "Masking | None"
-    #: Who the clients are; None where whoever comes takes part, so that nobody knows how many there will be.
-    population: Population | None
-    #: What the server judges models on; None where it has nothing.
-    test: Examples | None
-    #: The rule over single updates; None: the weighted mean.
-    defence: Defence | None = None
-    #: How some clients lie; None: nobody does.
-    attack: Attack | None = None
-
-    @property
-    def judged_by_server(self) -> bool:
-        """True if the model is judged on the server's own test set."""
-        return bool(self.test) if self.plan.evaluate == "auto" else "server" in self.plan.evaluate
-
-    @property
-    def judged_by_clients(self) -> bool:
-        """True if the model is judged by clients, on what they hold out."""
-        if self.plan.evaluate != "auto":
-            return "clients" in self.plan.evaluate
-        return not self.test and self.holds_out
-
-    @property
-    def holds_out(self) -> bool:
-        """True if some client holds examples out of training, as far as is known."""
-        if self.population is None or self.population.held_sizes is None:
-            return self.plan.holdout > 0
-        return bool(self.population.held_sizes.any())
-
-    @property
-    def clients(self) -> Population:
-        """Who the clients are, for a part that can not do without."""
-        if self.population is None:
-            raise PlanError("clients: the plan's stages need K, the number of clients; got none")
-        return self.population
-
-    @property
-    def cohort_size(self) -> int:
-        return cohort_size(self.plan.C, self.clients)
-
-    def update_size(self, parameters: int) -> int:
-        return update_size(self.algorithm, self.stages, parameters)
-
-    @property
-    def mechanism(self) -> Mechanism | None:
-        """What makes the run private; None if nothing does."""
-        return next((stage.mechanism for stage in self.stages if stage.mechanism), None)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
-        return self.mechanism.multiplier if self.mechanism and self.mechanism.by != "each" else 0.0
 
 
 @dataclass(frozen=True)
@@ -132,6 +65,8 @@ class Setup:
     #: Who judges the model: the server on its test set, clients on what they hold out, both or nobody.
     judged_by_server: bool
     judged_by_clients: bool
+    #: True if the sampler looks at what earlier rounds showed of clients.
+    remembers: bool = False
     #: The rule over single updates; None: the weighted mean.
     defence: Defence | None = None
     #: How `attackers` lie; None: nobody does.
@@ -230,23 +165,13 @@ def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
     return trainer
 
 
-def update_size(algorithm: Algorithm, stages: Sequence[Stage], parameters: int) -> int:
-    """How many numbers an update has: the algorithm's vectors, and what stages append."""
-    return parameters * algorithm.vectors_up + sum(stage.appends for stage in stages)
-
-
-def cohort_size(C: float, clients: Population) -> int:
-    """m = max(C K, 1), at most as many as have data."""
-    return min(max(round(C * clients.count), 1), clients.with_data)
-
-
 def resolve(plan: Plan, population: Population | None, test: Examples | None) -> Setup:
     """The plan's parts for whoever runs it, with the population and the test set that there are.
 
     Whatever does not fit is refused here.
     """
     draft = _draft(plan, population, test)
-    _check_evaluation(draft)
+    check_evaluation(draft)
     return _bound_together(draft)
 
 
@@ -276,6 +201,7 @@ def _draft(plan: Plan, population: Population | None, test: Examples | None) -> 
         attack=attack_of(plan, task),
     )
     check_pairs(draft)
+    check_world(draft)
     return draft
 
 
@@ -296,14 +222,9 @@ def _bound_together(draft: Draft) -> Setup:
         judged_by_clients=draft.judged_by_clients,
         defence=draft.defence,
         attack=draft.attack,
-        attackers=_checked_liars(draft),
+        attackers=checked_liars(draft),
+        remembers=draft.sampler.remembers,
     )
-
-
-def goal_of(plan: Plan, task: Task) -> Goal:
-    """What a run of the plan is watched by, and when it may stop."""
-    training = measures_by_name(make_algorithm(plan.algorithm).metrics)
-    return make_goal(plan.target, plan.patience, task.judged_by, training)
 
 
 def simulation(plan: Plan) -> tuple[Setup, FederatedData]:
@@ -314,53 +235,6 @@ def simulation(plan: Plan) -> tuple[Setup, FederatedData]:
 
 def population_of(data: FederatedData) -> Population:
     return Population(len(data), data.sizes, data.held_sizes)
-
-
-def _check_evaluation(draft: Draft) -> None:
-    """Refuse an evaluation that nobody can do, and options that would have no effect."""
-    plan = draft.plan
-    if "server" in plan.evaluate and not draft.test:
-        raise PlanError(f"evaluate: got '{plan.evaluate}', but the data has no test set; expected one, "
-                        "or evaluate 'clients' with a holdout, or 'none'")  # fmt: skip
-    if "clients" in plan.evaluate and not draft.holds_out:
-        raise PlanError(f"evaluate: got '{plan.evaluate}', but no client holds examples out; set holdout, as in 0.2, "
-                        "large enough that clients of 2 or more examples have some")  # fmt: skip
-    _check_goal(draft)
-    if plan.eval_clients is not None and not draft.judged_by_clients:
-        raise PlanError(f"eval_clients: got {plan.eval_clients}, but no client judges the model; expected evaluate "
-                        "'clients' or 'server,clients' too")  # fmt: skip
-    held = draft.population.held_sizes if draft.population else None
-    if draft.judged_by_clients and draft.secagg and held is not None:
-        able = int(np.count_nonzero(held))
-        draft.secagg.check(min(plan.eval_clients or able, able))
-
-
-def _checked_liars(draft: Draft) -> frozenset[int]:
-    """Who lies. Refuses a cohort that is too small for the reducer, or has more liars than it can stand."""
-    liars = liars_of(draft.plan, draft.population) if draft.attack else frozenset()
-    if draft.defence and draft.population:
-        cohort = draft.cohort_size
-        draft.defence.check(cohort, round(len(liars) * cohort / max(draft.population.with_data, 1)))
-    return liars
-
-
-def _check_goal(draft: Draft) -> None:
-    """A run does not wait for a number that no round will have."""
-    plan, goal = draft.plan, goal_of(draft.plan, draft.task)
-    option = "target" if goal.target is not None else "patience"
-    if goal.target is None and goal.patience is None:
-        return
-    got, scope = f"{option}: got {getattr(plan, option)}", goal.metric.partition(".")[0]
-    if goal.metric in draft.task.judged_by:
-        if not (draft.judged_by_server or draft.judged_by_clients):
-            raise PlanError(f"{got}, but nothing is evaluated; expected a test set, or a holdout that clients judge on")
-    elif scope == TRAINING:
-        if any(stage.hides_metrics for stage in draft.stages):
-            raise PlanError(f"{got}, but in a private run clients' own numbers stay with them; expected another metric")
-    elif not draft.judged_by_clients:
-        raise PlanError(f"{got}, but no client judges the model; expected evaluate 'clients' or 'server,clients'")
-    elif draft.secagg and goal.metric.removeprefix(f"{CLIENTS}.") not in draft.task.judged_by:
-        raise PlanError(f"{got}, but under secure aggregation nobody knows a spread over clients; expected the metric")
 
 
 def resolve_task(plan: Plan) -> Task:

@@ -174,7 +174,8 @@ def setting(text: str) -> tuple[str, str]:
 
 def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
     from fedavg.cli.progress import Progress
-    from fedavg.setup import goal_of, resolve_task
+    from fedavg.draft import goal_of
+    from fedavg.setup import resolve_task
 
     return Progress(plan, goal_of(plan, resolve_task(plan)), directory, quiet)
 
