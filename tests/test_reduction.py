@@ -117,6 +117,12 @@ def test_workers_do_not_change_a_bit(attack):
     assert torch.equal(weights(replace(plan, workers=1)), weights(replace(plan, workers=2)))
 
 
+@pytest.mark.parametrize("attack", ["alie", "signflip"])
+def test_a_world_in_which_all_are_there_changes_no_bit(attack):
+    plan = toy_plan(reducer="trimmed:1", C=1, rounds=2, attack=attack, attackers=0.2)
+    assert torch.equal(weights(plan), weights(replace(plan, world="always")))
+
+
 def test_the_same_seed_draws_the_same_liars_of_those_who_have_data():
     setup, data = simulation(toy_plan(attack="signflip", attackers=0.4))
     assert len(setup.attackers) == 2

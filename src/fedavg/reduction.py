@@ -86,7 +86,7 @@ def _with_lies(
 ) -> CohortResult:
     """The updates in the order of the clients' numbers, with those that liars forge from the honest ones."""
     honest = dict(sorted((result.singles or {}).items()))
-    liars = sorted(k for k in cohort.clients if k in setup.attackers) if setup.liars_see_all else []
+    liars = _liars_there(setup, cohort, result) if setup.liars_see_all else []
     if not liars or not honest:
         return replace(result, singles=honest)
     assert setup.attack, "there are liars"
@@ -103,13 +103,19 @@ def _with_lies(
         # A lie looks like any other message: it is as long as the longest, and liars fetch the model as all do.
         bytes_up=result.bytes_up + len(lies) * result.largest_up,
         bytes_down=result.bytes_down + len(lies) * (result.bytes_down // len(honest)),
-        attendance=result.attendance and _with_liars(setup, result.attendance, lies),
+        attendance=result.attendance and _with_liars(setup, result.attendance, cohort, lies),
     )
 
 
-def _with_liars(setup: Setup, there: Attendance, lies: Mapping[int, Update]) -> Attendance:
+def _liars_there(setup: Setup, cohort: Cohort, result: CohortResult) -> list[int]:
+    """Those of the cohort that a simulated world did not keep away."""
+    missing = result.attendance.missing.values() if result.attendance else ()
+    return sorted(setup.attackers.intersection(cohort.clients).difference(*missing))
+
+
+def _with_liars(setup: Setup, there: Attendance, cohort: Cohort, lies: Mapping[int, Update]) -> Attendance:
     seen = {k: see(lie, setup.plan.seed) for k, lie in lies.items()} if setup.shows_updates else {}
-    return replace(there, asked=there.asked + len(lies), seen={**there.seen, **seen})
+    return replace(there, asked=len(cohort.clients), seen={**there.seen, **seen})
 
 
 def _finite(updates: Mapping[int, Update]) -> dict[int, Update]:
