@@ -24,7 +24,7 @@ from fedavg.runlog.progress import Progress
 from fedavg.runlog.recorder import Recorder
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.stopping import StopRule
-from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise
+from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise, training_curves
 from fedavg.server import Round, Start, Watcher, rounds
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
@@ -58,6 +58,8 @@ class Result:
     rows: list[dict[str, Any]]
     #: The cohort's training loss after every round.
     train_loss: np.ndarray
+    #: All that cohorts measured in training, by name, after every round: `train_loss`, and what the algorithm adds.
+    training: dict[str, np.ndarray]
     #: The model after the last round, and the best one (`summary.best_model` says by what, and of which round).
     model: nn.Module
     best_model: nn.Module | None = None
@@ -280,6 +282,7 @@ def finish(
         client_metrics={name: np.array(values, float) for name, values in client_metrics.items()},
         rows=rows,
         train_loss=np.array([row["train_loss"] for row in rows], float),
+        training={name: np.array(values, float) for name, values in training_curves(rows).items()},
         model=model.module.eval(),
         best_model=_best_module(setup, best),
     )
