@@ -89,8 +89,8 @@ def test_a_driver_that_is_ended_is_resumed_with_the_same_bits(blow, tmp_path, un
 
 
 def test_the_exit_code_is_the_runs(tmp_path):
-    diverged = fedavg("run", "mnist-2nn", "--lr", "1e30", "--rounds", 1, "-C", "0.02", "--workers", "1", "--fleet", "ray",
-                      "--run-dir", tmp_path / "run", "--quiet", "--no-plot")  # fmt: skip
+    small = ["--rounds", 1, "-C", "0.02", "--workers", "1", "--run-dir", tmp_path / "run", "--quiet", "--no-plot"]
+    diverged = fedavg("run", "mnist-2nn", "--lr", "1e30", "--fleet", "ray", *small)
     assert diverged.returncode == 2
     assert "round 1 diverged" in diverged.stderr
     assert "Traceback" not in diverged.stderr
