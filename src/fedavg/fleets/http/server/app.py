@@ -252,7 +252,7 @@ class FleetApp:
 
     async def _report(self, call: Call) -> Response:
         message = parse_body(ReportRequest, call.body)
-        awaited = self._hub.collecting.fail(call.k, message.round, message.attempt)
+        awaited = self._hub.collecting.fail(call.k, message.round, message.attempt, message.reason)
         if not awaited and message.round > 0:
             raise Refusal("wrong-round", "no update of this client is wanted in that round")
         self._hub.reported(call.k, message.reason)
