@@ -90,7 +90,6 @@ typedef void (*Tile)(int k, Matrix a, const float *b, long step, const Target *t
     static void tile_##rows##_##vecs(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, \
                                      int width) {                                                                     \
         if (a.column == 1) tile(rows, vecs, k, a.at, a.row, 1, b, step, to, row, column, width);                      \
-        else if (a.row == 1) tile(rows, vecs, k, a.at, 1, a.column, b, step, to, row, column, width);                 \
         else tile(rows, vecs, k, a.at, a.row, a.column, b, step, to, row, column, width);                             \
     }
 #define TILES(vecs) TILE(1, vecs) TILE(2, vecs) TILE(3, vecs) TILE(4, vecs) TILE(5, vecs) TILE(6, vecs)
