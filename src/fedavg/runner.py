@@ -16,7 +16,7 @@ from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan, check_plan
 from fedavg.runlog.recorder import Recorder
 from fedavg.runlog.rundir import RunDir
-from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise
+from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise, training_curves
 from fedavg.server import Watcher, rounds
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
@@ -45,6 +45,8 @@ class Result:
     client_metrics: dict[str, np.ndarray]
     #: The cohort's training loss after every round.
     train_loss: np.ndarray
+    #: All that cohorts measured in training, by name, after every round: `train_loss`, and what the algorithm adds.
+    training: dict[str, np.ndarray]
     model: nn.Module
 
     @property
@@ -177,5 +179,6 @@ def finish(
         client_rounds=np.array(client_rounds),
         client_metrics={name: np.array(values, float) for name, values in client_metrics.items()},
         train_loss=np.array([row["train_loss"] for row in rows], float),
+        training={name: np.array(values, float) for name, values in training_curves(rows).items()},
         model=model.module.eval(),
     )

@@ -11,8 +11,9 @@ import click
 
 from fedavg.errors import Diverged
 from fedavg.metrics.goal import Best, Goal, improved
+from fedavg.metrics.rows import watched
 from fedavg.plan import Plan
-from fedavg.server import Event, Round, event_row, judged
+from fedavg.server import Event, Round, event_row
 
 TERMINAL_PERIOD_S: Final = 0.1
 LOG_PERIOD_S: Final = 10.0
@@ -59,10 +60,9 @@ class Progress:
     def _note(self, event: Round) -> None:
         self._up += event.bytes_up
         self._down += event.bytes_down
-        metrics = judged(event_row(event))
-        if metrics and self._goal.metric in metrics:
-            self._value = metrics[self._goal.metric]
-            self._best = improved(self._goal, self._best, event.round, self._value)
+        value = watched(event_row(event), self._goal.metric)
+        if value is not None:
+            self._value, self._best = value, improved(self._goal, self._best, event.round, value)
 
     def _show(self, event: Round) -> None:
         period = TERMINAL_PERIOD_S if self._terminal else LOG_PERIOD_S

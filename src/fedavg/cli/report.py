@@ -27,7 +27,8 @@ def _privacy(entry: dict[str, Any]) -> str:
 
 
 def _ended(values: dict[str, float]) -> str:
-    return f"{values['final']:.4f} at the end" + (f", best {values['best']:.4f}" if "best" in values else "")
+    final = f"{values['final']:.4f}" if "final" in values else "not a number"
+    return f"{final} at the end" + (f", best {values['best']:.4f}" if "best" in values else "")
 
 
 def over_clients(on_clients: dict[str, Any] | None) -> list[tuple[str, str]]:

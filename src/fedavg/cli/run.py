@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
 _fleet = click.option(
-    "--fleet", default="local", metavar="NAME", help="Where clients run: local, or installed code by its name [local]."
+    "--fleet",
+    default="local",
+    metavar="NAME",
+    help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
 )
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
 
@@ -171,11 +174,10 @@ def setting(text: str) -> tuple[str, str]:
 
 def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
     from fedavg.cli.progress import Progress
-    from fedavg.metrics.goal import make_goal
+    from fedavg.draft import goal_of
     from fedavg.setup import resolve_task
 
-    goal = make_goal(plan.target, plan.patience, resolve_task(plan).judged_by)
-    return Progress(plan, goal, directory, quiet)
+    return Progress(plan, goal_of(plan, resolve_task(plan)), directory, quiet)
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:

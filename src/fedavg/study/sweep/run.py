@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.campaign.here import known_here, pursue_here
 from fedavg.campaign.records import Records
+from fedavg.draft import goal_of
 from fedavg.errors import FedAvgError, PlanError
 from fedavg.files import write_atomically
 from fedavg.machine import cores
-from fedavg.metrics.goal import Goal, make_goal
+from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan, check_plan
 from fedavg.setup import resolve_task
 from fedavg.study.sweep.axes import Axis, Settings, axes_of, grid
@@ -104,7 +105,7 @@ def sweep(
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise PlanError(f"seeds: got {seeds!r}; expected how many, as in seeds=3")
     folder = Path(directory)
-    goal = make_goal(plan.target, plan.patience, resolve_task(plan).judged_by)
+    goal = goal_of(plan, resolve_task(plan))
     rules = Rules(goal, keep_all or search is not None)
     work = _Work(plan, axes_of(grid), seeds, parse_drawing(search) if search else None, rules, folder, command)
     outlay = Outlay(jobs or cores(), budget_s, plan.data_dir)

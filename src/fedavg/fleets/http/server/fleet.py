@@ -7,7 +7,7 @@ and tried again with other clients; a server that crashed asks the same cohort a
 import json
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import fsum, inf
@@ -24,21 +24,23 @@ from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.fleets.attendance import Attendance
-from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
+from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
+from fedavg.fleets.http.protocol.wire import check_names
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation, Invitations
 from fedavg.fleets.http.server.judging import Judging
 from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.fleets.http.server.underway import Group, Received
-from fedavg.fleets.worker import add_up, judged, test_pieces
-from fedavg.metrics import report
+from fedavg.fleets.worker import judged, test_pieces
+from fedavg.metrics import Measure, add_up, report
 from fedavg.metrics.spread import OnClients
+from fedavg.metrics.training import masked_bounds, sums_over, unmasked_sums
 from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt, ServedLedger
 from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
-from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
@@ -72,6 +74,7 @@ class HttpFleet(Fleet):
     """
 
     fingerprint = "devices"
+    gives_singles = True
 
     def __init__(
         self,
@@ -98,6 +101,7 @@ class HttpFleet(Fleet):
 
     def start(self, setup: Setup) -> Tensor:
         self._setup = setup
+        check_names(setup.metrics)
         self._threads.enter_context(one_thread())
         self._judge = Trainer(setup.task, setup.plan.seed)
         if self.test:
@@ -241,8 +245,10 @@ class HttpFleet(Fleet):
         encoding = self._hub.sessions.encoding
         decoded = encoding.decode(aggregate.ring, len(aggregate.survivors))
         examples, (group,) = self._hub.presence.examples(aggregate.survivors), invitation.groups
-        problem = implausible(decoded, encoding, examples, group.metric_bounds(max(examples)))
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        measures, bounds = self._setup.measures, group.metric_bounds(max(examples))
+        problem = implausible(decoded, encoding, examples, masked_bounds(measures, bounds, decoded))
+        measured = unmasked_sums(measures, decoded)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
         if problem:  # its clients open no second sum of this round, so that it is over, without a change
             rest = self._hub.sessions.discard()
             log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": rest})
@@ -305,8 +311,9 @@ class HttpFleet(Fleet):
 
     def _result(self, invitation: Invitation) -> CohortResult:
         """The groups' sums as one; a group of which nobody answered does not count."""
+        measures = self._setup.measures
         totals = zip(self._hub.collecting.totals(), invitation.scales, invitation.staleness, strict=True)
-        answered = [(_summed(*total, staleness), scale) for total, scale, staleness in totals if total[1]]
+        answered = [(_summed(measures, *total, staleness), scale) for total, scale, staleness in totals if total[-1]]
         result = join([total for total, _ in answered], [scale for _, scale in answered])
         return replace(result, bytes_down=invitation.bytes_down, attendance=self._attendance(invitation, result))
 
@@ -329,7 +336,7 @@ class HttpFleet(Fleet):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._judge.load(weights)
         assert self.test, "the plan's evaluation is checked before round 1"
-        pieces = [judged(self._judge, piece, "the test set") for piece in test_pieces(self._setup.task, self.test)]
+        pieces = [judged(self._judge, piece, "the test set").sums for piece in test_pieces(self._setup.task, self.test)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
@@ -359,10 +366,15 @@ class HttpFleet(Fleet):
             raise Stopped("stopped by the operator; start the server again with the same database to go on")
 
 
-def _summed(vector: Tensor, received: list[Received], staleness: int) -> CohortResult:
+def _summed(
+    measures: Mapping[str, Measure],
+    vector: Tensor,
+    singles: dict[int, Update],
+    received: list[Received],
+    staleness: int,
+) -> CohortResult:
     sent = [r.bytes_up for r in received]
-    total = Sum(vector, fsum(r.weight for r in received), len(received), weighted_means(received))
+    total = Sum(vector, fsum(r.weight for r in received), len(received), sums_over(measures, received))
     seen = {r.client: r.seen for r in received if r.client is not None and r.seen}
-    return CohortResult(
-        total, sum(sent), max(sent), 0, attendance=Attendance(len(received), seen, staleness={staleness: len(received)})
-    )
+    there = Attendance(len(received), seen, staleness={staleness: len(received)})
+    return CohortResult(total, sum(sent), max(sent), 0, attendance=there, singles=singles or None)

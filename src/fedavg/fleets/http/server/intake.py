@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 from math import ceil
 from time import monotonic
+from typing import cast
 
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
@@ -21,7 +22,7 @@ from fedavg.fleets.http.server.presence import Presence
 from fedavg.fleets.http.server.rounds import Receipt, RoundPhase
 from fedavg.fleets.http.server.shared import Shared
 from fedavg.fleets.http.server.underway import Collected, Received
-from fedavg.sums import ExactSum, TooLarge
+from fedavg.sums import TooLarge
 from fedavg.types import Update
 
 
@@ -96,12 +97,12 @@ class Intake:
                 return verdict
             if current is not self._collecting.current or current.session:
                 return Receipt.WRONG_ROUND
-            size = _add(collected.sum, update)
+            size = _add(collected, source, update)
             with self._shared.changed:
                 if isinstance(source, int):
                     collected.sizes[source] = size
                 client = source if isinstance(source, int) else None
-                measured = {**decoded.metrics, **update.metrics}
+                measured = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
                 collected.received.append(Received(update.weight, measured, len(frame), client, seen))
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
@@ -126,9 +127,9 @@ class Intake:
             self._collecting.fail(source, round, attempt, f"refused: {reason}")
 
 
-def _add(total: ExactSum, update: Update) -> float:
+def _add(collected: Collected, source: int | bytes, update: Update) -> float:
     try:
-        return total.add(update.vector, update.weight)
+        return collected.add(source, update)
     except TooLarge as error:
         raise UpdateRefused(UpdateFault.SHARE_EXCEEDED, str(error)) from None
     except Diverged as error:
