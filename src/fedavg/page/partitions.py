@@ -27,14 +27,20 @@ class Partitions:
         self._known: dict[str, Answer] = {}
 
     def of(self, plan: Mapping[str, Any], identity: Mapping[str, Any]) -> Answer:
-        """The picture's numbers, or why there is none."""
-        key = dumps([plan.get(name) for name in _DECIDES] + [identity.get("data")], default=str)
+        """The picture's numbers, or why there is none. Plans with the same clients share them, if they may be shown."""
+        try:
+            problem = _refused(plan)
+            return {"missing": problem} if problem else self._remembered(plan, identity.get("data"))
+        except FedAvgError as error:
+            return {"missing": str(error)}
+        except (KeyError, TypeError, ValueError, AttributeError):  # a plan of another tool or version
+            return {"missing": "Its plan.toml is not one that this version can read."}
+
+    def _remembered(self, plan: Mapping[str, Any], fingerprint: str | None) -> Answer:
+        key = dumps([*(plan.get(name) for name in _DECIDES), fingerprint], default=str)
         with self._lock:
             if key not in self._known:
-                try:
-                    self._known[key] = _described(plan, identity.get("data"))
-                except FedAvgError as error:
-                    self._known[key] = {"missing": str(error)}
+                self._known[key] = _described(plan, fingerprint)
             return self._known[key]
 
 
@@ -43,11 +49,7 @@ def _described(plan: Mapping[str, Any], fingerprint: str | None) -> Answer:
     from fedavg.data import HeldOut, load
     from fedavg.data.show import PartitionTable, describe
 
-    problem = _refused(plan)
-    if problem:
-        return {"missing": problem}
-    folder = Path(plan["data_dir"]) if plan.get("data_dir") else None
-    data = load(plan["data"], plan.get("partition"), plan.get("clients"), plan["seed"], folder)
+    data = load(plan["data"], plan.get("partition"), plan.get("clients"), plan["seed"], _folder(plan))
     data = HeldOut(data, plan["holdout"], plan["seed"]) if plan.get("holdout") else data
     if fingerprint not in (None, data.fingerprint):
         return {"missing": "The data on this machine is not what the run was started on."}
