@@ -92,10 +92,12 @@ if TYPE_CHECKING:
         StaticClipping,
         TrimmedMean,
     )
+    from fedavg.runlog.stopping import Patience
     from fedavg.runner import Result, resume, run
     from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.compare import runs
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
@@ -200,6 +202,7 @@ _HOMES = {
     "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged", "padded"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
+    "fedavg.runlog.stopping": ["Patience"],
     "fedavg.robust": [
         "AdaptiveClipping",
         "Bucketing",
@@ -226,6 +229,7 @@ _HOMES = {
     ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.compare": ["runs"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
@@ -246,13 +250,13 @@ __all__ = [
     "Labels", "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask",
     "Mean", "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum",
     "NaNs", "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
-    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool",
-    "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet",
+    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError", "Poisson",
+    "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet",
     "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards",
     "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK",
     "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work",
     "World", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load",
-    "padded", "resume", "run", "sweep", "train",
+    "padded", "resume", "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 It does not know where clients run, nor who consumes its events: a recorder, a progress line, a notebook.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -134,7 +134,7 @@ def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) 
     yield from rounds(resolve(plan, clients.open(plan), clients.test), clients, start)
 
 
-def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:
+def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[Event, None, None]:
     """The events of a run on a fleet that is open for the setup's plan; closes the fleet at the end."""
     fleet = in_world(fleet, setup)
     with closing(fleet):
