@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fedavg.codecs import STC, BFloat16, Codec, Entropy, Float16, Float32, LowRank, Mask, Quantise, TopK
     from fedavg.data import ArrayData, HeldOut, Partition, load
     from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
-    from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
+    from fedavg.data.partition import IID, Dirichlet, Labels, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
     from fedavg.fleets import Fleet, LocalFleet, RayFleet
     from fedavg.metrics import (
@@ -172,7 +172,7 @@ _HOMES = {
     "fedavg.data.own": [
         "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table",
     ],
-    "fedavg.data.partition": ["IID", "Dirichlet", "Natural", "Shards", "Unbalanced"],
+    "fedavg.data.partition": ["IID", "Dirichlet", "Labels", "Natural", "Shards", "Unbalanced"],
     "fedavg.errors": [
         "DataError",
         "DiskError",
@@ -249,7 +249,7 @@ __all__ = [
     "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel", "FedAdagrad", "FedAdam",
     "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
     "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian",
-    "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "LittleIsEnough", "LocalDP",
+    "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels", "LittleIsEnough", "LocalDP",
     "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian",
     "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural",
     "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
