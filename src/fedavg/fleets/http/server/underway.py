@@ -46,11 +46,18 @@ class Collected:
         self.group = group
         self.ring = torch.zeros(group.expected.numbers, dtype=torch.int64)
         self.sum = ExactSum(self.ring, max(1, len(group.clients)))
-        self.received: list[Received] = []
         #: How large the largest number was that each client added, where it is known who it was.
         self.sizes: dict[int, float] = {}
+        self.empty()
         #: Hashes of the upload tokens that were given out: a set, which has no order that would tell to whom.
         self.tokens: set[bytes] = set()
+
+    def empty(self) -> None:
+        """Nothing is in the sum."""
+        self.sum.reset()
+        self.received: list[Received] = []
+        #: The clients that are in the sum, where they are known.
+        self.sources: set[int] = set()
 
 
 @dataclass(frozen=True)

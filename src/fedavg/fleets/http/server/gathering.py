@@ -1,0 +1,35 @@
+"""How the sum of a round that is closed comes together: all of it is here, or replicas have parts of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fedavg.fleets.http.server.collecting import Collecting
+from fedavg.fleets.http.server.rounds import OpenRound
+from fedavg.fleets.http.server.underway import Received
+
+
+class Gathering(ABC):
+    """Asked by the server loop, when it opens a round and when the round is closed."""
+
+    @abstractmethod
+    def open(self, round: OpenRound, cap: float) -> float:
+        """Others may collect from now on, too; returns the cap on weights that holds, if the round was open before."""
+
+    @abstractmethod
+    def totals(self) -> Sequence[tuple[Tensor, list[Received]]] | None:
+        """For each group the sum, float64, and what was received; None if a part is lost: the round is open again."""
+
+
+class OwnSum(Gathering):
+    """Every update came to this server."""
+
+    def __init__(self, collecting: Collecting) -> None:
+        self._collecting = collecting
+
+    def open(self, round: OpenRound, cap: float) -> float:
+        return cap
+
+    def totals(self) -> Sequence[tuple[Tensor, list[Received]]]:
+        return self._collecting.totals()
