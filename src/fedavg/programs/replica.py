@@ -85,6 +85,7 @@ def serve_replica(
         store = stack.enter_context(Store.open(options.database))
         leadership = Leadership(store.connections, f"{options.listen.host}:{options.listen.port}")
         stack.callback(leadership.close)
+        leadership.attend()
         replica = _Replica(setup, data, options, store, leadership, Together(store.connections), place)
         return replica.run(stack, watch, ready)
 
@@ -150,10 +151,10 @@ class _Replica:
         guard = OfReplica(member.key, lambda: member.replica, member.known)
         peers = PeerEndpoints(guard, app.answered, hub.presence.words, member.parts)
         stack.enter_context(stopped_by_signals(hub))
+        stack.callback(member.close)  # after the last answer: handlers ask it
         port = stack.enter_context(listening(app, plan, hub, store, options, peers.routes))
         scheme = "https" if options.tls else "http"
         member.start(self._place.url or f"{scheme}://{options.listen.host}:{port}")
-        stack.callback(member.close)
         gc.collect()
         gc.freeze()
         if ready:

@@ -296,6 +296,10 @@ class Hand:
         assert isinstance(answer, WorkOffer)
         return answer
 
+    def offered_nothing(self) -> bool:
+        """Asks once: true if there is no work for it now."""
+        return not isinstance(self.poll(0), WorkOffer)
+
     def frame(self, offer: WorkOffer, vector: torch.Tensor | None = None) -> bytes:
         """An update of all zeros, or of these numbers."""
         codec = make_codec(self._plan.codec)

@@ -41,6 +41,11 @@ class Leadership:
             self._session = None
         self._engine.dispose()
 
+    def attend(self) -> None:
+        """Be one of the replicas: refused while a server has the run that is none."""
+        with self._db.failing("be a replica"):
+            self._live()
+
     def attempt(self, replica: int) -> int | None:
         """Lead, if nobody does: the new term. Called often enough, it also keeps the session that waits for it."""
         with self._db.failing("lead the replicas"):
