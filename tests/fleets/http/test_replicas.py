@@ -178,7 +178,7 @@ def trouble(fleet, kills, seed):
 @needs_nginx
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
 def test_replicas_behind_nginx_are_killed_and_paused(tmp_path, url, algorithm):
-    with Replicas(tmp_path, full_plan(rounds=16, algorithm=algorithm), 3, url, front=True) as fleet:
+    with Replicas(tmp_path, full_plan(rounds=12, algorithm=algorithm), 3, url, front=True) as fleet:
         fleet.wait_for_round(1)
         trouble(fleet, 5, 1)
         fleet.check()
@@ -194,9 +194,10 @@ def test_fifty_kills_and_pauses(tmp_path, url):
 
 
 @pytest.mark.alone
+@needs_nginx
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_another_one_leads_within_five_seconds(tmp_path, url, how):
-    with Replicas(tmp_path, full_plan(rounds=60), 3, url) as fleet:
+    with Replicas(tmp_path, full_plan(rounds=12), 3, url, front=True) as fleet:
         fleet.wait_for_round(2)
         old, term, began = fleet.leader, fleet.leader.lines("leading")[-1]["term"], time()
         os.kill(old.pid, how)
@@ -280,7 +281,7 @@ def test_strangers_are_told_nothing_by_what_replicas_ask_each_other(tmp_path, ur
 
 @needs_nginx
 def test_a_rolling_restart_fails_no_request_that_a_device_does_not_repeat(tmp_path, url):
-    with Replicas(tmp_path, full_plan(rounds=30), 3, url, front=True) as fleet:
+    with Replicas(tmp_path, full_plan(rounds=12), 3, url, front=True) as fleet:
         fleet.wait_for_round(2)
         for replica in fleet.replicas:
             assert replica.stop() == 0
@@ -295,7 +296,7 @@ def test_a_rolling_restart_fails_no_request_that_a_device_does_not_repeat(tmp_pa
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "crashed"])
 def test_postgresql_goes_away_and_comes_back(tmp_path, postgres, url, crash):
     """After a crash it has lost what replicas shared: clients sign anew, and send what they kept."""
-    with Replicas(tmp_path, full_plan(rounds=40), 2, url) as fleet:
+    with Replicas(tmp_path, full_plan(rounds=8), 2, url) as fleet:
         fleet.wait_for_round(2)
         if crash:
             os.kill(int((Path(postgres.pgdata) / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
