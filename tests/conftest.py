@@ -16,8 +16,16 @@ settings.load_profile("fedavg")
 
 
 #: Files whose tests share what is dear to make (a server, a database, a finished run): each stays on one worker.
-SHARING = ("cli/test_run.py", "http/test_hostile.py", "http/test_security.py", "http/test_store.py", "test_execute.py",
-           "page/test_browser.py")  # fmt: skip
+SHARING = (
+    "cli/test_run.py",
+    "ray/test_bits.py",
+    "ray/test_faults.py",
+    "http/test_hostile.py",
+    "http/test_security.py",
+    "http/test_store.py",
+    "test_execute.py",
+    "page/test_browser.py",
+)
 
 
 def pytest_xdist_auto_num_workers(config):

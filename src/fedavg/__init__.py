@@ -28,13 +28,31 @@ if TYPE_CHECKING:
         PooledSGD,
         Scaffold,
     )
+    from fedavg.attacks import (
+        Attack,
+        Backdoor,
+        FreeRider,
+        Gaussian,
+        Infinities,
+        InnerProduct,
+        LabelFlip,
+        LittleIsEnough,
+        Mimic,
+        MinMax,
+        NaNs,
+        OptimalInnerProduct,
+        OptimalLittleIsEnough,
+        Scaled,
+        SignFlip,
+        View,
+    )
     from fedavg.client import Client
     from fedavg.codecs import STC, BFloat16, Codec, Entropy, Float16, Float32, LowRank, Mask, Quantise, TopK
     from fedavg.data import ArrayData, HeldOut, Partition, load
     from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
     from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
-    from fedavg.fleets import Fleet, LocalFleet
+    from fedavg.fleets import Fleet, LocalFleet, RayFleet
     from fedavg.metrics import (
         AUC,
         MAE,
@@ -44,6 +62,7 @@ if TYPE_CHECKING:
         Loss,
         MacroF1,
         Mean,
+        Measure,
         Metric,
         Perplexity,
         TopKAccuracy,
@@ -53,12 +72,49 @@ if TYPE_CHECKING:
     from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.ragged import Ragged, padded
+    from fedavg.robust import (
+        AdaptiveClipping,
+        Bucketing,
+        Case,
+        CentredClipping,
+        DnC,
+        GeometricMedian,
+        Krum,
+        MeanAroundMedian,
+        Median,
+        MinimumDiameter,
+        MultiKrum,
+        NearestNeighbourMixing,
+        NormBound,
+        PreAggregator,
+        Reducer,
+        Rows,
+        StaticClipping,
+        TrimmedMean,
+    )
+    from fedavg.runlog.stopping import Patience
     from fedavg.runner import Result, resume, run
-    from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
+    from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
+    from fedavg.world import (
+        Alike,
+        Always,
+        Closing,
+        Deadline,
+        Devices,
+        Diurnal,
+        Everyone,
+        LogNormal,
+        Markov,
+        Quorum,
+        Rates,
+        Traced,
+        World,
+    )
 
 #: Where the public names live: they are imported on first use, so that `fedavg --help` need not wait for PyTorch.
 _HOMES = {
@@ -78,6 +134,24 @@ _HOMES = {
         "OneShot",
         "PooledSGD",
         "Scaffold",
+    ],
+    "fedavg.attacks": [
+        "Attack",
+        "Backdoor",
+        "FreeRider",
+        "Gaussian",
+        "Infinities",
+        "InnerProduct",
+        "LabelFlip",
+        "LittleIsEnough",
+        "Mimic",
+        "MinMax",
+        "NaNs",
+        "OptimalInnerProduct",
+        "OptimalLittleIsEnough",
+        "Scaled",
+        "SignFlip",
+        "View",
     ],
     "fedavg.client": ["Client"],
     "fedavg.codecs": [
@@ -107,7 +181,7 @@ _HOMES = {
         "RunDirError",
         "TaskError",
     ],
-    "fedavg.fleets": ["Fleet", "LocalFleet"],
+    "fedavg.fleets": ["Fleet", "LocalFleet", "RayFleet"],
     "fedavg.metrics": [
         "AUC",
         "MAE",
@@ -117,6 +191,7 @@ _HOMES = {
         "Loss",
         "MacroF1",
         "Mean",
+        "Measure",
         "Metric",
         "Perplexity",
         "TopKAccuracy",
@@ -126,26 +201,61 @@ _HOMES = {
     "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged", "padded"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
+    "fedavg.runlog.stopping": ["Patience"],
+    "fedavg.robust": [
+        "AdaptiveClipping",
+        "Bucketing",
+        "Case",
+        "CentredClipping",
+        "DnC",
+        "GeometricMedian",
+        "Krum",
+        "MeanAroundMedian",
+        "Median",
+        "MinimumDiameter",
+        "MultiKrum",
+        "NearestNeighbourMixing",
+        "NormBound",
+        "PreAggregator",
+        "Reducer",
+        "Rows",
+        "StaticClipping",
+        "TrimmedMean",
+    ],
     "fedavg.runner": ["Result", "resume", "run"],
-    "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
+    "fedavg.samplers": [
+        "Corrected", "InTurns", "Oort", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
+    ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
+    "fedavg.world": [
+        "Alike", "Always", "Closing", "Deadline", "Devices", "Diurnal", "Everyone", "LogNormal", "Markov", "Quorum",
+        "Rates", "Traced", "World",
+    ],
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "Algorithm", "ArrayData",
-    "BFloat16", "ClassAccuracy", "Client", "Clip", "Codec", "Cohort", "Constant", "Correction", "Cosine",
-    "DataError", "Dirichlet", "DiskError", "Diverged", "Entropy", "Event", "Examples", "Exponential", "FedAdagrad",
-    "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
-    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet",
-    "Loss", "LowRank", "MacroF1", "Mask", "Mean", "Metric", "Natural", "Noise", "OneShot", "Optimizer", "Part",
-    "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "Quantise",
-    "Ragged", "Rate", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards", "Stage",
-    "Start", "State", "Step", "Sum", "Task", "TaskError", "TopK", "TopKAccuracy", "Unbalanced", "Uniform", "Update",
-    "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface",
-    "from_table", "load", "padded", "resume", "run", "train",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping",
+    "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
+    "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected",
+    "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged",
+    "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg",
+    "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData",
+    "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns",
+    "Infinities", "InnerProduct", "Krum", "LabelFlip", "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal",
+    "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian", "Measure", "Median", "Metric",
+    "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural", "NearestNeighbourMixing", "Noise",
+    "NormBound", "OneShot", "Oort", "OptimalInnerProduct", "OptimalLittleIsEnough", "Optimizer", "Part",
+    "Partition", "Patience", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice",
+    "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round",
+    "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start",
+    "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Traced",
+    "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "from_arrays",
+    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
+    "run", "sweep", "train",
 ]  # fmt: skip
 
 

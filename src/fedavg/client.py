@@ -1,7 +1,7 @@
 """The client's path, the same in every fleet: train on own data, pass the stages, encode."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, isfinite
 
@@ -14,10 +14,12 @@ from fedavg.codecs import Codec
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import TaskError
+from fedavg.metrics import Metric
+from fedavg.metrics.training import numbers_sent
 from fedavg.optimizers import Correction, Optimizer, Steps
 from fedavg.setup import Setup
 from fedavg.states import StateStore
-from fedavg.types import Examples, Tree, Update, Work
+from fedavg.types import Examples, Tree, Work
 
 #: Where a client keeps what its optimiser carries, if it does.
 _KEPT = "optimizer."
@@ -31,7 +33,7 @@ class Client:
     algorithms that say `keeps_state`.
 
     >>> from dataclasses import dataclass
-    >>> from fedavg import FedAvg, Plan, run
+    >>> from fedavg import FedAvg, Plan, Update, run
     >>> @dataclass(frozen=True)
     ... class SignSteps(FedAvg):
     ...     name = "signsteps"
@@ -155,6 +157,11 @@ class Client:
         """∇F_k at the loaded weights, shape (P,), and the mean loss, over all local data."""
         return self._trainer.gradient(self._examples)
 
+    def sums(self, metric: Metric) -> Tensor:
+        """The sums of a metric over the local examples at the current weights, shape (size,), for `Update.metrics`."""
+        named = {metric.name: metric.bind(self._trainer.task.loss)}
+        return self._trainer.evaluate(self._examples, named)[metric.name]
+
     def _batch(self, batch: float) -> tuple[int, int]:
         """The size of a batch, and how many examples an epoch uses: with `drop_last` no short batch beside others."""
         size = int(min(batch, self.n))
@@ -204,25 +211,35 @@ def run_client(
     `go_on` raises when there is no time left.
     """
     state = states.load(k, work.round) if states else {}
+    lie = setup.lie_of(k)
+    if lie:
+        examples = lie.on_examples(examples, seeds.rng(setup.plan.seed, seeds.NONE, k, "attack"))
     try:
         with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
             client = Client(k, examples, trainer, setup.plan.seed, work.round, state, setup.plan.drop_last, go_on)
             update = setup.algorithm.client_update(client, shared, work)
     except TaskError as error:
         raise TaskError(f"client {k}: {error}") from error
-    if not _is_finite(update):  # if the data is why, a smaller learning rate would not help
+    measured = numbers_sent(setup.algorithm_measures, update.metrics)
+    if not _is_finite(update.vector, measured):  # if the data is why, a smaller learning rate would not help
         check_finite(examples, f"client {k}")
     for index, stage in enumerate(setup.stages):
         update = stage.on_client(update, work, setup.stage_rng(work.round, k, index))
-    frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
+    if lie:
+        told = lie.on_update(update.vector, seeds.rng(setup.plan.seed, work.round, k, "attack"))
+        update = replace(update, vector=told)
+    if lie and not lie.finite:  # no codec would make a frame of it
+        frame = update.vector.numpy().tobytes()
+    else:
+        frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
     if states:
         states.save(k, work.round, state)
-    return Message(frame, update.weight, dict(update.metrics))
+    return Message(frame, update.weight, measured if setup.measures else {})
 
 
-def _is_finite(update: Update) -> bool:
-    low, high = update.vector.aminmax()  # one pass: both are NaN if any number is
-    return all(map(isfinite, (float(low), float(high), *update.metrics.values())))
+def _is_finite(vector: Tensor, measured: Mapping[str, float]) -> bool:
+    low, high = vector.aminmax()  # one pass: both are NaN if any number is
+    return all(map(isfinite, (float(low), float(high), *measured.values())))
 
 
 def _encode(codec: Codec, vector: Tensor, state: dict[str, Tensor], rng: np.random.Generator) -> bytes:

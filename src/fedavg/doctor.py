@@ -15,15 +15,16 @@ from typing import Final
 
 import torch
 
-import fedavg
 from fedavg import machine, native
 from fedavg.data import DATASETS
 from fedavg.data.download import present
 from fedavg.data.location import VARIABLE as DATA_VARIABLE
 from fedavg.data.location import data_directory
 from fedavg.errors import FedAvgError
+from fedavg.fleets.start import method_of
 from fedavg.native.folders import own_folder
 from fedavg.native.kernels import instructions
+from fedavg.plan import Plan
 
 #: What `pip install fedavg[...]` adds: a module of each.
 EXTRAS: Final = {
@@ -117,7 +118,7 @@ def _compiler() -> Finding:
 
 
 def _sources() -> list[Path]:
-    return sorted(Path(fedavg.__file__).parent.rglob("*.c"))
+    return sorted(Path(__file__).parent.rglob("*.c"))
 
 
 def _all_shipped() -> bool:
@@ -141,10 +142,11 @@ def _cache() -> Finding:
 
 
 def _workers() -> Finding:
-    methods = get_all_start_methods()
-    if "fork" not in methods:
-        return Finding("workers", f"clients run in the server's own process: there is only {', '.join(methods)}")
-    return Finding("workers", f"forked, {machine.cores()} unless --workers says otherwise")
+    able, chosen = get_all_start_methods(), method_of(Plan())
+    others = ", ".join(method for method in able if method != chosen)
+    return Finding(
+        "workers", f"{machine.cores()}, started by {chosen}" + (f" (--start-method: {others})" if others else "")
+    )
 
 
 def _data(data_dir: Path | None) -> list[Finding]:

@@ -3,7 +3,7 @@
 It does not know where clients run, nor who consumes its events: a recorder, a progress line, a notebook.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -15,10 +15,13 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.errors import Diverged
-from fedavg.fleets import Abandoned, CohortResult, Fleet, make_fleet
+from fedavg.fleets import Abandoned, CohortResult, Fleet, in_world, make_fleet
+from fedavg.metrics import report
 from fedavg.metrics.goal import Best, Goal, improved, stalled
+from fedavg.metrics.rows import watched
 from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
+from fedavg.reduction import check_gathering, reduced, who_trains
 from fedavg.setup import Setup, resolve
 from fedavg.types import Cohort, Part, State, Sum, Work
 
@@ -26,6 +29,12 @@ from fedavg.types import Cohort, Part, State, Sum, Work
 DOWNLINK: Final = "downlink"
 #: Under which name the loop itself keeps the best value of the metric that it waits for.
 GOAL: Final = "goal"
+#: Under which name a reducer keeps what it remembers.
+REDUCER: Final = "reducer"
+#: The metric that says how often the model gives the answers that an attack wants.
+SUCCESS: Final = "attack_success"
+#: Under which name a fleet keeps what it needs to go on.
+FLEET: Final = "fleet"
 
 
 @dataclass(frozen=True)
@@ -73,13 +82,17 @@ class Round:
     test: dict[str, float] | None
     train: dict[str, float] | None
     state: State
-    #: What the algorithm measures beside its training loss: means over the cohort, by n_k.
+    #: What the algorithm measures beside its training loss (`Algorithm.metrics`), over the cohort.
     metrics: dict[str, float] = field(default_factory=dict)
     #: How clients judged the model on what they hold out; see `fedavg.metrics.spread.OnClients`.
     on_clients: dict[str, Any] | None = None
     #: For a private run: epsilon of all rounds up to this one, and the entry in the ledger that it follows from.
     epsilon: float | None = None
     ledger: dict[str, Any] | None = None
+    #: How the round went in the plan's world; see `fedavg.world.report.Row`.
+    world: dict[str, Any] | None = None
+    #: Who was asked and what became of them; see `fedavg.fleets.attendance.Attendance`.
+    cohort: dict[str, Any] | None = None
 
 
 #: What `train` gives, and what a `watch` is called with.
@@ -93,7 +106,7 @@ def event_row(event: Round) -> dict[str, Any]:
     A number that is not finite is None: JSON has no word for it.
     """
     absent = {"state"} if event.ledger else {"state", "epsilon", "ledger"}
-    absent |= {name for name in ("metrics", "on_clients") if not getattr(event, name)}
+    absent |= {name for name in ("metrics", "on_clients", "world", "cohort") if not getattr(event, name)}
     return {name: _plain(getattr(event, name)) for name in Round.__dataclass_fields__ if name not in absent}
 
 
@@ -121,11 +134,14 @@ def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) 
     yield from rounds(resolve(plan, clients.open(plan), clients.test), clients, start)
 
 
-def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:
+def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[Event, None, None]:
     """The events of a run on a fleet that is open for the setup's plan; closes the fleet at the end."""
+    fleet = in_world(fleet, setup)
     with closing(fleet):
+        check_gathering(setup, fleet)
         initial = fleet.start(setup)
         begin = start or Start(0, _initial_state(setup, initial))
+        fleet.recall(begin.state.others.get(FLEET, {}))
         yield replace(begin, engine=fleet.engine.name, engine_reason=fleet.engine.reason)
         state = begin.state
         for number in range(begin.round + 1, setup.plan.rounds + 1):
@@ -137,31 +153,25 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[E
                 with _rejected_if_diverged(fleet, work):
                     cohort = fleet.draw(number, state.weights)
                     before, parts = assigned(setup, state, work, cohort)
-                    result = fleet.train(cohort, work, parts)
+                    result = fleet.train(cohort, work, who_trains(setup, parts))
                     if not isinstance(result, Abandoned):
                         trained = _averaged(setup, before, cohort, result, work)
-            event = _judged_round(setup, fleet, state, work, trained, perf_counter() - began)
+            trained = _remembering(fleet, trained)
+            event = _watching(setup.goal, _judged_round(setup, fleet, state, work, trained, perf_counter() - began))
             state = event.state
             yield event
             if _enough(setup.goal, event) or budget_spent(setup.plan.dp_epsilon, event.ledger):
                 return
 
 
-def judged(row: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """The metrics of a round that count: the server's, or the clients' where the server has none."""
-    if row["test"]:
-        return row["test"]  # type: ignore[no-any-return]
-    on_clients = row.get("on_clients")
-    return on_clients["metrics"] if on_clients else None
-
-
-def _watched(goal: Goal, state: State, round: int, metrics: Mapping[str, float] | None) -> State:
-    """The state with the best value so far, if the run waits for a better one: so a resumed run goes on waiting."""
-    if goal.patience is None or not metrics or goal.metric not in metrics:
-        return state
-    best = improved(goal, _best(state), round, metrics[goal.metric])
+def _watching(goal: Goal, event: Round) -> Round:
+    """The round with the best value so far in its state, if the run waits for a better one: so a resumed run goes on
+    waiting."""
+    if goal.patience is None or (value := watched(event_row(event), goal.metric)) is None:
+        return event
+    best = improved(goal, _best(event.state), event.round, value)
     kept = {"best": torch.tensor([best.value, best.round], dtype=torch.float64)}
-    return replace(state, others={**state.others, GOAL: kept})
+    return replace(event, state=replace(event.state, others={**event.state.others, GOAL: kept}))
 
 
 def _best(state: State) -> Best | None:
@@ -173,8 +183,8 @@ def _best(state: State) -> Best | None:
 
 def _enough(goal: Goal, event: Round) -> bool:
     """True if the run may stop after this round."""
-    metrics, best = judged(event_row(event)), _best(event.state)
-    if metrics and goal.metric in metrics and goal.reached(metrics[goal.metric]):
+    value, best = watched(event_row(event), goal.metric), _best(event.state)
+    if value is not None and goal.reached(value):
         return True
     return best is not None and stalled(goal, best, event.round)
 
@@ -202,31 +212,55 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
     """What happened in a round, with what the new model is worth if it is time to judge it."""
     began, cohort, result, after = perf_counter(), trained.cohort, trained.result, trained.after
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
-    test = fleet.evaluate(after.weights, "test") if due and setup.judged_by_server else None
+    test = _judged_by_server(setup, fleet, after.weights) if due and setup.judged_by_server else None
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
-    on_clients = found.to_dict() if found else None
     entry = setup.budget.entry(work.round, result.releases) if setup.budget else None
+    measured = report(setup.measures, result.total.sums) if result.total.sums else {}
     return Round(
         round=work.round,
         lr=work.lr,
         clients=result.total.count,
         examples=result.total.weight,
-        train_loss=result.total.metrics.get("train_loss"),
+        train_loss=measured.get("train_loss"),
         bytes_up=result.bytes_up + cohort.bytes_up,
         bytes_down=_bytes_down(setup, before, trained, work) + cohort.bytes_down,
-        simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
+        simulated_s=_simulated_s(result, setup.plan),
         seconds=seconds,
         eval_seconds=perf_counter() - began,
         saturated=result.saturated,
         test=test,
         train=on_train,
-        state=_watched(setup.goal, after, work.round, judged({"test": test, "on_clients": on_clients})),
-        metrics={name: value for name, value in result.total.metrics.items() if name in setup.algorithm_metrics},
-        on_clients=on_clients,
+        state=after,
+        metrics={name: value for name, value in measured.items() if name != "train_loss"},
+        on_clients=found.to_dict() if found else None,
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
+        world=dict(result.world) if result.world else None,
+        cohort=result.attendance.to_dict() if result.attendance else None,
     )
+
+
+def _judged_by_server(setup: Setup, fleet: Fleet, weights: Tensor) -> dict[str, float]:
+    test = fleet.evaluate(weights, "test")
+    if setup.attack and setup.attack.targeted:
+        test[SUCCESS] = fleet.evaluate(weights, "triggered")["accuracy"]
+    return test
+
+
+def _simulated_s(result: CohortResult, plan: Plan) -> float:
+    """How long the round took: on the world's clock, or where there is none, as long as the largest message."""
+    if result.world:
+        return float(result.world["closed_s"] - result.world["began_s"])
+    return result.largest_up / (plan.uplink * 1e6)
+
+
+def _remembering(fleet: Fleet, trained: _Trained) -> _Trained:
+    """With what the fleet needs to go on from here, so that a resumed run goes on alike."""
+    kept = fleet.remember()
+    if not kept:
+        return trained
+    return replace(trained, after=replace(trained.after, others={**trained.after.others, FLEET: kept}))
 
 
 def _owner(index: int) -> str:
@@ -251,7 +285,7 @@ def instructions(setup: Setup, state: State, round: int) -> Work:
 def assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[State, Sequence[Part]]:
     """Who trains from what, and the state that says so; each part with the frames by which clients follow the model."""
     rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
-    assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng)
+    assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng, cohort.errands)
     if setup.downlink:
         frames = setup.downlink.frames(state.others[DOWNLINK])
         parts = [replace(part, frames=frames) for part in parts]
@@ -260,15 +294,19 @@ def assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[St
 
 def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult, work: Work) -> _Trained:
     """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
-    total = replace(result.total, population=cohort.population)
+    result, kept = reduced(setup, cohort, result, work, before.others.get(REDUCER, {}))
+    measured = report(setup.measures, result.total.sums) if result.total.sums else {}
+    total = replace(result.total, metrics=measured, population=cohort.population)
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
     after = _server_half(setup, before, total, work) if total.weight else before  # nobody took part: no mean
     if setup.downlink:
-        weights, kept = setup.downlink.send(
+        weights, sent = setup.downlink.send(
             before.others[DOWNLINK], before.weights, after.weights, cohort.clients, work.round
         )
-        after = replace(after, weights=weights, others={**after.others, DOWNLINK: kept})
+        after = replace(after, weights=weights, others={**after.others, DOWNLINK: sent})
+    if kept:
+        after = replace(after, others={**after.others, REDUCER: kept})
     _check_finite(after.weights)
     return _Trained(cohort, result, after)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from math import prod
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -94,7 +95,7 @@ class ClientStates:
 
     def __init__(self, root: Path, *, durable: bool = False, segment_bytes: int = SEGMENT_BYTES) -> None:
         """`durable`: what was saved outlives the machine's death at once; else only what a `mark` covers does."""
-        self._root = root
+        self.root = root
         self._durable = durable
         self._segment_bytes = segment_bytes
         self._versions: dict[int, list[Place]] = {}
@@ -136,7 +137,7 @@ class ClientStates:
 
     def mark(self, round: int) -> dict[str, int]:
         """Makes all versions up to a round durable, and says how far the files reach with them."""
-        if not self._root.is_dir():
+        if not self.root.is_dir():
             return {}
         self._refresh()
         reached = {segment: self._end_of(segment, round) for segment in self._read if segment not in self._outdated}
@@ -144,8 +145,8 @@ class ClientStates:
         for segment in grown:
             sync(self._path(segment))
         if grown:
-            sync(self._root)
-            sync(self._root.parent)
+            sync(self.root)
+            sync(self.root.parent)
         self._synced = reached
         return {self._path(segment).name: end for segment, end in reached.items() if end}
 
@@ -178,7 +179,7 @@ class ClientStates:
 
         Later marks do without those files. They stay until `drop_outdated`, since an earlier mark may need them.
         """
-        if not self._root.is_dir():
+        if not self.root.is_dir():
             return
         self._refresh()
         total = sum(self._read.values())
@@ -215,7 +216,7 @@ class ClientStates:
     # ------------------------------------------------------------------ files
 
     def _path(self, segment: int) -> Path:
-        return segment_path(self._root, segment)
+        return segment_path(self.root, segment)
 
     def _append(self, k: int, round: int, payload: bytes, flags: int = 0) -> None:
         try:
@@ -223,7 +224,7 @@ class ClientStates:
             if self._durable:
                 self._live_writer().sync()
         except OSError as error:
-            raise DiskError(f"can not write to {self._root}: {error.strerror}; free space, then resume") from error
+            raise DiskError(f"can not write to {self.root}: {error.strerror}; free space, then resume") from error
         self._know(place)
         self._read[place.segment] = place.end
 
@@ -232,8 +233,9 @@ class ClientStates:
 
         Another server may have gone on with the run by then, from an earlier round.
         """
-        if self._creator not in (os.getpid(), os.getppid()):
-            raise FleetError(f"the server that uses {self._root} is gone; nothing more is kept there")
+        parent = parent_process()
+        if self._creator not in (os.getpid(), os.getppid()) or (parent and not parent.is_alive()):
+            raise FleetError(f"the server that uses {self.root} is gone; nothing more is kept there")
         if self._owner != os.getpid():
             self._owner, self._writer = os.getpid(), None
         if self._writer and self._writer.size >= self._segment_bytes:
@@ -241,17 +243,17 @@ class ClientStates:
             self._writer.close()
             self._writer = None
         if self._writer is None:
-            self._root.mkdir(parents=True, exist_ok=True)
-            self._writer = Writer(self._root)
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._writer = Writer(self.root)
             if self._durable:
-                sync(self._root)
+                sync(self.root)
         return self._writer
 
     def _refresh(self) -> None:
         """Learns of what other processes have written since."""
-        if not self._root.is_dir():
+        if not self.root.is_dir():
             return
-        there = segments(self._root)
+        there = segments(self.root)
         for segment in there:
             with suppress(FileNotFoundError):  # just dropped
                 for place in scan(self._path(segment), segment, self._read.setdefault(segment, 0), payloads=False):
@@ -296,8 +298,8 @@ class ClientStates:
         if not places:
             return
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            writer = Writer(self._root)
+            self.root.mkdir(parents=True, exist_ok=True)
+            writer = Writer(self.root)
             for place in places:
                 copy = writer.append_whole(place, read_whole(self._path(place.segment), place))
                 self._know(copy)
@@ -306,4 +308,4 @@ class ClientStates:
             writer.sync()
             writer.close()
         except OSError as error:
-            raise DiskError(f"can not write to {self._root}: {error.strerror}; free space, then resume") from error
+            raise DiskError(f"can not write to {self.root}: {error.strerror}; free space, then resume") from error

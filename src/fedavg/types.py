@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need
 #: no narrower type since the task and its data agree on which.
 Tree: TypeAlias = Any
 #: The set that weights are judged on.
-Split = Literal["test", "train", "held"]
+Split = Literal["test", "train", "held", "triggered"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ class Update:
 
     vector: Tensor
     weight: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    #: What the client measured, by the names of `Algorithm.metrics`: a number for an average, else the measure's sums.
+    metrics: Mapping[str, float | Tensor | Sequence[float | Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,9 @@ class Sum:
     vector: Tensor
     weight: float
     count: int
+    #: The sums of each measure of the algorithm (`Algorithm.metrics`), as the fleet added them up.
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    #: The values that follow from them; the server loop fills them in.
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: K, how many clients there were to draw from; the server loop fills it in.
     population: int = 0
@@ -184,6 +188,25 @@ class Work:
     settings: Mapping[str, float] = field(default_factory=dict)
 
 
+class Errands(ABC):
+    """What an asynchronous algorithm asks a simulated world: how it goes with clients that it starts one by one."""
+
+    #: How many clients are at work at the same time at the most.
+    most: int
+
+    @abstractmethod
+    def start(self, client: int, at: float, work: Work) -> tuple[float, bool] | None:
+        """When a client that starts at a time is back, and whether with a report; None if it is not there then."""
+
+    @abstractmethod
+    def wait(self, at: float) -> tuple[float, Sequence[int]]:
+        """When somebody is there again, from a time on at which nobody is at work, and who is to be started then."""
+
+    @abstractmethod
+    def end(self, at: float, staleness: Sequence[int]) -> None:
+        """The algorithm has enough: what time it is, and by how many versions each model that came back was old."""
+
+
 @dataclass(frozen=True)
 class Cohort:
     """S_t, the clients that are asked in a round, drawn from a population of K.
@@ -197,6 +220,8 @@ class Cohort:
     #: What it took to draw them, where candidates were sent the model and told their losses.
     bytes_up: int = 0
     bytes_down: int = 0
+    #: In a simulated world, how it goes with clients that are started one by one.
+    errands: Errands | None = None
 
 
 @dataclass(frozen=True)
@@ -211,5 +236,7 @@ class Part:
     cohort: Sequence[int]
     shared: Tensor
     scale: float = 1.0
+    #: How many rounds ago `shared` was the newest.
+    staleness: int = 0
     #: The last changes of `shared`, oldest first, for clients that hold an earlier one; the newest leads to this one.
     frames: Sequence[bytes] = ()

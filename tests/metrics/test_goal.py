@@ -26,21 +26,26 @@ TASK = {"accuracy": Accuracy(), "loss": Loss(F.cross_entropy), "f1": MacroF1(3)}
         (None, 20, Goal("accuracy", True, None, 20)),
         (None, "loss=7", Goal("loss", False, None, 7)),
         ("loss=0.1", "loss=7", Goal("loss", False, 0.1, 7)),
+        ("clients.f1=0.8", 5, Goal("clients.f1", True, 0.8, 5)),
+        ("clients.loss.worst_decile=0.1", None, Goal("clients.loss.worst_decile", False, 0.1)),
+        ("clients.accuracy.variance=0.1", None, Goal("clients.accuracy.variance", False, 0.1)),
     ],
 )
 def test_what_a_plan_asks_for(target, patience, expected):
-    assert make_goal(target, patience, TASK) == expected
+    assert make_goal(target, patience, TASK, {}) == expected
 
 
 def test_goals_that_can_not_be_are_refused():
     with pytest.raises(PlanError, match="target: the task has no metric 'auc'; expected one of accuracy, loss, f1"):
-        make_goal("auc=0.9", None, TASK)
-    with pytest.raises(PlanError, match="the task has no metric 'accuracy'; expected one of loss, as in target"):
-        make_goal(0.97, None, {"loss": Loss()})
+        make_goal("auc=0.9", None, TASK, {})
+    with pytest.raises(
+        PlanError, match="the task has no metric 'accuracy'; expected one of loss, clients.loss, as in target"
+    ):
+        make_goal(0.97, None, {"loss": Loss()}, {})
     with pytest.raises(PlanError, match="nobody has said whether a higher 'own' is better"):
-        make_goal("own=1", None, {"own": Mean(lambda o, y: o, "own")})
+        make_goal("own=1", None, {"own": Mean(lambda o, y: o, "own")}, {})
     with pytest.raises(PlanError, match="expected both of one metric"):
-        make_goal("f1=0.8", "loss=20", TASK)
+        make_goal("f1=0.8", "loss=20", TASK, {})
 
 
 def test_lower_can_be_better():
@@ -63,9 +68,22 @@ def test_the_plan_reads_both_forms():
     assert (Plan(target="f1=0.80").target, Plan(patience="20").patience, Plan(patience="loss=20").patience) == (
         "f1=0.8", 20, "loss=20",
     )  # fmt: skip
-    for bad in ({"target": 1.5}, {"target": "f1=x"}, {"target": "accuracy=2"}, {"patience": 0}, {"patience": "f1=0"}):
+    for bad in (
+        {"target": 1.5},
+        {"target": "f1=x"},
+        {"target": "accuracy=2"},
+        {"target": "clients.accuracy=2"},
+        {"patience": 0},
+        {"patience": "f1=0"},
+    ):
         with pytest.raises(PlanError, match=next(iter(bad))):
             Plan(**bad)
+
+
+def test_a_target_keeps_all_its_digits():
+    """It was cut to six of them."""
+    assert Plan(target="f1=0.8123456789").target == "f1=0.8123456789"
+    assert Plan(target="loss=2.0").target == "loss=2"
 
 
 def test_digests_of_old_plans_have_not_changed():

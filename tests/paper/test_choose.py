@@ -2,7 +2,7 @@ import pytest
 
 from fedavg.errors import FedAvgError
 from fedavg.paper.cells import CELLS
-from fedavg.paper.choose import choose, choose_cells, duration, seconds
+from fedavg.paper.choose import choose, choose_cells
 
 
 def test_all_conditions_of_a_filter_must_hold_and_any_filter_will_do():
@@ -25,14 +25,6 @@ def test_a_mistake_is_told(only, message):
     with pytest.raises(FedAvgError) as error:
         choose(CELLS, [only])
     assert str(error.value).startswith(message)
-
-
-def test_times():
-    assert [seconds(text) for text in ("90s", "30m", "2h", "1.5d")] == [90, 1800, 7200, 129600]
-    assert [duration(s) for s in (40, 720, 12600)] == ["40 s", "12 min", "3.5 h"]
-    for text in ("", "2", "h", "2 weeks", "-1h", "nanh", "0s"):
-        with pytest.raises(FedAvgError, match="--budget: got '.*'; expected a time such as 30m, 2h or 1d"):
-            seconds(text)
 
 
 def test_cells_with_pixels_in_0_to_1_are_chosen_by_name_only():

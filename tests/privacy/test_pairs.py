@@ -30,11 +30,26 @@ REFUSED = {
     ("noise or localdp", "evaluation by clients"): {"stages": PRIVATE, "evaluate": "clients", "holdout": 0.3},
     ("secure aggregation", "a codec other than float32"): {"secagg": "complete:4:20", "codec": "float16"},
     ("secure aggregation", "an asynchronous algorithm"): {"secagg": "complete:4:20", "algorithm": "fedbuff:2"},
-    ("noise or localdp", "sampling choice"): {"stages": PRIVATE, "sampling": "choice:4"},
-    ("secure aggregation", "sampling choice"): {"secagg": "complete:4:20", "sampling": "choice:4"},
+    ("noise or localdp", "sampling choice or oort"): {"stages": PRIVATE, "sampling": "choice:4"},
+    ("secure aggregation", "sampling choice or oort"): {"secagg": "complete:4:20", "sampling": "choice:4"},
     ("noise or localdp", "fednova, adaptive"): {"stages": PRIVATE, "algorithm": "fednova"},
     ("noise or localdp", "an asynchronous algorithm"): {"stages": PRIVATE, "algorithm": "fedbuff:2"},
     ("noise or localdp", "a codec with error feedback"): {"stages": PRIVATE, "codec": "topk:0.1"},
+    ("secure aggregation", "a reducer"): {"secagg": "complete:4:20", "reducer": "median"},
+    ("secure aggregation", "an attack that sees the honest updates"): {
+        "secagg": "complete:4:20",
+        "attack": "alie",
+        "attackers": 0.2,
+    },
+    ("secure aggregation", "attack nan or inf"): {"secagg": "complete:4:20", "attack": "nan", "attackers": 0.2},
+    ("noise", "a reducer"): {"stages": PRIVATE, "reducer": "median"},
+    ("a reducer", "clip with a quantile"): {"stages": ("clip:1:quantile=0.5",), "reducer": "median"},
+    ("a reducer, or an attack that sees the honest updates", "an asynchronous algorithm"): {
+        "algorithm": "fedbuff:2",
+        "attack": "alie",
+        "attackers": 0.2,
+    },
+    ("a reducer", "fednova, adaptive"): {"algorithm": "fednova", "reducer": "median"},
 }
 
 

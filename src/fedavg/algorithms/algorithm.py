@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from fedavg.metrics import Measure
 from fedavg.specs import Pluggable
-from fedavg.types import Part, State, Sum, Update, Work
+from fedavg.types import Errands, Part, State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
@@ -47,8 +48,9 @@ class Algorithm(Pluggable, ABC):
     asynchronous: bool = False
     #: True if the client half keeps something between rounds in `client.state`.
     keeps_state: bool = False
-    #: What a client measures and sends along, by name; means over the cohort, weighted by n_k, reach the server half.
-    metrics: tuple[str, ...] = ("train_loss",)
+    #: What a client measures and sends along: the name of a number, whose mean over the cohort by n_k reaches the
+    #: server half, or a `Measure` (any metric is one), whose sums the client gives and whose value reaches it.
+    metrics: tuple[str | Measure, ...] = ("train_loss",)
     #: How many vectors of the model's size P the server shares, and a client sends back, end to end in one.
     vectors_down: int = 1
     vectors_up: int = 1
@@ -72,11 +74,17 @@ class Algorithm(Pluggable, ABC):
         return state.weights
 
     def assign(
-        self, state: State, work: Work, cohort: Sequence[int], rng: np.random.Generator
+        self,
+        state: State,
+        work: Work,
+        cohort: Sequence[int],
+        rng: np.random.Generator,
+        errands: Errands | None = None,
     ) -> tuple[State, Sequence[Part]]:
         """Who trains from what in this round: here all of the cohort that was picked, from what is shared now.
 
         An asynchronous algorithm keeps in the state who is still at work, and gives a part for each version in use.
+        In a simulated world it asks `errands` how it goes with the clients that it starts.
         """
         return state, [Part(cohort, self.shared(state))]
 
@@ -91,6 +99,7 @@ class Algorithm(Pluggable, ABC):
     def metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
         """What the metrics of a client with so many examples can be at least and at most, as far as the work tells.
 
+        The sums of a measure are called `name.0`, `name.1` and so on.
         A server that can not trust its clients refuses an update that says more.
         """
         return {}

@@ -23,6 +23,7 @@ from fedavg.campaign.records import ABANDONED, Records, absorb, absorb_one, is_l
 from fedavg.errors import FedAvgError
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
+from fedavg.runlog.summary import curve
 
 POLL_S: Final = 0.1
 REPORT_S: Final = 30.0
@@ -31,8 +32,10 @@ ELSEWHERE_S: Final = 1.0
 
 #: Starts of a run that bring it no further, after which something is wrong that another start will not mend.
 MOST_VAIN_STARTS: Final = 3
+#: What ends a process at once; Windows has no such signal.
+KILLED: Final = int(getattr(signal, "SIGKILL", 9))
 #: How a run's process may end without anything being wrong with the run.
-_IN_ORDER: Final = (0, BUSY, SIGNALLED, -signal.SIGKILL, -signal.SIGTERM)
+_IN_ORDER: Final = (0, BUSY, SIGNALLED, -KILLED, -signal.SIGTERM)
 
 Say = Callable[[str], None]
 
@@ -51,6 +54,8 @@ class Need:
     reason: str
     train_sample: int = 0
     spare: bool = False
+    metric: str = "accuracy"
+    thrifty: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ class Campaign:
     runs: Path
     outlay: Outlay
     say: Say
+    #: What else to say now and then: how much is done, and how long the rest may take.
+    outlook: Callable[[Records], str] | None = None
     _running: dict[str, _Running] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
     _begun: set[str] = field(default_factory=set)
@@ -181,7 +188,17 @@ class Campaign:
 
     def _order(self, need: Need, command: str) -> Order:
         values = plan_values(need.plan) | {"data_dir": self.outlay.data_dir, "workers": 1}
-        return Order(values, need.target, need.cap, need.stopped, need.reason, need.train_sample, command)
+        return Order(
+            values,
+            need.target,
+            need.cap,
+            need.stopped,
+            need.reason,
+            need.train_sample,
+            command,
+            need.metric,
+            need.thrifty,
+        )
 
     def _change_order(self, running: _Running, need: Need) -> None:
         order = self._order(need, running.goal.command)
@@ -223,10 +240,12 @@ class Campaign:
     def _report_progress(self) -> None:
         for running in self._running.values():
             rows = RunDir(run_directory(running.path)).rows()
-            scores = [row["test"]["accuracy"] for row in rows if row["test"]]
-            best = f", best accuracy {max(scores):.4f}" if scores else ""
+            _, values = curve(rows, running.order.metric)
+            latest = f", {running.order.metric} {values[-1]:.4f}" if values else ""
             plan = running.order.to_plan()
-            self.say(f"{running.goal.name}: lr {plan.eta:g} at round {len(rows)} of {running.order.cap}{best}")
+            self.say(f"{running.goal.name}: lr {plan.eta:g} at round {len(rows)} of {running.order.cap}{latest}")
+        if self.outlook:
+            self.say(self.outlook(self.records))
 
     def _time_left(self) -> float:
         return float("inf") if self._end is None else self._end - monotonic()
@@ -248,7 +267,10 @@ def _process(path: Path) -> subprocess.Popen[bytes]:
 
 def _no_longer_needed(running: _Running) -> Need:
     order = running.order
-    return Need(order.to_plan(), order.target, 0, ABANDONED, "another rate is better", order.train_sample)
+    plan, reason = order.to_plan(), "another rate is better"
+    return Need(
+        plan, order.target, 0, ABANDONED, reason, order.train_sample, metric=order.metric, thrifty=order.thrifty
+    )
 
 
 @contextmanager

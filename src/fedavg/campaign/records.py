@@ -17,6 +17,7 @@ from typing import Any, Final
 from fedavg.campaign.orders import read_order
 from fedavg.errors import FedAvgError, RunDirError
 from fedavg.files import write_atomically
+from fedavg.locks import try_lock
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.curves import monotone
 from fedavg.runlog.rundir import RunDir
@@ -84,7 +85,10 @@ class Record:
 
 
 class Records:
-    """The records in a directory, by the digest of their plans, and by what a search has in common."""
+    """The records in a directory, by the digest of their plans, and by what a search has in common.
+
+    Those of plans with objects from Python are only kept in memory: no file can hold them.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -106,6 +110,9 @@ class Records:
 
     def put(self, record: Record) -> None:
         """Keep this record, unless a longer one of the same plan is here, be it by another process."""
+        if record.plan.objects():
+            self._keep(record, self.directory / record.digest)
+            return
         folder = str(record.plan.to_dict()["task"]).replace(":", "-")
         path = self._paths.get(record.digest, self.directory / folder / f"{record.digest}.json")
         if path.exists() and (known := read(path)).rounds_run > record.rounds_run:
@@ -121,9 +128,12 @@ class Records:
         self._by_key.setdefault(record.key, {})[record.digest] = record
 
 
-def from_run(directory: RunDir, command: str, metric: str = "accuracy") -> Record | None:
-    """The record of a run directory as it stands; None if it has no round yet, unless it diverged in the first."""
-    identity, plan, rows = directory.identity(), directory.plan(), directory.rows()
+def from_run(directory: RunDir, command: str, metric: str = "accuracy", given: Plan | None = None) -> Record | None:
+    """The record of a run directory as it stands; None if it has no round yet, unless it diverged in the first.
+
+    `given`: the plan, where it has objects that no run directory can hold.
+    """
+    identity, plan, rows = directory.identity(), given or directory.plan(), directory.rows()
     stop = _stop(directory, len(rows))
     if not rows and stop["stopped"] != DIVERGED:
         return None
@@ -256,12 +266,9 @@ def absorb_one(store: Records, order: Path) -> None:
 def is_locked(directory: Path) -> bool:
     """Whether a process is at work on this run directory."""
     try:
-        import fcntl
-
         with (directory / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (ImportError, FileNotFoundError):
+            return not try_lock(file.fileno(), shared=True)
+    except FileNotFoundError:
         return False
     except OSError:
         return True
-    return False

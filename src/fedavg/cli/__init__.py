@@ -19,6 +19,7 @@ from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
+from fedavg.cli.sweep import sweep
 from fedavg.errors import FedAvgError
 
 
@@ -29,8 +30,8 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority, fleet_demo,
-    privacy, paper, page, data, bench, doctor,
+    run, resume, sweep, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority,
+    fleet_demo, privacy, paper, page, data, bench, doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -116,8 +116,8 @@ def _table_command(number: int, what: str) -> click.Command:
 
 
 def _outlay(jobs: int, budget: str | None, data_dir: str | None) -> "Outlay":
+    from fedavg.campaign.duration import seconds
     from fedavg.campaign.execute import Outlay
-    from fedavg.paper.choose import seconds
 
     return Outlay(jobs, seconds(budget) if budget else None, data_dir)
 
@@ -140,8 +140,8 @@ def _cell_goals(cells: "list[Cell]", store: "Records", seeds: int, refine: bool)
 
 
 def _pursue(goals: "list[Aim]", store: "Records", runs: Path, outlay: "Outlay") -> None:
+    from fedavg.campaign.duration import duration
     from fedavg.campaign.execute import Campaign, check_report
-    from fedavg.paper.choose import duration
 
     report = Campaign(goals, store, runs, outlay, lambda text: click.echo(text, err=True)).run()
     for goal in report.left:

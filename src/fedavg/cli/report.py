@@ -7,8 +7,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedavg.cli.progress import clock
+from fedavg.runlog.progress import clock
 from fedavg.runlog.summary import Summary
+from fedavg.study.sweep import Entry, SweepResult
+from fedavg.study.sweep.points import shown
+from fedavg.study.sweep.tally import Span
 
 
 def print_summary(summary: Summary, picture: Path | None) -> None:
@@ -24,7 +27,8 @@ def _privacy(entry: dict[str, Any]) -> str:
 
 
 def _ended(values: dict[str, float]) -> str:
-    return f"{values['final']:.4f} at the end" + (f", best {values['best']:.4f}" if "best" in values else "")
+    final = f"{values['final']:.4f}" if "final" in values else "not a number"
+    return f"{final} at the end" + (f", best {values['best']:.4f}" if "best" in values else "")
 
 
 def over_clients(on_clients: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -69,3 +73,34 @@ def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]
         ("run directory", str(summary.run_dir)),
     ]
     return [*rows, ("picture", str(picture))] if picture else rows
+
+
+def print_sweep(result: SweepResult, picture: Path | None) -> None:
+    """One line for each point, the best first."""
+    best = result.entries[0].status == "done"
+    table = Table(box=box.SIMPLE, title=f"best: {result.best.name}" if best else "no point is done yet")
+    names = list(result.entries[0].settings)
+    target = [f"rounds to {result.goal.target:g}"] if result.goal.target is not None else []
+    for name in [*names, f"best {result.goal.metric}", "at the end", *target, "rounds", "seeds", ""]:
+        table.add_column(name, justify="left" if name in ("", *names) else "right")
+    for entry in result.entries:
+        table.add_row(*_sweep_row(entry, bool(target)))
+    console = Console(width=max(100, Console().width))
+    console.print(table)
+    console.print(f"runs and records in {result.directory}" + (f", picture {picture}" if picture else ""))
+
+
+def _sweep_row(entry: Entry, with_target: bool) -> list[str]:
+    rounds = [_span(entry.rounds_to_target, ".1f")] if with_target else []
+    note = entry.status if not entry.reason else f"{entry.status} {entry.reason}"
+    numbers = [_span(entry.best, ".4f"), _span(entry.final, ".4f"), *rounds, str(entry.rounds), str(entry.seeds)]
+    return [*(shown(value) for value in entry.settings.values()), *numbers, note]
+
+
+def _span(span: Span | None, form: str) -> str:
+    """The mean, and the range if there are several seeds."""
+    if span is None:
+        return "–"
+    if span.low == span.high:
+        return format(span.mean, form)
+    return f"{span.mean:{form}} ({span.low:{form}}–{span.high:{form}})"

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
 _fleet = click.option(
-    "--fleet", default="local", metavar="NAME", help="Where clients run: local, or installed code by its name [local]."
+    "--fleet",
+    default="local",
+    metavar="NAME",
+    help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
 )
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
 
@@ -90,8 +93,7 @@ def run(
     _warn_of_seeded_noise(plan)
     directory = run_dir or _new_directory(Path(source).stem)
     try:
-        with _progress(plan, directory, quiet) as watch:
-            result = runner.run(plan, directory, watch, clients)
+        result = runner.run(plan, directory, fleet=clients, progress=not quiet)
     finally:
         with suppress(OSError):  # a plan that proved bad leaves nothing behind
             directory.rmdir()
@@ -121,6 +123,9 @@ def _new_directory(name: str) -> Path:
 @click.option(
     "--worker-timeout", default=None, metavar="VALUE", help="Seconds a worker may be silent [as the plan has it]."
 )
+@click.option(
+    "--start-method", default=None, metavar="VALUE", help="auto, fork, spawn or forkserver [as the plan has it]."
+)
 @_fleet
 @_plot
 @_quiet
@@ -134,11 +139,10 @@ def resume(run_dir: Path, fleet: str, plot: bool, quiet: bool, as_json: bool, **
     from fedavg.runlog.rundir import RunDir
 
     find_own_code()
-    changes = {name: value for name, value in options.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     plan = RunDir(run_dir).plan(**changes)
     _warn_of_seeded_noise(plan)
-    with _progress(plan, run_dir, quiet) as watch:
-        result = runner.resume(run_dir, watch, fleet, **changes)
+    result = runner.resume(run_dir, None, fleet, progress=not quiet, **changes)
     _report(result, plot, as_json)
 
 
@@ -164,15 +168,6 @@ def setting(text: str) -> tuple[str, str]:
     if not equals or not key:
         raise PlanError(f"--set: got '{text}'; expected KEY=VALUE, as in rounds=50")
     return key, value
-
-
-def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
-    from fedavg.cli.progress import Progress
-    from fedavg.metrics.goal import make_goal
-    from fedavg.setup import resolve_task
-
-    goal = make_goal(plan.target, plan.patience, resolve_task(plan).judged_by)
-    return Progress(plan, goal, directory, quiet)
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:

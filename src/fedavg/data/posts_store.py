@@ -63,9 +63,14 @@ class PostsStore:
         self.authors: int = meta["authors"]
         self.distinct: int = meta["distinct"]
         self._starts = np.concatenate([[0], np.cumsum(self.post_words, dtype=np.int64)])
+        self._folder = folder
         # Read by position, never by a shared offset: forked processes can use the same open file.
-        self._file = os.open(folder / "words.u16", os.O_RDONLY)
+        self._file = os.open(folder / "words.u16", os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._file)
+
+    def __reduce__(self) -> tuple[type["PostsStore"], tuple[Path]]:
+        """Another process opens the files itself: the number of an open file means something else there."""
+        return PostsStore, (self._folder,)
 
     def read(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """The words of posts `first` to `last` (exclusive) end to end, and how many each post has."""
@@ -82,10 +87,17 @@ class PostsStore:
         return counts
 
     def _read_words(self, start: int, stop: int) -> np.ndarray:
-        raw = os.pread(self._file, (stop - start) * _WORD_BYTES, start * _WORD_BYTES)
+        raw = _read_at(self._file, (stop - start) * _WORD_BYTES, start * _WORD_BYTES)
         if len(raw) != (stop - start) * _WORD_BYTES:
             raise DataError("the prepared posts were cut short while in use. Delete the folder and start again.")
         return np.frombuffer(raw, "<u2")
+
+
+def _read_at(file: int, size: int, place: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(file, size, place)
+    os.lseek(file, place, os.SEEK_SET)  # without fork nobody else has this open file
+    return os.read(file, size)
 
 
 def open_or_prepare(folder: Path, writings: Callable[[], Iterable[Writing]]) -> PostsStore:

@@ -1,6 +1,6 @@
 """`Trainer`: one model on one device, trained and judged on tensors. Each worker has one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -17,7 +17,7 @@ from fedavg.engine.graph import GraphEpoch
 from fedavg.engine.model import Model
 from fedavg.engine.tape import Untraceable
 from fedavg.errors import TaskError
-from fedavg.metrics import checked_sums
+from fedavg.metrics import Metric, checked_sums
 from fedavg.native import marked
 from fedavg.optimizers import SGD, Correction, Optimizer, Steps
 from fedavg.optimizers.optimizer import fresh
@@ -144,25 +144,28 @@ class Trainer:
         return torch.nn.functional.pad(trainable, (0, len(self.model.vector) - len(trainable))).to("cpu"), float(loss)
 
     @torch.no_grad()
-    def evaluate(self, examples: Examples) -> dict[str, Tensor]:
-        """The sums of each metric over all examples, float64. Runs in evaluation mode."""
-        metrics = self.task.judged_by
+    def evaluate(self, examples: Examples, metrics: Mapping[str, Metric] | None = None) -> dict[str, Tensor]:
+        """The sums of each metric, of the task's unless others are given, over all examples, float64.
+
+        Runs in evaluation mode.
+        """
+        metrics = self.task.judged_by if metrics is None else metrics
         totals = {name: torch.zeros(metric.size, dtype=torch.float64) for name, metric in metrics.items()}
         self.model.module.eval()
         for batch in trees.batches(examples, self.task.eval_batch):
-            for name, sums in self._judge(batch).items():
+            for name, sums in self._judge(batch, metrics).items():
                 totals[name] += sums
         self.model.module.train()
         return totals
 
-    def _judge(self, batch: Examples) -> dict[str, Tensor]:
+    def _judge(self, batch: Examples, metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
         """The sums of each metric over one batch."""
         try:
             made = self.collated(batch)
             y = self.targets(made.y)
             with self._kernels:
                 output = trees.call(self.model.module, self.prepare(made.x))
-            return {name: checked_sums(metric, output, y) for name, metric in self.task.judged_by.items()}
+            return {name: checked_sums(metric, output, y) for name, metric in metrics.items()}
         except USER_ERRORS as error:
             raise self._refusal("evaluated", batch, error) from error
 

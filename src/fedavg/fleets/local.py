@@ -1,31 +1,36 @@
 """The local fleet: clients are simulated by one persistent single-threaded process per core.
 
-Workers are forked from this process once PyTorch, the data and the compiled model are in memory, so they start at
-once, share all of it, and a user's own module needs no pickling. Weights and sums lie in shared memory; pipes carry
-only small messages. A worker that dies or hangs is replaced and its clients of the round are run again.
+Weights and sums lie in shared memory; pipes carry only small messages. A worker that dies or hangs is replaced and its
+clients of the round are run again. How workers start (`start.py`) can not change a bit.
 """
 
-from mmap import mmap
-from multiprocessing import get_all_start_methods
+import logging
 
 import torch
-from torch import Tensor
 
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import PlanError
+from fedavg.fleets.parcels import Unsendable
 from fedavg.fleets.pool import InlinePool, Memory, Pool, ProcessPool
+from fedavg.fleets.sharing import SharedVector
 from fedavg.fleets.simulated import SimulatedFleet
+from fedavg.fleets.start import (
+    Desk,
+    Forked,
+    Method,
+    Spawned,
+    Starter,
+    check_not_imported,
+    method_of,
+    packed_for_workers,
+)
 from fedavg.fleets.worker import Worker
 from fedavg.plan import Plan
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.types import FederatedData
 
-
-def shared_tensor(size: int, dtype: torch.dtype) -> Tensor:
-    """Zeros in anonymous memory that forked processes share; freed with the last of them."""
-    buffer = mmap(-1, max(size, 1) * dtype.itemsize)
-    return torch.frombuffer(buffer, dtype=dtype, count=size)
+log = logging.getLogger("fedavg.run")
 
 
 class LocalFleet(SimulatedFleet):
@@ -36,22 +41,59 @@ class LocalFleet(SimulatedFleet):
     [0, 1]
     """
 
+    gives_singles = True
+
     def check(self, plan: Plan) -> None:
-        if _inline(plan) and plan.worker_timeout is not None:
-            raise PlanError(
-                f"worker_timeout: got {plan.worker_timeout:g}, but clients run in the server's own process here, "
-                "which nobody watches; expected none"
-            )
+        check_not_imported(method_of(plan))
+        if plan.device == "cpu":
+            return
+        for name, default in (("worker_timeout", None), ("start_method", "auto")):
+            if (value := getattr(plan, name)) != default:
+                raise PlanError(
+                    f"{name}: got {value}, but with device '{plan.device}' clients run in the server's own process; "
+                    f"expected {default or 'none'}"
+                )
 
     def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> Pool:
-        size, count = len(trainer.weights), 1 if _inline(setup.plan) else setup.plan.workers
-        shared = shared_tensor(size * setup.algorithm.vectors_down, torch.float32)
-        rings = [shared_tensor(setup.update_size(size), torch.int64) for _ in range(count)]
-        workers = [Worker(setup, data, trainer, shared, ring, states) for ring in rings]
-        memory = Memory(shared, rings)
-        return InlinePool(workers[0], memory) if _inline(setup.plan) else ProcessPool(setup, data, workers, memory)
+        method = method_of(setup.plan)
+        if setup.plan.device != "cpu":
+            return _inline(setup, data, trainer, states)
+        shared, rings = _memory(setup, trainer, method, setup.plan.workers)
+        starter: Starter
+        if method == "fork":
+            starter = Forked([Worker(setup, data, trainer, shared.tensor, ring.tensor, states) for ring in rings])
+        else:
+            try:
+                starter = _spawned(setup, data, trainer, states, method, shared, rings)
+            except Unsendable as error:
+                if setup.plan.start_method != "auto" or setup.plan.worker_timeout is not None:
+                    raise
+                log.warning("clients run one after another in this process: %s", error)
+                return _inline(setup, data, trainer, states)
+        return ProcessPool(setup.plan, data, starter, Memory(shared.tensor, [ring.tensor for ring in rings]))
 
 
-def _inline(plan: Plan) -> bool:
-    """True where clients run one after another in the server's own process."""
-    return "fork" not in get_all_start_methods() or plan.device != "cpu"
+def _memory(setup: Setup, trainer: Trainer, method: Method, count: int) -> tuple[SharedVector, list[SharedVector]]:
+    """What workers read, and what each of them adds to."""
+    size = len(trainer.weights)
+    shared = SharedVector(size * setup.algorithm.vectors_down, torch.float32, method)
+    return shared, [SharedVector(setup.update_size(size), torch.int64, method) for _ in range(count)]
+
+
+def _inline(setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> Pool:
+    shared, (ring,) = _memory(setup, trainer, "fork", 1)
+    worker = Worker(setup, data, trainer, shared.tensor, ring.tensor, states)
+    return InlinePool(worker, Memory(shared.tensor, [ring.tensor]))
+
+
+def _spawned(
+    setup: Setup,
+    data: FederatedData,
+    trainer: Trainer,
+    states: ClientStates | None,
+    method: Method,
+    shared: SharedVector,
+    rings: list[SharedVector],
+) -> Spawned:
+    parcel, root = packed_for_workers(setup, data, method), states.root if states else None
+    return Spawned(method, [Desk(parcel, shared, ring, root, trainer.engine) for ring in rings])

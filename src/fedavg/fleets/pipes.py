@@ -2,16 +2,22 @@
 
 import os
 import struct
+import sys
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
 
 HEADER: Final = struct.Struct("<Q")
 CHUNK_BYTES: Final = 1 << 20
+#: Pipes of POSIX are streams of bytes. On Windows a message arrives whole or not at all.
+STREAMS: Final = sys.platform != "win32"
 
 
 def send(pipe: Connection, message: object) -> None:
     """Writes a whole message; for `Inbox` at the other end."""
+    if not STREAMS:
+        pipe.send(message)
+        return
     data = bytes(ForkingPickler.dumps(message))
     rest = memoryview(HEADER.pack(len(data)) + data)
     while rest:
@@ -19,7 +25,7 @@ def send(pipe: Connection, message: object) -> None:
 
 
 class Inbox:
-    """The reading end of a pipe from a process that was forked here."""
+    """The reading end of a pipe from a process that was started here."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -31,9 +37,12 @@ class Inbox:
         It never waits when the pipe has something to read.
         """
         try:
-            chunk = os.read(self._pipe.fileno(), CHUNK_BYTES)
-        except OSError:
+            return self._stream() if STREAMS else [self._pipe.recv()]
+        except (OSError, EOFError):
             return None
+
+    def _stream(self) -> list[Any] | None:
+        chunk = os.read(self._pipe.fileno(), CHUNK_BYTES)
         if not chunk:
             return None
         self._arrived += chunk

@@ -8,23 +8,24 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from time import monotonic
-from typing import Final, final
+from typing import Any, Final, final
 
 from torch import Tensor
 
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.processes import WorkerProcess
+from fedavg.fleets.start import Starter
 from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
 from fedavg.fleets.worker import Job, Result, Trained, Worker, describe
-from fedavg.setup import Setup
+from fedavg.plan import Plan
 from fedavg.sums import checked_bound
 from fedavg.types import FederatedData
 
 log = logging.getLogger("fedavg.run")
 
-#: Deaths of workers within one round after which something is wrong that another fork will not mend.
+#: Deaths of workers within one round after which something is wrong that another will not mend.
 MAX_DEATHS: Final = 10
 
 #: Jobs that a worker is handed: one to do, one to go on with while the server wakes up.
@@ -113,12 +114,26 @@ class InlinePool(Pool):
 class ProcessPool(Pool):
     """One process per worker."""
 
-    def __init__(self, setup: Setup, data: FederatedData, workers: Sequence[Worker], memory: Memory) -> None:
-        self._setup, self._data, self._workers, self._memory = setup, data, workers, memory
-        self._watchdog = Watchdog(setup.plan.worker_timeout)
+    def __init__(self, plan: Plan, data: FederatedData, starter: Starter, memory: Memory) -> None:
+        self._data, self._starter, self._memory = data, starter, memory
+        self._watchdog = Watchdog(plan.worker_timeout)
         self._processes: list[WorkerProcess] = []
-        for worker in workers:
-            self._processes.append(WorkerProcess(setup, worker, self._processes))
+        try:
+            for slot in range(len(memory.rings)):
+                self._processes.append(starter.start(slot, self._processes))
+            for process in self._processes:
+                self._await(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def _await(self, process: WorkerProcess) -> None:
+        if not process.wait_until_ready():
+            process.process.join()
+            raise FleetError(
+                f"a worker ended before it was ready, with exit code {process.process.exitcode}; expected it to start. "
+                "If it says above that it starts processes itself, put what runs below: if __name__ == '__main__':"
+            )
 
     @property
     def pids(self) -> list[int]:
@@ -136,7 +151,7 @@ class ProcessPool(Pool):
         """Give each free worker the next job until all are done; what a dead worker did is done again."""
         waiting = deque(range(len(jobs)))
         results: list[Result | None] = [None] * len(jobs)
-        sent: dict[int, deque[int]] = {slot: deque() for slot in range(len(self._workers))}
+        sent: dict[int, deque[int]] = {slot: deque() for slot in range(len(self._processes))}
         done: dict[int, list[int]] = {slot: [] for slot in sent}
         deaths = 0
         self._watchdog.new_list()
@@ -171,9 +186,9 @@ class ProcessPool(Pool):
 
     def _replied(self, slots: Iterable[int]) -> list[int]:
         """Who has something to say, perhaps nobody; those that hang are killed, which is soon said too."""
-        by_pipe = {self._processes[slot].pipe: slot for slot in slots}
+        by_pipe: dict[Any, int] = {self._processes[slot].pipe: slot for slot in slots}
         began = monotonic()
-        ready = [by_pipe[pipe] for pipe in wait(list(by_pipe), LOOK_S) if isinstance(pipe, Connection)]
+        ready = [by_pipe[pipe] for pipe in wait(list(by_pipe), LOOK_S)]
         suspicious, hung = self._watchdog.waited(monotonic() - began)
         for silence in suspicious:
             log.warning("%s; it is replaced after %.0f s", self._about(silence), silence.limit_s)
@@ -197,7 +212,7 @@ class ProcessPool(Pool):
         return f"worker {pid} has not answered for {silence.seconds:.0f} s ({silence.task.about})"
 
     def _replace(self, slot: int, deaths: int) -> None:
-        """Fork a new worker in place of a dead one; its ring starts again from zero."""
+        """Start a new worker in place of a dead one; its ring starts again from zero."""
         dead = self._processes[slot]
         dead.stop()
         self._watchdog.gone(slot)
@@ -208,7 +223,8 @@ class ProcessPool(Pool):
                 "If memory ran out (exit code -9), use fewer workers or a smaller batch."
             )
         siblings = [process for process in self._processes if process is not dead]
-        self._processes[slot] = WorkerProcess(self._setup, self._workers[slot], siblings)
+        self._processes[slot] = self._starter.start(slot, siblings)
+        self._processes[slot].wait_until_ready()  # one that dies on its way is found dead by whoever listens to it
 
 
 def _least_busy(sent: dict[int, deque[int]]) -> int:

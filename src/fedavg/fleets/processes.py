@@ -1,31 +1,59 @@
-"""A worker in a process of its own, forked from the server's, at the other end of a pipe."""
+"""A worker in a process of its own, at the other end of a pipe."""
 
 import os
 import signal
-from collections.abc import Iterable
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from typing import Any, Final
 
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.threads import one_thread
-from fedavg.errors import FedAvgError
+from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets import pipes
 from fedavg.fleets.worker import Job, Result, Worker
-from fedavg.setup import Setup
+
+#: Seconds that a new process may take to import PyTorch and record its step, on a machine that is busy.
+START_S: Final = 600.0
+READY: Final = "ready"
 
 
 class WorkerProcess:
-    """A forked worker at the other end of a pipe."""
+    """A process that does jobs. `make` makes its worker there, from `given`; a forked process is given the worker."""
 
-    def __init__(self, setup: Setup, worker: Worker, siblings: Iterable["WorkerProcess"]) -> None:
-        context = get_context("fork")
+    def __init__(
+        self,
+        method: str,
+        make: Callable[..., Worker],
+        given: tuple[Any, ...],
+        inherited: Sequence[Connection],
+        preloaded: Sequence[str] = (),
+    ) -> None:
+        context: Any = get_context(method)
+        if method == "forkserver":
+            context.set_forkserver_preload(list(preloaded))
         self.pipe, remote = context.Pipe()
-        inherited = [self.pipe, *(sibling.pipe for sibling in siblings)]
-        self.process = context.Process(target=serve, args=(setup, worker, remote, inherited), daemon=True)
-        self.process.start()
+        here = [self.pipe, *inherited] if method == "fork" else []
+        self.process = context.Process(target=live, args=(make, given, remote, here), daemon=True)
+        with _deaf_to_ctrl_c():
+            self.process.start()
         remote.close()
         self._inbox = pipes.Inbox(self.pipe)
+
+    def wait_until_ready(self) -> bool:
+        """Until it can be given jobs; False if it is dead. What it could not start with is raised."""
+        replies: list[Any] | None = []
+        while replies == []:
+            if not self.pipe.poll(START_S):
+                self.kill()
+                raise FleetError(f"a worker was not ready after {START_S:.0f} s; expected it sooner: use fewer workers")
+            replies = self.receive()
+        for reply in replies or ():
+            if isinstance(reply, FedAvgError):
+                raise reply
+        return replies is not None
 
     def send(self, job: Job) -> None:
         """Hand over a job; that a worker is dead shows when its reply is asked for."""
@@ -46,13 +74,40 @@ class WorkerProcess:
         self.process.join()
 
 
-def serve(setup: Setup, worker: Worker, pipe: Connection, inherited: list[Connection]) -> None:
+def live(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection, inherited: list[Connection]) -> None:
     """The life of a worker: do jobs until the server goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
-    for other in inherited:  # a copy of the server's end would keep this process alive after the server
+    for other in inherited:
         other.close()
     keep_freed_memory()
     with one_thread(), suppress(EOFError, OSError):  # the server is gone
-        while True:
+        worker = _made(make, given, pipe)
+        while worker:
             pipes.send(pipe, worker.attempt(pipe.recv()))
     os._exit(0)
+
+
+def _made(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection) -> Worker | None:
+    try:
+        worker = make(*given)
+    except FedAvgError as error:
+        pipes.send(pipe, error)
+        return None
+    except Exception:
+        pipes.send(pipe, FleetError(f"a worker can not start:\n{traceback.format_exc()}"))
+        return None
+    pipes.send(pipe, READY)
+    return worker
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A process that starts meanwhile never hears Ctrl-C, not even while it imports; this one hears it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,6 +8,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import fsum
 from pathlib import Path
 from secrets import token_bytes
@@ -20,11 +21,13 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.codecs import make_codec
+from fedavg.draft import cohort_size
 from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
-from fedavg.fleets.fleet import CohortResult, Fleet, join, weighted_means
+from fedavg.fleets.attendance import Attendance
+from fedavg.fleets.fleet import CohortResult, Fleet, join
 from fedavg.fleets.pool import Finished, Pool
 from fedavg.fleets.worker import (
     EvalJob,
@@ -33,7 +36,6 @@ from fedavg.fleets.worker import (
     TrainJob,
     Tuned,
     TuneJob,
-    add_up,
     eval_jobs,
     judged_by_clients,
     judged_together,
@@ -41,14 +43,15 @@ from fedavg.fleets.worker import (
     named_sums,
     unclipped,
 )  # fmt: skip
-from fedavg.metrics import report
+from fedavg.metrics import add_up, report
 from fedavg.metrics.spread import OnClients, names_of_sums
+from fedavg.metrics.training import sums_over, unmasked_sums
 from fedavg.plan import Plan
-from fedavg.samplers.cohort import sample_cohort
-from fedavg.setup import Setup, check_population, cohort_size, population_of, proved_trainer, resolve_data
+from fedavg.samplers.cohort import Among, sample_cohort
+from fedavg.setup import Setup, check_population, population_of, proved_trainer, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import to_float
-from fedavg.types import Cohort, FederatedData, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, FederatedData, Part, Population, Split, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.ring import DecodedSum
@@ -62,6 +65,8 @@ SUM_BYTES: Final = 8
 
 class SimulatedFleet(Fleet, ABC):
     """Simulates all clients of a plan by a pool of workers, wherever those are."""
+
+    simulates = True
 
     def __init__(self) -> None:
         #: Where clients keep what they carry from round to round; None: it is gone at the end.
@@ -117,13 +122,20 @@ class SimulatedFleet(Fleet, ABC):
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
 
     def draw(self, round: int, weights: Tensor) -> Cohort:
+        population = self.population_at(round)
+        return self.draw_among(round, weights, Among(population, cohort_size(self._setup.plan.C, population)))
+
+    def population_at(self, round: int) -> Population:
+        return self._population
+
+    def draw_among(self, round: int, weights: Tensor, among: Among) -> Cohort:
         asked: list[int] = []
 
         def losses(clients: Sequence[int]) -> np.ndarray:
             asked.extend(clients)
             return self._losses(weights, clients)
 
-        cohort = sample_cohort(self._setup.plan, self._population, round, losses=losses)
+        cohort = sample_cohort(self._setup.plan, among.clients, round, among.attempt, losses, among.size, among.memory)
         # Who is chosen has the model already, and fetches it only once.
         down = make_codec("float32").max_bytes(len(weights)) * len(set(asked) - set(cohort))
         return Cohort(cohort, self._population.count, SUM_BYTES * len(asked), down)
@@ -132,7 +144,7 @@ class SimulatedFleet(Fleet, ABC):
         """The mean loss of each client on what it trains on, shape (len(clients),)."""
         self._pool.share(weights)
         metrics, results = self._setup.task.judged_by, self._pool.run([EvalJob("train", k) for k in clients]).results
-        return np.array([report(metrics, add_up([r]))["loss"] for r in results if isinstance(r, Evaluated)])
+        return np.array([report(metrics, add_up([r.sums]))["loss"] for r in results if isinstance(r, Evaluated)])
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         if self._states and self._kept_in is None:  # there is no checkpoint to go back to
@@ -146,17 +158,23 @@ class SimulatedFleet(Fleet, ABC):
             terms = self._terms(part, work)
             encoding = terms.encoding if terms else None
             finished = self._pool.run([TrainJob(k, work, self._cohorts, encoding) for k in order])
-            results.append(self._unmasked(part, order, finished, terms) if terms else self._added(part, finished, work))
+            result = self._unmasked(part, order, finished, terms) if terms else self._added(part, order, finished, work)
+            results.append(replace(result, singles=_singles(order, finished)) if self._setup.single_updates else result)
         return join(results, [part.scale for part in parts])
 
-    def _added(self, part: Part, finished: Finished, work: Work) -> CohortResult:
+    def _added(self, part: Part, cohort: list[int], finished: Finished, work: Work) -> CohortResult:
         """The sum over a part's clients."""
+        seen = {k: t.seen for k, t in zip(cohort, finished.results, strict=True) if isinstance(t, Trained) and t.seen}
         trained = [result for result in finished.results if isinstance(result, Trained)]
         vector = to_float(finished.ring) if finished.ring is not None else self._nothing()
-        total = Sum(vector, fsum(t.weight for t in trained), len(trained), weighted_means(trained))
+        total = Sum(vector, fsum(t.weight for t in trained), len(trained), sums_over(self._setup.measures, trained))
         down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
-        return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(part.cohort))
+        told = zip(cohort, trained, strict=True) if self._setup.remembers else ()
+        losses = {k: t.metrics["train_loss"] for k, t in told if "train_loss" in t.metrics}
+        there = Attendance(len(cohort), seen, staleness={part.staleness: len(trained)})
+        down_bytes = len(down) * len(part.cohort)
+        return CohortResult(total, sum(sent), max(sent, default=0), down_bytes, losses=losses, attendance=there)
 
     def _nothing(self) -> Tensor:
         """The sum over nobody."""
@@ -178,11 +196,13 @@ class SimulatedFleet(Fleet, ABC):
         outcome = simulate(terms, cohort, lambda k: np.frombuffer(rings[k], terms.encoding.dtype))
         decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
         self._tell_of_capped(decoded, terms.encoding.weight_cap)
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        measured = unmasked_sums(self._setup.measures, decoded)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
         costs = outcome.clients.values()
         down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(part.shared))
         up = [cost.bytes_up for cost in costs]
-        return CohortResult(total, sum(up), max(up), down, decoded.saturated)
+        there = Attendance(len(cohort), survivors=len(outcome.aggregate.survivors), threshold=terms.threshold)
+        return CohortResult(total, sum(up), max(up), down, decoded.saturated, attendance=there)
 
     def _tell_of_capped(self, decoded: "DecodedSum", cap: float) -> None:
         """Once for a run: from then on the mean over clients is another than the plan's weights would give."""
@@ -197,7 +217,7 @@ class SimulatedFleet(Fleet, ABC):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._pool.share(weights)
         results = self._pool.run(eval_jobs(self._setup, self._data, on)).results
-        pieces = [result for result in results if isinstance(result, Evaluated)]
+        pieces = [result.sums for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
@@ -233,3 +253,13 @@ class SimulatedFleet(Fleet, ABC):
 
     def _rng(self, work: Work, purpose: str) -> np.random.Generator:
         return seeds.rng(self._setup.plan.seed, work.round, seeds.NONE, purpose)
+
+
+def _singles(clients: Sequence[int], finished: Finished) -> dict[int, Update]:
+    """The updates of the clients as they came, without a copy."""
+    trained = zip(clients, finished.results, strict=True)
+    return {
+        k: Update(torch.frombuffer(t.single, dtype=torch.float32), t.weight)
+        for k, t in trained
+        if isinstance(t, Trained)
+    }

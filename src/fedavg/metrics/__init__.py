@@ -9,8 +9,10 @@ from fedavg.metrics.metric import (
     IGNORE,
     LossFunction,
     Mean,
+    Measure,
     Metric,
     ValueFunction,
+    add_up,
     checked_sums,
     judge,
     report,
@@ -76,7 +78,7 @@ def _made(name: str, given: Given, loss: LossFunction) -> Metric:
 
 
 __all__ = [
-    "AUC", "IGNORE", "MAE", "METRICS", "RMSE", "Accuracy", "ClassAccuracy", "Loss", "MacroF1", "Mean", "Metric",
-    "MetricsGiven", "Perplexity", "TopKAccuracy", "by_name", "checked_sums", "default_metrics", "judge", "make_metric",
-    "report",
+    "AUC", "IGNORE", "MAE", "METRICS", "RMSE", "Accuracy", "ClassAccuracy", "Loss", "MacroF1", "Mean", "Measure",
+    "Metric", "MetricsGiven", "Perplexity", "TopKAccuracy", "add_up", "by_name", "checked_sums", "default_metrics",
+    "judge", "make_metric", "report",
 ]  # fmt: skip

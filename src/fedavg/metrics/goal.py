@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from fedavg.errors import PlanError
-from fedavg.metrics.metric import Metric
+from fedavg.metrics.metric import Measure
+from fedavg.metrics.rows import CLIENTS, TRAINING
+from fedavg.metrics.spread import SPREADS
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Best:
 
 def improved(goal: Goal, best: Best | None, round: int, value: float) -> Best:
     """What is the best after one more evaluation; the first counts as an improvement, whatever it is."""
-    return Best(value, round) if best is None or best.value != best.value or goal.better(value, best.value) else best
+    first_number = best is not None and isnan(best.value) and not isnan(value)
+    return Best(value, round) if best is None or first_number or goal.better(value, best.value) else best
 
 
 def stalled(goal: Goal, best: Best, round: int) -> bool:
@@ -53,35 +57,56 @@ def stalled(goal: Goal, best: Best, round: int) -> bool:
     return goal.patience is not None and round - best.round >= goal.patience
 
 
-def make_goal(target: float | str | None, patience: int | str | None, metrics: Mapping[str, Metric]) -> Goal:
+def make_goal(
+    target: float | str | None,
+    patience: int | str | None,
+    metrics: Mapping[str, Measure],
+    training: Mapping[str, Measure],
+) -> Goal:
     """The goal of a plan. `target` is an accuracy or 'f1=0.8', `patience` rounds or 'loss=20'.
 
-    Without either, the task's first metric is the one to look at.
+    `clients.f1` is the metric as clients judge it, `clients.f1.worst_decile` its spread over them, and
+    `training.train_loss` what cohorts measure in training. Without target and patience, the task's first metric is the
+    one to look at.
 
     >>> from fedavg.metrics import Accuracy, Loss
-    >>> make_goal("loss=0.5", 20, {"accuracy": Accuracy(), "loss": Loss()})
-    Goal(metric='loss', higher_is_better=False, target=0.5, patience=20)
+    >>> make_goal("clients.loss=0.5", 20, {"accuracy": Accuracy(), "loss": Loss()}, {})
+    Goal(metric='clients.loss', higher_is_better=False, target=0.5, patience=20)
     """
     target_of, target_value = _split(target, "accuracy")
     watched, rounds = _split(patience, target_of or next(iter(metrics), ""))
     if target_of and watched and target_of != watched:
         raise PlanError(f"patience: got '{patience}' with target '{target}'; expected both of one metric")
     name = target_of or watched or next(iter(metrics), "")
-    if not name and not metrics:
+    if not name:
         return Goal("", None)
     option = "target" if target_of else "patience"
-    if name not in metrics:
-        raise PlanError(
-            f"{option}: the task has no metric '{name}'; expected one of {', '.join(metrics)}, as in "
-            f"{option}='{next(iter(metrics))}={target_value or rounds or 0:g}', or add '{name}' to its metrics"
-        )
-    direction = metrics[name].higher_is_better
+    direction = _direction(name, option, metrics, training)
     if direction is None and (target_of or rounds):
         raise PlanError(
             f"{option}: nobody has said whether a higher '{name}' is better; expected a metric that says it: "
             "fedavg.metrics.Mean(function, higher_is_better=True)"
         )
     return Goal(name, direction, target_value, int(rounds) if rounds else None)
+
+
+def _direction(name: str, option: str, metrics: Mapping[str, Measure], training: Mapping[str, Measure]) -> bool | None:
+    """Which way is better, by a name as in `rows.py`; PlanError if there is no such metric."""
+    known = {
+        **{f"{TRAINING}.{inner}": measure.higher_is_better for inner, measure in training.items()},
+        **{f"{CLIENTS}.{inner}": metric.higher_is_better for inner, metric in metrics.items()},
+        **{inner: metric.higher_is_better for inner, metric in metrics.items()},
+    }
+    if name in known:
+        return known[name]
+    metric, _, key = name.rpartition(".")
+    if metric.startswith(f"{CLIENTS}.") and metric in known and key in SPREADS:
+        return False if key == "variance" else known[metric]
+    several = [*metrics, *(each for each in known if each not in metrics)]
+    raise PlanError(
+        f"{option}: the task has no metric '{name}'; expected one of {', '.join(several)}, as in "
+        f"{option}='{several[0] if several else 'accuracy'}=N', or add '{name}' to the task's metrics"
+    )
 
 
 def _split(text: float | str | None, default: str) -> tuple[str, float | None]:

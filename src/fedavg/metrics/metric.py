@@ -1,12 +1,14 @@
 """`Metric`: sums over examples, and a function of the sums. It knows nothing of tasks, clients or rounds.
 
 Sums can be added: over the batches of a test set, over clients, and under the masks of secure aggregation. So the value
-is that of the whole set, however the set is cut into pieces; a mean of the pieces' values would not be.
+is that of the whole set, however the set is cut into pieces; a mean of the pieces' values would not be. A `Measure` is
+the same without predictions: what clients measure in training has this form (`training.py`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Any, Final, Protocol
 
 import torch
@@ -25,7 +27,47 @@ ValueFunction = Callable[[Any, Any], Tensor]
 Sums = Tensor | Sequence[float | Tensor]
 
 
-class Metric(Pluggable, ABC):
+class Measure(ABC):
+    """Some sums, and a function of the sums. One that is not over predictions comes with an algorithm of one's own:
+
+    >>> from dataclasses import dataclass, replace
+    >>> from fedavg import FedAvg, Plan, train
+    >>> class Longest(Measure):
+    ...     name, size, higher_is_better = "moved", 2, None
+    ...     def value(self, sums):
+    ...         return float(sums[0] / sums[1]) ** 0.5
+    >>> @dataclass(frozen=True)
+    ... class Told(FedAvg):
+    ...     name = "told"
+    ...     metrics = ("train_loss", Longest())
+    ...
+    ...     def client_update(self, client, weights, work):
+    ...         update = super().client_update(client, weights, work)
+    ...         return replace(update, metrics={**update.metrics, "moved": [update.vector.square().sum(), 1]})
+    >>> *_, last = train(Plan(data="mnist", algorithm=Told(), C=0.02, rounds=1, workers=1))
+    >>> list(last.metrics)
+    ['moved']
+    """
+
+    #: What results call it.
+    name: str
+    #: How many sums there are: fixed, so that they can be masked.
+    size: int
+    #: Which way is better; None if nobody has said, and then it can be no target.
+    higher_is_better: bool | None
+    #: True for one number of each client that counts by the weight of its update: its sums are not sent one by one.
+    by_weight: bool = False
+
+    @abstractmethod
+    def value(self, sums: Tensor) -> float:
+        """The metric of all whose sums were added up, float64 of shape (size,)."""
+
+    def details(self, sums: Tensor) -> Mapping[str, float]:
+        """More numbers from the same sums, such as one for each class; reported as `name.key`."""
+        return {}
+
+
+class Metric(Measure, Pluggable):
     """A way to judge a model. A metric of one's own is a frozen dataclass of this class:
 
     >>> from dataclasses import dataclass
@@ -42,12 +84,6 @@ class Metric(Pluggable, ABC):
     """
 
     kind = "metrics"
-    #: What results call it, unless the task gives it another name.
-    name: str
-    #: How many sums there are: fixed, so that they can be masked.
-    size: int
-    #: Which way is better; None if nobody has said, and then it can be no target.
-    higher_is_better: bool | None
 
     @classmethod
     def registry(cls) -> Mapping[str, type["Metric"]]:
@@ -58,14 +94,6 @@ class Metric(Pluggable, ABC):
     @abstractmethod
     def sums(self, output: Any, y: Any) -> Sums:
         """Sums over the predictions of one batch; `size` of them."""
-
-    @abstractmethod
-    def value(self, sums: Tensor) -> float:
-        """The metric of all examples whose sums were added up, float64 of shape (size,)."""
-
-    def details(self, sums: Tensor) -> Mapping[str, float]:
-        """More numbers from the same sums, such as one for each class; reported as `name.key`."""
-        return {}
 
     def bind(self, loss: LossFunction) -> "Metric":
         """The metric for a task with this loss; most do not depend on it."""
@@ -120,7 +148,13 @@ def checked_sums(metric: Metric, output: Any, y: Any) -> Tensor:
     return vector
 
 
-def report(metrics: Mapping[str, Metric], sums: Mapping[str, Tensor]) -> dict[str, float]:
+def add_up(pieces: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Tensor]:
+    """The sums over all pieces, exactly rounded: the order of the pieces can not change a bit."""
+    columns = {name: zip(*(piece[name] for piece in pieces), strict=True) for name in pieces[0]} if pieces else {}
+    return {name: torch.tensor([fsum(each) for each in sums], dtype=torch.float64) for name, sums in columns.items()}
+
+
+def report(metrics: Mapping[str, Measure], sums: Mapping[str, Tensor]) -> dict[str, float]:
     """The value of each metric by its name, followed by its details."""
     values: dict[str, float] = {}
     for name, metric in metrics.items():

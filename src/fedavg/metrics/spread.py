@@ -14,6 +14,8 @@ from fedavg.metrics.metric import Metric, report
 QUANTILES: Final = (10, 50, 90)
 #: The share of clients that fare worst, whose mean is recorded.
 WORST: Final = 0.1
+#: What is told of a metric's spread.
+SPREADS: Final = (*(f"p{q}" for q in QUANTILES), "variance", "worst_decile")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,10 @@
-"""What a user asks for on the command line: `--only` picks cells, `--budget` is a time. Strings become values here."""
+"""What a user asks for on the command line: `--only` picks cells."""
 
 from collections.abc import Sequence
-from math import isfinite
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from fedavg.errors import FedAvgError
 from fedavg.paper.cells import ALL_CELLS, CELLS, Cell
-
-_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class Labelled(Protocol):
@@ -71,26 +68,3 @@ def telling_keys(cells: Sequence[Labelled]) -> list[str]:
 
 def _values(cells: Sequence[Labelled], key: str) -> list[str]:
     return list(dict.fromkeys(cell.labels[key] for cell in cells if key in cell.labels))
-
-
-def seconds(text: str) -> float:
-    """A time such as 90s, 30m, 2h or 1.5d in seconds.
-
-    >>> seconds("1.5h")
-    5400.0
-    """
-    number, unit = text[:-1], text[-1:]
-    try:
-        value = float(number) * _UNITS[unit]
-    except (KeyError, ValueError):
-        value = -1.0
-    if not isfinite(value) or value <= 0:
-        raise FedAvgError(f"--budget: got '{text}'; expected a time such as 30m, 2h or 1d")
-    return value
-
-
-def duration(seconds_: float) -> str:
-    """Seconds for people: 40 s, 12 min, 3.5 h."""
-    if seconds_ < 100:
-        return f"{seconds_:.0f} s"
-    return f"{seconds_ / 60:.0f} min" if seconds_ < 6000 else f"{seconds_ / 3600:.1f} h"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import isinf
 from typing import TYPE_CHECKING, Any, Final
 
+from fedavg.campaign.duration import duration
 from fedavg.paper.cells import CELLS, IID, NON_IID, Cell, baseline, with_unit_pixels
-from fedavg.paper.choose import duration
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, Measured
 
 if TYPE_CHECKING:

@@ -136,13 +136,19 @@ def any_number(value: object) -> float:
     return number
 
 
+def _short(number: Any) -> str:
+    """Without a fraction of zero, and with all the digits that it has."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+
+
 def of_metric(value_of: Parser, of_accuracy: Parser | None = None) -> Parser:
     """A number, which belongs to the metric that matters most, or 'metric=number'."""
 
     def parse(value: object) -> object:
         name, equals, number = str(value).rpartition("=")
         if isinstance(value, str) and equals and (name != "accuracy" or of_accuracy is None):
-            return f"{name}={value_of(number):g}"
+            check = of_accuracy if of_accuracy and name == "clients.accuracy" else value_of
+            return f"{name}={_short(check(number))}"
         return (of_accuracy or value_of)(number if equals else value)
 
     return parse
@@ -186,6 +192,20 @@ class PartsParser:
         if not isinstance(given, list | tuple):
             raise ValueError(f"a list of fedavg.{self.one.name} or of texts")
         return tuple(self.one(item) for item in given if item != "")
+
+
+def liars(value: object) -> float | tuple[int, ...]:
+    """A share of the clients, or the numbers of some."""
+    listed = [part for part in value.split(",") if part.strip()] if isinstance(value, str) and "," in value else value
+    try:
+        if isinstance(listed, list | tuple):
+            return tuple(sorted({int(str(integer(0)(part))) for part in listed}))
+        share = number(0, 1)(listed)
+    except ValueError:
+        share = 1.0
+    if share == 1.0:
+        raise ValueError("a share of the clients from 0 to below 1, or a list of their numbers") from None
+    return float(str(share))
 
 
 def data_value(value: object) -> object:

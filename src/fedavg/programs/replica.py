@@ -42,6 +42,7 @@ from fedavg.programs.serve import (
     say_goodbye,
     stopped_by_signals,
 )
+from fedavg.reduction import who_trains
 from fedavg.runlog.checkpoint import from_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runner import Result, finish
@@ -98,6 +99,7 @@ def _check_replica(setup: Setup, options: Options, place: Place) -> None:
             "postgresql://..., the one that all replicas share"
         )
     reasons = {
+        "a rule over single updates": (setup.single_updates, "they stay in the process that received them"),
         "secagg": (setup.secagg is not None, "the session of a round is in the memory of one process"),
         "--anonymous": (options.guards.anonymous, "upload tokens are in the memory of the process that gave them"),
         "evaluate = clients": (
@@ -105,6 +107,10 @@ def _check_replica(setup: Setup, options: Options, place: Place) -> None:
             "the model that they judge is in the leader's memory",
         ),
     }
+    reasons["a rule over single updates"] = (
+        setup.single_updates,
+        "single updates stay in the process that received them",
+    )
     for name, (asked, why) in reasons.items():
         if asked:
             raise PlanError(f"--replica: got a run with {name}: {why}; expected none, or a server that is alone")
@@ -239,7 +245,7 @@ class _Offers:
         state = from_tensors(load(found[1]))
         work = instructions(self._setup, state, row.round)
         _, parts = assigned(self._setup, state, work, Cohort(row.cohort, len(row.cohort)))
-        invitation = self._fleet.invitations.new(parts, work, row.attempt)
+        invitation = self._fleet.invitations.new(who_trains(self._setup, parts), work, row.attempt)
         if invitation.round.model != row.model_sha256:
             raise FleetError(
                 f"round {row.round} is of model {row.model_sha256}, and from the same state this replica makes "

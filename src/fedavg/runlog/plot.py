@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fedavg.errors import FedAvgError
 from fedavg.metrics.goal import Goal
+from fedavg.metrics.rows import CLIENTS
 from fedavg.plan import Plan
 from fedavg.runlog.curves import monotone, rounds_to_target
 from fedavg.runlog.summary import curve, curves
@@ -74,7 +75,8 @@ def _draw_metric(axes: "Axes", name: str, rows: Sequence[dict[str, Any]]) -> Non
 
 def _draw_spread(axes: "Axes", name: str, rows: Sequence[dict[str, Any]]) -> None:
     """The band that eight of ten clients lie in, where clients judged."""
-    points = [(row["round"], row["on_clients"]["spread"].get(name)) for row in rows if row.get("on_clients")]
+    metric = name.removeprefix(f"{CLIENTS}.")
+    points = [(row["round"], row["on_clients"]["spread"].get(metric)) for row in rows if row.get("on_clients")]
     known = [(round, spread["p10"], spread["p90"]) for round, spread in points if spread]
     if known:
         rounds, low, high = zip(*known, strict=True)

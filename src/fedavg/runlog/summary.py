@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import nan
+from math import isfinite, isnan, nan
 from statistics import median
 from typing import Any
 
 from fedavg.engine.trainer import Engine
 from fedavg.metrics import Metric
 from fedavg.metrics.goal import Goal, improved, stalled
+from fedavg.metrics.rows import by_clients, in_training, judged, watched
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.runlog.curves import rounds_to_target
-from fedavg.server import judged
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,15 @@ class Summary:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     #: How clients judged the last model that they were asked about.
     on_clients: dict[str, Any] | None = None
+    #: Which round the model in best.safetensors is of, and the value of the metric that it was chosen by.
+    best_model: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value or name not in ("privacy", "on_clients")}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value or name not in ("privacy", "on_clients", "best_model")
+        }
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[float]]]:
@@ -60,37 +66,40 @@ def curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[fl
     return [round for round, _ in points], values
 
 
+def training_curves(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """What cohorts measured in training, after every round; NaN where a round has it not."""
+    points = [in_training(row) for row in rows]
+    names = dict.fromkeys(name for found in points for name in found)
+    return {name: [found.get(name, nan) for found in points] for name in names}
+
+
 def client_curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[float]]]:
     """The same as clients judged; the spread of a metric over clients is there as `accuracy.p10`."""
-    points = [(row["round"], _flat(row["on_clients"])) for row in rows if row.get("on_clients")]
-    names = dict.fromkeys(name for _, values in points for name in values)
-    values = {name: [values.get(name, nan) for _, values in points] for name in names}
+    points = [(row["round"], found) for row in rows if (found := by_clients(row))]
+    names = dict.fromkeys(name for _, found in points for name in found)
+    values = {name: [found.get(name, nan) for _, found in points] for name in names}
     return [round for round, _ in points], values
 
 
-def _flat(on_clients: dict[str, Any]) -> dict[str, float]:
-    spread = {f"{name}.{key}": value for name, each in on_clients["spread"].items() for key, value in each.items()}
-    return {**on_clients["metrics"], **spread}
-
-
 def curve(rows: Sequence[dict[str, Any]], metric: str = "accuracy") -> tuple[list[int], list[float]]:
-    """The rounds for which a metric is known, and the metric there."""
-    points = [(row["round"], metrics[metric]) for row in rows if (metrics := judged(row)) and metric in metrics]
-    return [round for round, _ in points], [value for _, value in points]
+    """The rounds for which a metric is known, by its name as in `metrics/rows.py`, and the metric there."""
+    points = [(row["round"], watched(row, metric)) for row in rows]
+    known = [(round, value) for round, value in points if value is not None and isfinite(value)]
+    return [round for round, _ in known], [value for _, value in known]
 
 
 def status_of(plan: Plan, rows: Sequence[dict[str, Any]], goal: Goal, ended: bool = False) -> str:
     """`ended`: the algorithm itself needs no further round."""
-    rounds, values = curve(rows, goal.metric)
-    if any(goal.reached(value) for value in values):
+    if any(goal.reached(value) for value in curve(rows, goal.metric)[1]):
         return "target reached"
     if rows and budget_spent(plan.dp_epsilon, rows[-1].get("ledger")):
         return "budget spent"
     if ended or len(rows) >= plan.rounds:
         return "finished"
     best = None
-    for round, value in zip(rounds, values, strict=True):
-        best = improved(goal, best, round, value)
+    for row in rows:
+        if (value := watched(row, goal.metric)) is not None:
+            best = improved(goal, best, row["round"], value)
     return "no improvement" if best and stalled(goal, best, len(rows)) else "stopped"
 
 
@@ -106,6 +115,8 @@ def summarise(
     sha256: str,
     run_dir: str | None,
     spent: dict[str, Any] | None = None,
+    ended_by: str | None = None,
+    best_model: dict[str, Any] | None = None,
 ) -> Summary:
     found = {name: _final_and_best(values, metrics.get(name)) for name, values in curves(rows)[1].items()}
     crossed = None
@@ -113,7 +124,7 @@ def summarise(
         crossed = rounds_to_target(*curve(rows, goal.metric), goal.target, bool(goal.higher_is_better))
     asked = [row["on_clients"] for row in rows if row.get("on_clients")]
     return Summary(
-        status="budget spent" if spent else status_of(plan, rows, goal, ended),
+        status="budget spent" if spent else ended_by or status_of(plan, rows, goal, ended),
         rounds=len(rows),
         metric=goal.metric,
         target=goal.target,
@@ -136,12 +147,14 @@ def summarise(
         privacy=spent or (rows[-1].get("ledger") if rows else None),
         metrics=found,
         on_clients=asked[-1] if asked else None,
+        best_model=best_model,
     )
 
 
 def _final_and_best(values: Sequence[float], metric: Metric | None) -> dict[str, float]:
     """A detail of a metric, such as the accuracy of one class, has no best of its own."""
-    found = {"final": values[-1]}
-    if metric and metric.higher_is_better is not None:
-        found["best"] = max(values) if metric.higher_is_better else min(values)
+    found = {} if isnan(values[-1]) else {"final": values[-1]}
+    known = [value for value in values if not isnan(value)]
+    if known and metric and metric.higher_is_better is not None:
+        found["best"] = max(known) if metric.higher_is_better else min(known)
     return found

@@ -69,6 +69,31 @@ def test_a_server_without_a_test_set_serves(tmp_path, holdout):
     assert bool(summary["metrics"]) == bool(holdout)
 
 
+@pytest.mark.parametrize("secagg", ["none", "complete:8:100"])
+def test_what_devices_measure_in_training_is_what_the_simulator_has(tmp_path, secagg):
+    """F1 over a cohort, from the sums of its devices; and a run that stops at what they find, not at the server's."""
+    plan = tiny_plan(rounds=3, C=1.0, algorithm="tiny:Judging", secagg=secagg, holdout=0.3,
+                     evaluate="server,clients", target="clients.loss=100")  # fmt: skip
+    with Fleet(tmp_path, plan, CLIENTS) as fleet:
+        summary = fleet.finished()
+        (served,) = rows(fleet.server.metrics)
+    (expected,) = simulated(plan, tmp_path / "local")
+    assert served["metrics"] == expected["metrics"]
+    assert 0 < served["metrics"]["f1"] < 1
+    assert served["train_loss"] == expected["train_loss"]
+    assert (summary["status"], summary["metric"], summary["rounds"]) == ("target reached", "clients.loss", 1)
+
+
+def test_a_server_refuses_numbers_that_no_header_can_carry(tmp_path):
+    from fedavg.errors import PlanError
+    from fedavg.fleets.http.protocol.wire import check_names
+
+    check_names(["train_loss", "f1.0"])
+    for names in (["Train Loss"], [f"bins.{n}" for n in range(129)]):
+        with pytest.raises(PlanError, match="what clients measure can not be sent: metrics"):
+            check_names(names)
+
+
 def test_under_secure_aggregation_only_the_sum_over_devices_leaves_them(tmp_path):
     plan = tiny_plan(rounds=2, C=1.0, holdout=0.3, evaluate="clients", secagg="complete:8:100")
     with Fleet(tmp_path, plan, CLIENTS) as fleet:

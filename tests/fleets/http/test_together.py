@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from postgres import OTHERS, administer, emptied, start_postgres
 
 from fedavg.errors import FleetError
+from fedavg.fleets.attendance import Seen
 from fedavg.fleets.http.protocol.keys import ReplayGuard, SignatureRefused
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, dump_parts, joined, parse_parts
 from fedavg.fleets.http.server.rounds import Receipt
@@ -129,13 +130,13 @@ def test_what_a_replica_had_that_is_given_up_can_be_claimed_again(together):
 
 
 def test_who_failed_may_still_send_and_who_sent_has_not_failed(together):
-    together.fail(1, 0, 0)
+    together.fail(1, 0, 0, "out-of-time")
     together.claim(A, 1, 0, 1)
-    together.fail(1, 0, 1)
+    together.fail(1, 0, 1, "update-refused")
     view = together.view(A, 0)
-    assert (view.claims, view.failed) == ({1: A}, {0})
+    assert (view.claims, view.failed) == ({1: A}, {0: "out-of-time"})
     assert together.claim(B, 1, 0, 0) is Receipt.ACCEPTED
-    assert together.view(A, 0).failed == set()
+    assert together.view(A, 0).failed == {}
 
 
 def test_many_claims_at_once_are_one_each_and_no_more_than_wanted(together):
@@ -223,7 +224,13 @@ RINGS = st.lists(st.integers(-(2**60), 2**60), min_size=1, max_size=5)
 @given(rings=st.lists(RINGS, min_size=1, max_size=3), weight=st.floats(0.001, 1e6))
 def test_a_part_of_a_sum_arrives_as_it_was(rings, weight):
     parts = [
-        PartOfGroup(torch.tensor(ring), 2**61, [Received(weight, {"train_loss": 0.1}, 7)], {5: 0.25}, frozenset([5]))
+        PartOfGroup(
+            torch.tensor(ring),
+            2**61,
+            [Received(weight, {"train_loss": 0.1}, 7, 5, Seen(0.5, 1.5))],
+            {5: 0.25},
+            frozenset([5]),
+        )
         for ring in rings
     ]
     for sent, came in zip(parts, parse_parts(dump_parts(parts)), strict=True):

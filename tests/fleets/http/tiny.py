@@ -1,9 +1,11 @@
 """A task and data that train in milliseconds, under the names that a served plan gives them."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import torch
 
-from fedavg import ArrayData, Plan
+from fedavg import ArrayData, FedAvg, MacroF1, Plan
 from toys import TOY, toy_data
 
 SIZES = (7, 12, 6, 5, 20, 9, 11, 8)
@@ -24,3 +26,17 @@ def _without_test() -> ArrayData:
 
 #: The same clients, and no test set.
 BARE = _without_test()
+
+
+@dataclass(frozen=True)
+class Judging(FedAvg):
+    """Clients judge the model that they were sent, on what they train on."""
+
+    name = "judging"
+    metrics = ("train_loss", MacroF1(3))
+
+    def client_update(self, client, weights, work):
+        client.load(weights)
+        f1 = client.sums(MacroF1(3))
+        update = super().client_update(client, weights, work)
+        return replace(update, metrics={**update.metrics, "f1": f1})

@@ -25,6 +25,7 @@ from fedavg.fleets.http.device.reports import report
 from fedavg.fleets.http.protocol.messages import JudgeOffer, MaskAnswer, PollAnswer, WorkOffer
 from fedavg.fleets.http.protocol.strict import dump, parse
 from fedavg.metrics.spread import names_of_sums
+from fedavg.metrics.training import masked_numbers
 from fedavg.setup import Setup
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class MaskedRounds:
             return encoding.encode(np.empty(0), 1.0, self._judge(offer)).ring
         message = self._train(offer)
         vector = self._setup.codec.decode(message.frame, encoding.dimension)
-        encoded = encoding.encode(vector.numpy(), message.weight, message.metrics)
+        measured = masked_numbers(self._setup.measures, message)
+        encoded = encoding.encode(vector.numpy(), message.weight, measured)
         if encoded.saturated:
             log.warning("clipped", extra={"round": offer.round, "numbers": encoded.saturated})
         if encoded.capped:

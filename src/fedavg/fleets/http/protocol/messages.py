@@ -44,7 +44,7 @@ SECONDS: Final = Number(0, 7 * 86_400)
 HOURS: Final = Number(0, 10 * 366 * 24, above=True)
 TOKEN_ID: Final = Text("[0-9a-f]", 16, 16, "the id of a token, lower-case hex")
 SETTINGS: Final = TableOf(Text("[a-z0-9_]", 1, 32, "a-z, 0-9 and _"), Number(-1e12, 1e12), 16)
-METRICS: Final = TableOf(Text("[a-z_]", 1, 32, "a-z and _"), Number(-1e12, 1e12), 16)
+METRICS: Final = TableOf(Text("[a-z0-9_.]", 1, 48, "a-z, 0-9, _ and ."), Number(-1e12, 1e12), 128)
 
 
 #: What the field of that name says, in each answer that has it.

@@ -6,7 +6,7 @@ Every byte is hostile until checked (docs/protocol.md). A frame is decoded whole
 come first, no length is believed before it is held against the bytes that are there, and nothing but numbers comes out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedavg.codecs import Codec
-from fedavg.errors import FedAvgError, NotFinite
+from fedavg.errors import FedAvgError, NotFinite, PlanError
 from fedavg.fleets.http.protocol.messages import (
     ATTEMPT,
     METRICS,
@@ -125,6 +125,14 @@ class DecodedUpdate:
     vector: Tensor
     weight: float
     metrics: dict[str, float]
+
+
+def check_names(metrics: Iterable[str]) -> None:
+    """PlanError if a header can not carry numbers by these names."""
+    try:
+        METRICS.check(dict.fromkeys(metrics, 0.0), "metrics")
+    except MessageRefused as error:
+        raise PlanError(f"what clients measure can not be sent: {error}") from None
 
 
 def max_frame_bytes(numbers: int, codec: Codec) -> int:

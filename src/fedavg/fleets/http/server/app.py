@@ -265,7 +265,8 @@ class FleetApp:
 
     async def _report(self, call: Call) -> Response:
         message = parse_body(ReportRequest, call.body)
-        awaited = await self.blocking(self._hub.collecting.fail, call.k, message.round, message.attempt)
+        fail = self._hub.collecting.fail
+        awaited = await self.blocking(fail, call.k, message.round, message.attempt, message.reason)
         if not awaited and message.round > 0:
             raise Refusal("wrong-round", "no update of this client is wanted in that round")
         self._hub.reported(call.k, message.reason)

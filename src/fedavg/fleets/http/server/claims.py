@@ -18,7 +18,7 @@ class Claims(ABC):
         """It could not be added after all."""
 
     @abstractmethod
-    def fail(self, k: int, round: int, attempt: int) -> None:
+    def fail(self, k: int, round: int, attempt: int, why: str) -> None:
         """The client will not send any."""
 
 
@@ -31,5 +31,5 @@ class Alone(Claims):
     def release(self, source: Hashable, round: int, attempt: int) -> None:
         pass
 
-    def fail(self, k: int, round: int, attempt: int) -> None:
+    def fail(self, k: int, round: int, attempt: int, why: str) -> None:
         pass

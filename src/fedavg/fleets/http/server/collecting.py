@@ -18,6 +18,7 @@ from fedavg.fleets.http.server.shared import Shared
 from fedavg.fleets.http.server.store import Counted
 from fedavg.fleets.http.server.underway import Collected, Group, Received, UnderWay
 from fedavg.sums import to_float
+from fedavg.types import Update
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
@@ -94,14 +95,16 @@ class Collecting:
         silent = asked - round.accepted if now >= round.deadline else set()
         self._conduct.strike(silent | (asked & round.failed), now)
 
-    def fail(self, k: int, round: int, attempt: int) -> bool:
+    def fail(self, k: int, round: int, attempt: int, why: str) -> bool:
         """A client will not send its update; false if it was not asked for one."""
         with self.adding:
             current = self.current.round if self.current else None
             if not current or (current.round, current.attempt) != (round, attempt) or k not in current.invited:
                 return False
-            self._claims.fail(k, round, attempt)
+            assert self.current
+            self._claims.fail(k, round, attempt, why)
             with self._shared.changed:
+                self.current.why[k] = why
                 current.fail(k, monotonic())
                 self._shared.changed.notify_all()
             return True
@@ -120,12 +123,23 @@ class Collecting:
         with self._shared.changed:
             return self.current.round.reason if self.current else ""
 
-    def totals(self) -> list[tuple[Tensor, list[Received]]]:
-        """For each group of a round that is closed: the sum, float64, and what was received."""
+    def totals(self) -> list[tuple[Tensor, dict[int, Update], list[Received]]]:
+        """For each group of a round that is closed: the sum, float64, or the single updates; and what was received."""
         with self._shared.changed:
             assert self.current
             assert self.current.round.phase is RoundPhase.COMMITTING
-            return [(to_float(each.ring), list(each.received)) for each in self.current.collected]
+            return [(to_float(each.ring), each.in_order(), list(each.received)) for each in self.current.collected]
+
+    def missing(self) -> dict[str, list[int]]:
+        """By reason, the clients that were invited and are not in the sum."""
+        found: dict[str, list[int]] = {}
+        with self._shared.changed:
+            assert self.current
+            round, why = self.current.round, self.current.why
+            silent = "late" if monotonic() >= round.deadline else "not waited for"
+            for k in sorted(set(round.invited) - round.accepted):
+                found.setdefault("revoked" if k in self._presence.revoked else why.get(k, silent), []).append(k)
+        return found
 
     def counted(self) -> list[int]:
         """The clients whose updates are in the sum, where they are known."""
@@ -152,6 +166,8 @@ class Collecting:
             counted = self.counted()
             self._conduct.clear(counted)
             self.current.round.phase = RoundPhase.DONE
+            for each in self.current.collected:
+                each.singles.clear()  # nothing of a single update outlives its round
             return Counted(self.current.round.attempt, frozenset(counted))
 
     def status(self) -> dict[str, object] | None:

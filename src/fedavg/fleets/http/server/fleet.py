@@ -7,7 +7,7 @@ and tried again with other clients; a server that crashed asks the same cohort a
 import json
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import fsum, inf
@@ -23,22 +23,25 @@ from fedavg.data.holdout import held_out
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
 from fedavg.errors import DiskError, FedAvgError, PlanError
-from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join, weighted_means
-from fedavg.fleets.http.server.gathering import Gathering, OwnSum
+from fedavg.fleets.attendance import Attendance
+from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
+from fedavg.fleets.http.protocol.wire import check_names
+from fedavg.fleets.http.server.gathering import Gathering, OwnSum, Total
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation, Invitations
 from fedavg.fleets.http.server.judging import Judging
 from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
 from fedavg.fleets.http.server.store import Deposed, Store, StoreError
 from fedavg.fleets.http.server.underway import Group, Received
-from fedavg.fleets.worker import add_up, judged, test_pieces
-from fedavg.metrics import report
+from fedavg.fleets.worker import judged, test_pieces
+from fedavg.metrics import Measure, add_up, report
 from fedavg.metrics.spread import OnClients
+from fedavg.metrics.training import masked_bounds, sums_over, unmasked_sums
 from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt, ServedLedger
 from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
-from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
@@ -74,6 +77,7 @@ class HttpFleet(Fleet):
     """
 
     fingerprint = "devices"
+    gives_singles = True
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class HttpFleet(Fleet):
 
     def start(self, setup: Setup) -> Tensor:
         self._setup = setup
+        check_names(setup.metrics)
         self._threads.enter_context(one_thread())
         self._judge = Trainer(setup.task, setup.plan.seed)
         if self.test:
@@ -249,14 +254,22 @@ class HttpFleet(Fleet):
         encoding = self._hub.sessions.encoding
         decoded = encoding.decode(aggregate.ring, len(aggregate.survivors))
         examples, (group,) = self._hub.presence.examples(aggregate.survivors), invitation.groups
-        problem = implausible(decoded, encoding, examples, group.metric_bounds(max(examples)))
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, decoded.metrics)
+        measures, bounds = self._setup.measures, group.metric_bounds(max(examples))
+        problem = implausible(decoded, encoding, examples, masked_bounds(measures, bounds, decoded))
+        measured = unmasked_sums(measures, decoded)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
         if problem:  # its clients open no second sum of this round, so that it is over, without a change
             rest = self._hub.sessions.discard()
             log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": rest})
             total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
         up, down = self._hub.sessions.bytes_sent()
-        return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated)
+        there = Attendance(
+            len(invitation.round.invited), survivors=len(aggregate.survivors), threshold=self._threshold()
+        )
+        return CohortResult(total, sum(up), max(up), invitation.bytes_down + down, decoded.saturated, attendance=there)
+
+    def _threshold(self) -> int | None:
+        return self._session.terms.threshold if self._session else None
 
     def _aggregate(self, invitation: Invitation) -> "Aggregate | None":
         """Carry a session to its end. It is on the disk before the first client is asked to open its sum.
@@ -305,12 +318,24 @@ class HttpFleet(Fleet):
         assert self._setup.secagg
         return self._rules.deadline_s / (SECURE_PHASES + self._setup.secagg.signed)
 
-    def _result(self, invitation: Invitation, totals: Sequence[tuple[Tensor, list[Received]]]) -> CohortResult:
+    def _result(self, invitation: Invitation, totals: Sequence[Total]) -> CohortResult:
         """The groups' sums as one; a group of which nobody answered does not count."""
-        pairs = zip(totals, invitation.scales, strict=True)
-        answered = [(_summed(*total), scale) for total, scale in pairs if total[1]]
+        measures = self._setup.measures
+        each = zip(totals, invitation.scales, invitation.staleness, strict=True)
+        answered = [(_summed(measures, *total, staleness), scale) for total, scale, staleness in each if total[-1]]
         result = join([total for total, _ in answered], [scale for _, scale in answered])
-        return replace(result, bytes_down=invitation.bytes_down)
+        return replace(result, bytes_down=invitation.bytes_down, attendance=self._attendance(invitation, result))
+
+    def _attendance(self, invitation: Invitation, result: CohortResult) -> Attendance:
+        """Who was asked and why some are missing; by name only where single updates may be known by name."""
+        missing = self._hub.collecting.missing()
+        there = result.attendance or Attendance(0)
+        return replace(
+            there,
+            asked=len(invitation.round.invited),
+            missing=missing if there.seen else {},
+            counts={reason: len(clients) for reason, clients in missing.items()},
+        )
 
     @property
     def attempt(self) -> int:
@@ -320,7 +345,7 @@ class HttpFleet(Fleet):
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._judge.load(weights)
         assert self.test, "the plan's evaluation is checked before round 1"
-        pieces = [judged(self._judge, piece, "the test set") for piece in test_pieces(self._setup.task, self.test)]
+        pieces = [judged(self._judge, piece, "the test set").sums for piece in test_pieces(self._setup.task, self.test)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
@@ -352,7 +377,15 @@ class HttpFleet(Fleet):
             raise Deposed("another replica leads now")
 
 
-def _summed(vector: Tensor, received: list[Received]) -> CohortResult:
+def _summed(
+    measures: Mapping[str, Measure],
+    vector: Tensor,
+    singles: dict[int, Update],
+    received: list[Received],
+    staleness: int,
+) -> CohortResult:
     sent = [r.bytes_up for r in received]
-    total = Sum(vector, fsum(r.weight for r in received), len(received), weighted_means(received))
-    return CohortResult(total, sum(sent), max(sent), 0)
+    total = Sum(vector, fsum(r.weight for r in received), len(received), sums_over(measures, received))
+    seen = {r.client: r.seen for r in received if r.client is not None and r.seen}
+    there = Attendance(len(received), seen, staleness={staleness: len(received)})
+    return CohortResult(total, sum(sent), max(sent), 0, attendance=there, singles=singles or None)

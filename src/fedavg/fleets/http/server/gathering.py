@@ -8,6 +8,10 @@ from torch import Tensor
 from fedavg.fleets.http.server.collecting import Collecting
 from fedavg.fleets.http.server.rounds import OpenRound
 from fedavg.fleets.http.server.underway import Received
+from fedavg.types import Update
+
+#: Of a group: the sum, float64, or the single updates by client; and what was received.
+Total = tuple[Tensor, dict[int, Update], list[Received]]
 
 
 class Gathering(ABC):
@@ -18,8 +22,8 @@ class Gathering(ABC):
         """Others may collect from now on, too; returns the cap on weights that holds, if the round was open before."""
 
     @abstractmethod
-    def totals(self) -> Sequence[tuple[Tensor, list[Received]]] | None:
-        """For each group the sum, float64, and what was received; None if a part is lost: the round is open again."""
+    def totals(self) -> Sequence[Total] | None:
+        """What there is of each group; None if a part is lost: the round is open again."""
 
 
 class OwnSum(Gathering):
@@ -31,5 +35,5 @@ class OwnSum(Gathering):
     def open(self, round: OpenRound, cap: float) -> float:
         return cap
 
-    def totals(self) -> Sequence[tuple[Tensor, list[Received]]]:
+    def totals(self) -> Sequence[Total]:
         return self._collecting.totals()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 from math import ceil
 from time import monotonic
+from typing import cast
 
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
@@ -22,7 +23,7 @@ from fedavg.fleets.http.server.presence import Presence
 from fedavg.fleets.http.server.rounds import Receipt, RoundPhase
 from fedavg.fleets.http.server.shared import Shared
 from fedavg.fleets.http.server.underway import Collected, Received
-from fedavg.sums import ExactSum, TooLarge
+from fedavg.sums import TooLarge
 from fedavg.types import Update
 
 
@@ -96,6 +97,7 @@ class Intake:
             return Receipt.NOT_INVITED
         decoded = decode_update(frame, self._bounded(collected, source))
         update = collected.group.arrived(decoded.vector, min(decoded.weight, current.weight_cap))
+        seen = collected.group.see(update)
         with self._collecting.adding:
             verdict = self.judge(source, round, attempt)
             if verdict is not Receipt.ACCEPTED:
@@ -106,7 +108,7 @@ class Intake:
             if verdict is not Receipt.ACCEPTED:
                 return verdict
             try:
-                size = _add(collected.sum, update)
+                size = _add(collected, source, update)
             except UpdateRefused:
                 self._claims.release(source, round, attempt)
                 raise
@@ -114,7 +116,9 @@ class Intake:
                 if isinstance(source, int):
                     collected.sizes[source] = size
                     collected.sources.add(source)
-                collected.received.append(Received(update.weight, {**decoded.metrics, **update.metrics}, len(frame)))
+                client = source if isinstance(source, int) else None
+                measured = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
+                collected.received.append(Received(update.weight, measured, len(frame), client, seen))
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
                 current.round.accept(source)
@@ -135,12 +139,12 @@ class Intake:
         with self._shared.changed:
             self._updates.refused[reason] += 1
         if isinstance(source, int):
-            self._collecting.fail(source, round, attempt)
+            self._collecting.fail(source, round, attempt, f"refused: {reason}")
 
 
-def _add(total: ExactSum, update: Update) -> float:
+def _add(collected: Collected, source: int | bytes, update: Update) -> float:
     try:
-        return total.add(update.vector, update.weight)
+        return collected.add(source, update)
     except TooLarge as error:
         raise UpdateRefused(UpdateFault.SHARE_EXCEEDED, str(error)) from None
     except Diverged as error:

@@ -6,6 +6,7 @@ from math import isfinite
 from time import monotonic
 from typing import Final
 
+from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.http.protocol.messages import METRICS, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.guards import Guards
@@ -13,7 +14,7 @@ from fedavg.fleets.http.server.offered import OfferedModels
 from fedavg.fleets.http.server.rounds import OpenRound, Rules
 from fedavg.fleets.http.server.underway import Group
 from fedavg.setup import Setup
-from fedavg.types import Part, Work
+from fedavg.types import Part, Update, Work
 
 #: A client's loss may be so many times that of the untrained model (plus one).
 WORST_LOSS: Final = 1000.0
@@ -26,6 +27,8 @@ class Invitation:
     round: OpenRound
     groups: Sequence[Group]
     scales: Sequence[float]
+    #: How many rounds ago each group's model was the newest.
+    staleness: Sequence[int]
     bytes_down: int
 
 
@@ -55,11 +58,18 @@ class Invitations:
                 self._expected(work, attempt, model),
                 lambda vector, weight: self._setup.arrived(vector, weight, work),
                 lambda examples: self._metric_bounds(work, examples),
+                self._see,
+                self._setup.single_updates,
             )
             for part, model in zip(parts, models, strict=True)
         ]
         bytes_down = sum(4 * len(part.shared) * len(part.cohort) for part in parts)
-        return Invitation(round, groups, [part.scale for part in parts], bytes_down)
+        scales, staleness = [part.scale for part in parts], [part.staleness for part in parts]
+        return Invitation(round, groups, scales, staleness, bytes_down)
+
+    def _see(self, update: Update) -> Seen | None:
+        shown = self._setup.shows_updates and not self._guards.anonymous
+        return see(update, self._setup.plan.seed) if shown else None
 
     def _offer(self, work: Work, attempt: int, model: str, part: Part, invited: int) -> WorkOffer:
         return WorkOffer(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedavg.fleets.attendance import Seen
 from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.rounds import OpenRound
@@ -28,6 +29,10 @@ class Group:
     arrived: Callable[[Tensor, float], Update]
     #: From n_k to what the client's metrics may be.
     metric_bounds: Callable[[int], Mapping[str, tuple[float, float]]] = lambda _: {}
+    #: What is kept of a single update until the round is over; nothing where the plan keeps it from the server.
+    see: Callable[[Update], Seen | None] = lambda _: None
+    #: True if a rule over single updates needs them one by one: they are kept, in memory, until the round is over.
+    single_updates: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,17 @@ class Received:
     weight: float
     metrics: dict[str, float]
     bytes_up: int
+    #: Whose it was and what was seen of it, where both may be known.
+    client: int | None = None
+    seen: Seen | None = None
 
 
 class Collected:
-    """The sum over a group so far."""
+    """The sum over a group so far; or its single updates, by client or by the hash of an upload token."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.ring = torch.zeros(group.expected.numbers, dtype=torch.int64)
+        self.ring = torch.zeros(0 if group.single_updates else group.expected.numbers, dtype=torch.int64)
         self.sum = ExactSum(self.ring, max(1, len(group.clients)))
         #: How large the largest number was that each client added, where it is known who it was.
         self.sizes: dict[int, float] = {}
@@ -55,9 +63,23 @@ class Collected:
     def empty(self) -> None:
         """Nothing is in the sum."""
         self.sum.reset()
+        self.singles: dict[int | bytes, Update] = {}
         self.received: list[Received] = []
         #: The clients that are in the sum, where they are known.
         self.sources: set[int] = set()
+
+    def add(self, source: int | bytes, update: Update) -> float:
+        """Take in an update; returns the largest magnitude in it, with its weight."""
+        if not self.group.single_updates:
+            return self.sum.add(update.vector, update.weight)
+        self.singles[source] = update
+        return update.weight * max(abs(float(end)) for end in update.vector.aminmax())
+
+    def in_order(self) -> dict[int, Update]:
+        """The single updates by client; those of nobody knows whom are numbered in the order of their tokens."""
+        known = {source: update for source, update in self.singles.items() if isinstance(source, int)}
+        hidden = sorted(source for source in self.singles if isinstance(source, bytes))
+        return known | {place: self.singles[source] for place, source in enumerate(hidden)}
 
 
 @dataclass(frozen=True)
@@ -72,6 +94,8 @@ class UnderWay:
     weight_cap: float
     #: Clients that have had their upload token.
     given: set[int] = field(default_factory=set)
+    #: Why clients gave nothing, of those who said so or were refused.
+    why: dict[int, str] = field(default_factory=dict)
 
     def group_of(self, source: int | bytes) -> Collected | None:
         """The group of a client, or of the hash of an upload token."""

@@ -8,10 +8,8 @@ from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Final
 
-from torch import Tensor
-
 from fedavg.errors import FleetError
-from fedavg.fleets.http.server.gathering import Gathering
+from fedavg.fleets.http.server.gathering import Gathering, Total
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.replicas.member import Member
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, joined, sources_of
@@ -20,7 +18,6 @@ from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase
 from fedavg.fleets.http.server.store import Deposed, StoreError
 from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import ReplicaRow, Together
-from fedavg.fleets.http.server.underway import Received
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -112,7 +109,7 @@ class Leader(Gathering):
         self._member.sealed = False
         return self._together.open(round.round, round.attempt, round.goal, cap)
 
-    def totals(self) -> Sequence[tuple[Tensor, list[Received]]] | None:
+    def totals(self) -> Sequence[Total] | None:
         current = self._hub.collecting.current
         assert current
         round, attempt = current.round.round, current.round.attempt

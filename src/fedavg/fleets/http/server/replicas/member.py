@@ -52,8 +52,8 @@ class SharedClaims(Claims):
         assert isinstance(source, int)
         self._together.release(self.replica, round, attempt, source)
 
-    def fail(self, k: int, round: int, attempt: int) -> None:
-        self._together.fail(round, attempt, k)
+    def fail(self, k: int, round: int, attempt: int, why: str) -> None:
+        self._together.fail(round, attempt, k, why)
 
 
 class Member(Elsewhere):
@@ -247,7 +247,8 @@ class Member(Elsewhere):
             own = {k for each in current.collected for k in each.sources}
             before = {k for k in current.round.accepted if isinstance(k, int)}
             accepted = set(view.claims) | own
-            failed = view.failed | (self._hub.presence.revoked & set(current.round.invited))
+            current.why.update(view.failed)
+            failed = set(view.failed) | (self._hub.presence.revoked & set(current.round.invited))
             current.round.note(accepted, failed, sealed=view.sealed and not self.leading)
             shared.changed.notify_all()
         if before - accepted:

@@ -1,8 +1,9 @@
 """A replica's part of the sum of a round, as it travels from the memory of one to that of another."""
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fedavg.errors import FleetError
+from fedavg.fleets.attendance import Seen
+from fedavg.fleets.http.server.gathering import Total
 from fedavg.fleets.http.server.underway import Collected, Received
 from fedavg.sums import checked_bound, to_float
 
@@ -39,7 +42,7 @@ def dump_parts(parts: Sequence[PartOfGroup]) -> bytes:
         {
             "numbers": len(part.ring),
             "bound": part.bound,
-            "received": [asdict(received) for received in part.received],
+            "received": [_plain(received) for received in part.received],
             "sizes": [[k, size] for k, size in part.sizes.items()],
             "sources": sorted(part.sources),
         }
@@ -69,20 +72,33 @@ def _parsed(head: dict[str, Any], ring: Tensor) -> PartOfGroup:
     return PartOfGroup(
         ring,
         int(head["bound"]),
-        [Received(**received) for received in head["received"]],
+        [_received(received) for received in head["received"]],
         {int(k): float(size) for k, size in head["sizes"]},
         frozenset(head["sources"]),
     )
+
+
+def _plain(received: Received) -> dict[str, Any]:
+    """What was received as JSON has it: bytes as base64."""
+    seen = received.seen
+    shown = None if seen is None else asdict(seen) | {"sketch": b64encode(seen.sketch).decode()}
+    return asdict(replace(received, seen=None)) | {"seen": shown}
+
+
+def _received(values: dict[str, Any]) -> Received:
+    seen = values["seen"]
+    whole = None if seen is None else Seen(**seen | {"sketch": b64decode(seen["sketch"])})
+    return Received(**values | {"seen": whole})
 
 
 def sources_of(parts: Sequence[PartOfGroup]) -> frozenset[int]:
     return frozenset(k for part in parts for k in part.sources)
 
 
-def joined(parts: Sequence[PartOfGroup]) -> tuple[Tensor, list[Received]]:
+def joined(parts: Sequence[PartOfGroup]) -> Total:
     """The sum over replicas, float64, and all that was received. Integers: in whatever order, the bits are the same."""
     ring, bound = torch.zeros_like(parts[0].ring), 0
     for part in parts:
         bound = checked_bound(bound, part.bound)
         ring += part.ring
-    return to_float(ring), [received for part in parts for received in part.received]
+    return to_float(ring), {}, [received for part in parts for received in part.received]

@@ -41,7 +41,7 @@ _TABLES: Final = (
     "CREATE UNLOGGED TABLE IF NOT EXISTS replicas (id BIGINT PRIMARY KEY, url TEXT NOT NULL, key BYTEA NOT NULL,"
     " certificate TEXT)",
     "CREATE UNLOGGED TABLE IF NOT EXISTS claims (round BIGINT NOT NULL, attempt BIGINT NOT NULL, k BIGINT NOT NULL,"
-    " replica BIGINT REFERENCES replicas (id) ON DELETE CASCADE, PRIMARY KEY (round, attempt, k))",
+    " replica BIGINT REFERENCES replicas (id) ON DELETE CASCADE, why TEXT, PRIMARY KEY (round, attempt, k))",
     "CREATE INDEX IF NOT EXISTS claims_by_replica ON claims (replica)",
 )
 _NEW_HEAD: Final = text("INSERT INTO head VALUES (1, :epoch, 1, 0, 0, 0, 0, 0, FALSE, 0) ON CONFLICT (id) DO NOTHING")
@@ -102,9 +102,9 @@ class View:
     cap: float
     age_s: float
     sealed: bool
-    #: Who is in which replica's sum, and who failed.
+    #: Who is in which replica's sum, and who failed and why.
     claims: Mapping[int, int]
-    failed: frozenset[int]
+    failed: Mapping[int, str]
     #: Clients that have changed since the last view, and up to which change that is.
     clients: tuple[ClientRow, ...]
     changed: int
@@ -194,13 +194,13 @@ class Together:
             )
             connection.execute(text("UPDATE head SET claimed = claimed - :n"), {"n": gone.rowcount})
 
-    def fail(self, round: int, attempt: int, k: int) -> None:
+    def fail(self, round: int, attempt: int, k: int, why: str) -> None:
         """A client will not send an update, unless it has."""
         with self._db.beside("note a failure") as connection:
             _lock(connection)
             connection.execute(
-                text("INSERT INTO claims VALUES (:round, :attempt, :k, NULL) ON CONFLICT DO NOTHING"),
-                {"round": round, "attempt": attempt, "k": k},
+                text("INSERT INTO claims VALUES (:round, :attempt, :k, NULL, :why) ON CONFLICT DO NOTHING"),
+                {"round": round, "attempt": attempt, "k": k, "why": why},
             )
             _noticed(connection)
 
@@ -248,7 +248,7 @@ class Together:
             ).one()
             opened = progress.open_round(connection)
             current = opened is not None and (opened.round, opened.attempt) == (row.round, row.attempt)
-            claims, failed = _claims(connection, row.round, row.attempt) if current else ({}, frozenset())
+            claims, failed = _claims(connection, row.round, row.attempt) if current else ({}, {})
             fresh = rows(connection, clients, clients.c.changed > changed, order=clients.c.changed)
             over = one_row(connection, notes, notes.c.key == DONE)
             return View(
@@ -267,7 +267,7 @@ class Together:
 
 
 _CLAIM: Final = text(
-    "INSERT INTO claims VALUES (:round, :attempt, :k, :replica)"
+    "INSERT INTO claims VALUES (:round, :attempt, :k, :replica, NULL)"
     " ON CONFLICT (round, attempt, k) DO UPDATE SET replica = :replica WHERE claims.replica IS NULL"
 )
 
@@ -310,13 +310,13 @@ def _recount(connection: Connection) -> None:
     )
 
 
-def _claims(connection: Connection, round: int, attempt: int) -> tuple[dict[int, int], frozenset[int]]:
+def _claims(connection: Connection, round: int, attempt: int) -> tuple[dict[int, int], dict[int, str]]:
     found = connection.execute(
-        text("SELECT k, replica FROM claims WHERE round = :round AND attempt = :attempt"),
+        text("SELECT k, replica, why FROM claims WHERE round = :round AND attempt = :attempt"),
         {"round": round, "attempt": attempt},
     ).all()
     claimed = {row.k: row.replica for row in found if row.replica is not None}
-    return claimed, frozenset(row.k for row in found if row.replica is None)
+    return claimed, {row.k: row.why for row in found if row.replica is None}
 
 
 def _head(connection: Connection, replica: int) -> Head | None:

@@ -1,0 +1,130 @@
+"""Who took part in a round, and what the server saw of each update: its length, and how it points against the mean.
+
+Updates are added and forgotten, so the mean is not there yet when they are seen. Each leaves a sketch of 1,024 numbers
+instead: a linear map with random signs that keeps inner products, give or take 1/32. The sketch of the mean is the mean
+of the sketches. Sketches stay in memory; what is recorded of an update is two numbers, and nothing at all where
+differential privacy or secure aggregation keeps single updates from the server.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import sqrt
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+from fedavg import seeds
+from fedavg.types import Update
+
+#: Numbers of a sketch.
+SKETCH: Final = 1024
+#: Clients of a round that are recorded one by one; of larger rounds only the counts are.
+MOST_NAMED: Final = 1000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One update as the server saw it: what it counts for, its L2 norm, its sketch (float32)."""
+
+    weight: float
+    norm: float
+    sketch: bytes
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Who was asked in a round, and what became of them.
+
+    `seen` and `missing` name clients; both are empty where the plan keeps them from the server.
+    """
+
+    asked: int
+    seen: Mapping[int, Seen] = field(default_factory=dict)
+    #: By reason, those who gave nothing, and how many they are.
+    missing: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    #: How many updates were made from a model of so many rounds ago, in an asynchronous run.
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    #: Under secure aggregation: of how many clients the sum is, and how many it needs, where that is one number.
+    survivors: int | None = None
+    threshold: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in a row: what not every round has is there only if this one has it."""
+        counts = dict(self.counts) or {reason: len(clients) for reason, clients in self.missing.items()}
+        found: dict[str, Any] = {"asked": self.asked, "missing": counts}
+        if any(self.staleness):
+            found["staleness"] = {str(age): count for age, count in sorted(self.staleness.items())}
+        if self.survivors is not None:
+            found |= {"survivors": self.survivors, "threshold": self.threshold}
+        return found | ({"who": self._who()} if self.seen and self.asked <= MOST_NAMED else {})
+
+    def _who(self) -> dict[str, Any]:
+        """Client by client, as columns: its number, what became of it, its update's norm and cosine to the mean."""
+        outcome = dict.fromkeys(self.seen, "reported") | {k: why for why, all in self.missing.items() for k in all}
+        clients = sorted(outcome)
+        cosines = cosines_to_mean(self.seen)
+        return {
+            "client": clients,
+            "outcome": [outcome[k] for k in clients],
+            "norm": [_digits(self.seen[k].norm) if k in self.seen else None for k in clients],
+            "cosine": [cosines.get(k) for k in clients],
+        }
+
+
+def see(update: Update, seed: int) -> Seen:
+    """What is kept of an update until its round is over; `seed` is the plan's."""
+    values = update.vector.numpy()
+    return Seen(update.weight, float(np.sqrt(np.dot(values, values))), sketched(update.vector, seed).tobytes())
+
+
+def sketched(vector: Tensor, seed: int) -> np.ndarray:
+    """The sketch of a vector, shape (SKETCH,) float32."""
+    values, signs = vector.numpy(), _signs(len(vector), seed)
+    whole = len(values) // SKETCH * SKETCH
+    rows, row_signs = values[:whole].reshape(-1, SKETCH), signs[:whole].reshape(-1, SKETCH)
+    sketch: np.ndarray = np.einsum("ij,ij->j", rows, row_signs)
+    sketch[: len(values) - whole] += values[whole:] * signs[whole:]
+    return sketch
+
+
+@lru_cache(1)
+def _signs(size: int, seed: int) -> np.ndarray:
+    """The random signs of a run, shape (size,) float32."""
+    drawn = seeds.rng(seed, seeds.NONE, seeds.NONE, "sketch").integers(0, 2, size, np.int8)
+    return drawn.astype(np.float32) * 2 - 1
+
+
+def cosines_to_mean(seen: Mapping[int, Seen]) -> dict[int, float]:
+    """How each update points against the weighted mean of all, by client; nothing where either is zero."""
+    clients = sorted(seen)  # whoever comes first must not change a digit
+    if not clients:
+        return {}
+    sketches = np.stack([np.frombuffer(seen[k].sketch, np.float32) for k in clients]).astype(np.float64)
+    mean = np.array([seen[k].weight for k in clients]) @ sketches
+    lengths = np.linalg.norm(sketches, axis=1) * sqrt(float(mean @ mean))
+    products = sketches @ mean
+    return {
+        k: float(f"{product / length:.3f}")
+        for k, product, length in zip(clients, products.tolist(), lengths.tolist(), strict=True)
+        if length > 0
+    }
+
+
+def joined(parts: Sequence[Attendance | None], scales: Sequence[float]) -> Attendance | None:
+    """The parts of a round as one; what a part's updates count for is scaled as its sum is."""
+    there = [(part, scale) for part, scale in zip(parts, scales, strict=True) if part is not None]
+    if not there:
+        return None
+    seen = {k: replace(each, weight=scale * each.weight) for part, scale in there for k, each in part.seen.items()}
+    staleness: Counter[int] = Counter()
+    for part, _ in there:
+        staleness.update(part.staleness)
+    return Attendance(sum(part.asked for part, _ in there), seen, staleness=staleness)
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")

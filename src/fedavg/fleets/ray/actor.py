@@ -1,0 +1,86 @@
+"""The actor that Ray runs on a node: a `Station` behind calls. Imported only where Ray is."""
+
+import traceback
+from collections.abc import Sequence
+
+import numpy as np
+import ray
+from ray import cloudpickle
+
+from fedavg.errors import FedAvgError, FleetError, TaskError
+from fedavg.fleets.ray.rings import RingPlace
+from fedavg.fleets.ray.station import Introduction, Key, Report, Station
+from fedavg.fleets.worker import Job
+from fedavg.plan import Plan
+
+
+def pack_plan(plan: Plan) -> np.ndarray:
+    """A plan with its objects, as bytes that an actor takes apart itself, so that it can say what it lacks."""
+    try:
+        return np.frombuffer(cloudpickle.dumps(plan), np.uint8)
+    except Exception as error:  # whatever the user's objects raise
+        raise FleetError(
+            f"the plan holds an object that can not be sent to another process: {type(error).__name__}: {error}; "
+            "expected classes and functions of a module or of the script itself, without open files, locks and the like"
+        ) from error
+
+
+def _unpack_plan(data: np.ndarray) -> Plan:
+    try:
+        plan: Plan = cloudpickle.loads(data.data)
+    except ImportError as error:
+        raise FleetError(f"{error}, which the plan needs; install it there, or send it along: code=FOLDER") from error
+    return plan
+
+
+class Actor:
+    """One long-lived worker. Methods of the group `aside` are answered while it works."""
+
+    def introduce(self, plan: np.ndarray) -> Introduction | FedAvgError:
+        """Get ready: load the data, build and prove the model. What fails is told, since it is a user's to mend."""
+        try:
+            self._station = Station(_unpack_plan(plan))
+            return self._station.introduction()
+        except FedAvgError as error:
+            return error
+        except Exception:
+            return TaskError(f"a worker could not get ready:\n{traceback.format_exc()}")
+
+    def share_pieces(self, last: bool, *pieces: bytes) -> None:
+        """The same where the object store has no room."""
+        self._station.share_pieces(last, pieces)
+
+    def feed(self, client: int, *pieces: bytes) -> None:
+        self._station.feed(client, pieces)
+
+    def do(self, call: int, jobs: list[tuple[int, Job]], shared: np.ndarray | None = None) -> Report:
+        """Do these jobs; `shared`, if it comes, is what they and those after them read."""
+        if shared is not None:
+            self._station.share(shared)
+        return self._station.do(call, jobs)
+
+    def add_up(self, rings: list[RingPlace]) -> np.ndarray | FedAvgError:
+        """The sum over this node's workers; only of more than one client, for it goes through the object store."""
+        try:
+            return self._station.add_up(rings)
+        except FedAvgError as error:
+            return error
+
+    def hold_sum(self, rings: list[RingPlace]) -> int | FedAvgError:
+        """The same, to be fetched in pieces: its bytes."""
+        try:
+            return self._station.hold_sum(rings)
+        except FedAvgError as error:
+            return error
+
+    def fetch(self, key: Key, first: int, count: int) -> Sequence[bytes] | bytes:
+        pieces = self._station.fetch(key, first, count)
+        return pieces if count > 1 else pieces[0]  # what Ray wants for one result
+
+    @ray.method(concurrency_group="aside")
+    def give_back(self, call: int) -> list[int] | None:
+        return self._station.give_back(call)
+
+    @ray.method(concurrency_group="aside")
+    def how_far(self) -> tuple[int, float]:
+        return self._station.how_far()

@@ -1,0 +1,95 @@
+"""The Ray that a fleet runs on: its own on this machine, or one that is there; and the nodes that it has."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from fedavg.errors import FleetError
+from fedavg.fleets.ray.rings import supported
+
+#: The address of a Ray that is started for the fleet, on this machine.
+LOCAL: Final = "local"
+#: The address of whatever Ray this machine is part of.
+AUTO: Final = "auto"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster, and the cores that Ray was told it has."""
+
+    id: str
+    host: str
+    cpus: int
+
+
+def check_installed() -> None:
+    if find_spec("ray") is None:
+        raise FleetError("fleet: got 'ray', which is not installed; expected it: pip install 'fedavg[ray]'")
+    if not supported():
+        raise FleetError("fleet: got 'ray', whose workers share memory in a way that only Linux has; expected 'local'")
+
+
+def connect(address: str, cpus: int, code: Path | None) -> bool:
+    """Be part of the Ray at an address. False if this process already was: then it is not ours to leave."""
+    import ray
+
+    if ray.is_initialized():
+        if code:
+            raise FleetError(f"code: got '{code}', but Ray is initialised already; give it to ray.init: runtime_env")
+        return False
+    own = address == LOCAL
+    options: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if own else {}
+    if code:
+        options["runtime_env"] = {"py_modules": [str(code)]}
+    try:
+        with _environment(_OF_OUR_OWN | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if own else {}):
+            ray.init(address, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise FleetError(f"no Ray at '{address}': {_first_line(error)}; expected one: ray start --head, or another "
+                         "version of Ray or Python here, the cluster's own") from error  # fmt: skip
+    return True
+
+
+#: A Ray of our own tells nobody of itself.
+_OF_OUR_OWN: Final = {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """These variables for what is started inside, such as workers that must find the code that this process finds."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def disconnect() -> None:
+    import ray
+
+    with suppress(Exception):  # whatever is left of it: the run is over
+        ray.shutdown()
+
+
+def living_nodes() -> list[Node]:
+    """The nodes that have cores, in the order of their names."""
+    import ray
+
+    rows: list[Mapping[str, Any]] = [row for row in ray.nodes() if row["Alive"]]
+    nodes = [Node(row["NodeID"], row["NodeManagerHostname"], int(row["Resources"].get("CPU", 0))) for row in rows]
+    return sorted((node for node in nodes if node.cpus), key=lambda node: (node.host, node.id))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,132 @@
+"""Who does which job: pure logic, without clocks, processes or Ray.
+
+All jobs are dealt at once, the largest first, each to whoever has the least to do, so that a round costs one message
+per worker and not one per client. Whoever is done early takes over what others have not begun ("stealing"). What a
+lost worker had done in this list is done again: its sum is gone with it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heapreplace
+from typing import final
+
+
+@dataclass
+class _Share:
+    """One worker's part of the list."""
+
+    #: Handed over and not yet reported, in order.
+    given: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    #: A call is under way.
+    busy: bool = False
+    #: It was asked to give jobs back, and has not answered.
+    asked: bool = False
+    #: It had nothing to give back from what it does now.
+    spent: bool = False
+
+
+@final
+class Handout:
+    """The jobs of one list: `sizes[i]` is how much work job i is, in any unit."""
+
+    def __init__(self, sizes: Sequence[float], most: int | None = None) -> None:
+        """`most`: so many jobs, and no more, are given to a worker at once."""
+        self._sizes = sizes
+        self._most = most or len(sizes)
+        self._waiting = sorted(range(len(sizes)), key=self._rank)
+        self._shares: dict[int, _Share] = {}
+
+    def _rank(self, job: int) -> tuple[float, int]:
+        return (-self._sizes[job], job)
+
+    # ------------------------------------------------------------------ who is there
+
+    def joins(self, slot: int) -> None:
+        self._shares[slot] = _Share()
+
+    def lost(self, slot: int) -> None:
+        """The worker is gone, and so is all that it did."""
+        share = self._shares.pop(slot, None)
+        if share:
+            self._wait([*share.done, *share.given])
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._shares
+
+    # ------------------------------------------------------------------ who does what
+
+    def deal(self) -> dict[int, list[int]]:
+        """Jobs for those who have nothing to do, largest first; each list is in the order in which to do it."""
+        loads = [(0.0, 0, slot) for slot, share in self._shares.items() if self._idle(share)]
+        dealt: dict[int, list[int]] = {}
+        for place, job in enumerate(self._waiting):
+            if not loads:
+                self._waiting = self._waiting[place:]
+                break
+            load, count, slot = loads[0]
+            dealt.setdefault(slot, []).append(job)
+            if count + 1 < self._most:
+                heapreplace(loads, (load + self._sizes[job], count + 1, slot))
+            else:
+                heappop(loads)
+        else:
+            self._waiting = []
+        for slot, jobs in dealt.items():
+            share = self._shares[slot]
+            share.given, share.busy, share.spent = list(jobs), True, False
+        return dealt
+
+    @staticmethod
+    def _idle(share: _Share) -> bool:
+        return not share.busy and not share.asked
+
+    def reported(self, slot: int, done: Iterable[int]) -> None:
+        """A worker has come to the end of what it was given; it may have given some of it back meanwhile."""
+        share = self._shares[slot]
+        share.busy = False
+        for job in done:
+            share.given.remove(job)
+            share.done.append(job)
+
+    def victim(self) -> int | None:
+        """Who should be asked to give jobs back, if somebody is idle and nothing waits; None if nobody."""
+        if self._waiting or not any(self._idle(share) for share in self._shares.values()):
+            return None
+        able = {s: self._left(share) for s, share in self._shares.items() if self._may_give(share)}
+        return max(able, key=lambda slot: able[slot]) if able else None
+
+    def _may_give(self, share: _Share) -> bool:
+        return share.busy and not share.asked and not share.spent and len(share.given) > 1
+
+    def _left(self, share: _Share) -> float:
+        return sum(self._sizes[job] for job in share.given)
+
+    def asked(self, slot: int) -> None:
+        self._shares[slot].asked = True
+
+    def given_back(self, slot: int, jobs: Iterable[int] | None) -> None:
+        """The answer: what the worker will not do, perhaps nothing; None if it had not begun."""
+        share = self._shares[slot]
+        share.asked = False
+        back = list(jobs or ())
+        share.spent = jobs is not None and not back
+        share.given = [job for job in share.given if job not in back]
+        self._wait(back)
+
+    def _wait(self, jobs: list[int]) -> None:
+        self._waiting = sorted([*self._waiting, *jobs], key=self._rank)
+
+    # ------------------------------------------------------------------ what is done
+
+    @property
+    def complete(self) -> bool:
+        return not self._waiting and not any(share.given or share.busy for share in self._shares.values())
+
+    def doing(self, slot: int) -> list[int]:
+        return self._shares[slot].given if slot in self._shares and self._shares[slot].busy else []
+
+    @property
+    def by_slot(self) -> dict[int, list[int]]:
+        """The jobs that each worker did, if it did any."""
+        return {slot: share.done for slot, share in self._shares.items() if share.done}

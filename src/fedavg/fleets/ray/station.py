@@ -1,0 +1,224 @@
+"""What one actor holds and does, without Ray: a `Worker` as in the local fleet, and the jobs that it was given.
+
+Two threads enter it: one does the jobs, the other answers how far they are and gives back what is not begun.
+"""
+
+import os
+import platform
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib.metadata import version
+from time import monotonic
+from typing import Final, final
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg import seeds, trees
+from fedavg.client import Client
+from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.trainer import Trainer
+from fedavg.errors import FedAvgError
+from fedavg.fleets.ray.pieces import PIECE_BYTES
+from fedavg.fleets.ray.rings import RingPlace, add_rings, new_ring
+from fedavg.fleets.worker import Job, Result, Trained, TrainJob, Worker
+from fedavg.plan import Plan
+from fedavg.setup import Setup, population_of, probed, proved_trainer, resolve, resolve_data
+from fedavg.states import packed, unpacked
+from fedavg.types import FederatedData
+
+#: What `fetch` takes: a client's ring or state, or the sum.
+Key = tuple[str, int]
+SUM: Final[Key] = ("sum", 0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What must be the same wherever clients train, or the model would depend on who trains whom."""
+
+    fingerprint: str
+    engine: str
+    fedavg: str
+    torch: str
+    python: str
+    #: A digest of the weights after a few steps: processors may round differently.
+    rounding: str
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A worker that is ready."""
+
+    host: str
+    pid: int
+    ring: RingPlace
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the jobs of one call: those that were done, by number, and the seconds that each took."""
+
+    results: dict[int, Result]
+    seconds: dict[int, float]
+    error: FedAvgError | None
+    #: What can be fetched now, and its bytes.
+    held: dict[Key, int]
+
+
+def facts_of(setup: Setup, data: FederatedData, trainer: Trainer) -> Facts:
+    """What is known of a trainer that was just made; it has its initial weights again after."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    release = str(torch.__version__).partition("+")[0]
+    rounding = _rounding(setup, data, trainer)
+    return Facts(data.fingerprint, trainer.engine.name, version("fedavg"), release, python, rounding)
+
+
+def _rounding(setup: Setup, data: FederatedData, trainer: Trainer) -> str:
+    """How this machine rounds: two steps on the first client's examples."""
+    initial, work = trainer.weights.clone(), setup.plan.work(1)
+    first = probed(data)
+    few = trees.take(first, slice(0, int(min(2 * work.batch, len(first)))))
+    client = Client(0, few, trainer, setup.plan.seed, seeds.NONE, {}, setup.plan.drop_last)
+    with trainer.seeded(0):
+        client.load(initial)
+        client.epochs(replace(work, epochs=1))
+    digest = sha256(trainer.weights.numpy().tobytes()).hexdigest()
+    trainer.load(initial)
+    return digest
+
+
+@final
+class _Carried:
+    """What clients keep, for the time of one call: it came with the call, and is fetched after it."""
+
+    def __init__(self, held: dict[Key, bytes]) -> None:
+        self.came: dict[int, bytearray] = {}
+        self._held = held
+
+    def load(self, k: int, before: int) -> dict[str, Tensor]:
+        return unpacked(self.came.pop(k)) if k in self.came else {}
+
+    def save(self, k: int, round: int, state: dict[str, Tensor]) -> None:
+        self._held["state", k] = packed(state)
+
+
+@final
+class Station:
+    """A worker and its queue. It is built where it works, from the plan and the data that are at hand there."""
+
+    def __init__(self, plan: Plan) -> None:
+        keep_freed_memory()
+        torch.set_num_threads(1)
+        data = resolve_data(plan)
+        self._setup = resolve(plan, population_of(data), data.test)
+        trainer = proved_trainer(self._setup, data)
+        size = len(trainer.weights)
+        ring, self._place = new_ring(self._setup.update_size(size))
+        self._size = len(ring)
+        self._held: dict[Key, bytes] = {}
+        self._arriving = b""
+        self._carried = _Carried(self._held)
+        states = self._carried if self._setup.keeps_state else None
+        self._worker = Worker(self._setup, data, trainer, torch.empty(0), ring, states)
+        self._facts = facts_of(self._setup, data, trainer)
+        self._lock = threading.Lock()
+        self._call = 0
+        self._queue: deque[tuple[int, Job]] = deque()
+        self._current = -1
+        self._began = 0.0
+
+    def introduction(self) -> Introduction:
+        return Introduction(platform.node(), os.getpid(), self._place, self._facts)
+
+    # ------------------------------------------------------------------ the thread that works
+
+    def share(self, vector: np.ndarray) -> None:
+        """What the jobs to come read, shape (P,) float32; it is not copied, and must not be written to."""
+        with catch_warnings():  # PyTorch knows no tensors that are only read, and says so
+            simplefilter("ignore", UserWarning)
+            self._worker.shared = torch.from_numpy(vector)
+
+    def share_pieces(self, last: bool, pieces: Sequence[bytes]) -> None:
+        """The same in pieces, the last of which ends it."""
+        self._arriving += b"".join(pieces)
+        if last:
+            self.share(np.frombuffer(self._arriving, np.float32))
+            self._arriving = b""
+
+    def feed(self, client: int, pieces: Sequence[bytes]) -> None:
+        """What a client kept, for the next call; further pieces are added."""
+        kept = self._carried.came.setdefault(client, bytearray())
+        for piece in pieces:
+            kept += piece
+
+    def do(self, call: int, jobs: list[tuple[int, Job]]) -> Report:
+        """Do the jobs, but those that are given back meanwhile."""
+        self._held.clear()
+        with self._lock:
+            self._queue = deque(jobs)
+            self._call = call
+        results: dict[int, Result] = {}
+        seconds: dict[int, float] = {}
+        error = None
+        while error is None and (begun := self._next()):
+            index, job = begun
+            done = self._worker.attempt(job)
+            seconds[index] = monotonic() - self._began
+            if isinstance(done, FedAvgError):
+                error = done
+            else:
+                results[index] = self._without_ring(job, done)
+        self._carried.came.clear()
+        return Report(results, seconds, error, {key: len(held) for key, held in self._held.items()})
+
+    def _next(self) -> tuple[int, Job] | None:
+        with self._lock:
+            begun = self._queue.popleft() if self._queue else None
+            self._current, self._began = begun[0] if begun else -1, monotonic()
+        return begun
+
+    def _without_ring(self, job: Job, result: Result) -> Result:
+        """A client's ring elements are fetched in pieces."""
+        if not isinstance(job, TrainJob) or not isinstance(result, Trained) or not result.ring:
+            return result
+        self._held["ring", job.client] = result.ring
+        return replace(result, ring=b"")
+
+    def add_up(self, rings: list[RingPlace]) -> np.ndarray:
+        """The sum of the rings of this node's workers."""
+        return add_rings(rings, self._size)
+
+    def hold_sum(self, rings: list[RingPlace]) -> int:
+        """The same, to be fetched; how many bytes."""
+        self._held[SUM] = add_rings(rings, self._size).tobytes()
+        return len(self._held[SUM])
+
+    def fetch(self, key: Key, first: int, count: int) -> list[bytes]:
+        """So many pieces of something held."""
+        view = memoryview(self._held[key])
+        starts = ((first + place) * PIECE_BYTES for place in range(count))
+        return [bytes(view[start : start + PIECE_BYTES]) for start in starts]
+
+    # ------------------------------------------------------------------ the other thread
+
+    def give_back(self, call: int) -> list[int] | None:
+        """Every second of the jobs that are not begun, the largest first; None if the call is yet to come."""
+        with self._lock:
+            if call > self._call:
+                return None
+            if call < self._call:
+                return []
+            left = list(self._queue)
+            self._queue = deque(left[1::2])
+            return [index for index, _ in left[0::2]]
+
+    def how_far(self) -> tuple[int, float]:
+        """The job under way, or -1, and the seconds since it began."""
+        with self._lock:
+            return self._current, monotonic() - self._began

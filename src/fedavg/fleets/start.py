@@ -1,0 +1,123 @@
+"""How worker processes start: forked with all that the server has, or as new ones that are handed what they need.
+
+By `fork` (Linux) a worker is there at once, shares all memory, and a user's objects need no pickling. By `spawn`
+(macOS, Windows) it is a new Python that imports PyTorch and records its own step. By `forkserver` it is forked from a
+third process that has imported PyTorch and nothing else. The bits are the same.
+"""
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import current_process, get_all_start_methods
+from pathlib import Path
+from typing import Final, Literal, final
+
+from fedavg.engine.trainer import Engine
+from fedavg.errors import FleetError, PlanError
+from fedavg.fleets import parcels
+from fedavg.fleets.parcels import Parcel, Unsendable
+from fedavg.fleets.processes import WorkerProcess
+from fedavg.fleets.sharing import SharedVector
+from fedavg.fleets.worker import Worker
+from fedavg.plan import Plan
+from fedavg.setup import Setup, proved_trainer
+from fedavg.states import ClientStates
+from fedavg.types import FederatedData
+
+Method = Literal["fork", "spawn", "forkserver"]
+#: What a fork server imports before it forks the first worker.
+PRELOADED: Final = ("fedavg.fleets.start",)
+
+
+def method_of(plan: Plan) -> Method:
+    """What the plan asks for, or what suits this system: macOS has `fork`, but its own libraries do not survive it."""
+    able = [method for method in get_all_start_methods() if method == "spawn" or hasattr(os, "fork")]
+    if plan.start_method == "auto":
+        return "fork" if "fork" in able and sys.platform != "darwin" else "spawn"
+    if plan.start_method not in able:
+        raise PlanError(f"start_method: got '{plan.start_method}', which this system has not; expected one of "
+                        f"auto, {', '.join(able)}")  # fmt: skip
+    return plan.start_method  # type: ignore[return-value]
+
+
+def check_not_imported(method: Method) -> None:
+    """New processes import the script that started them; one that starts a run while it is imported would never end."""
+    if method != "fork" and getattr(current_process(), "_inheriting", False):
+        raise FleetError(
+            "a worker imports this script, which starts a run again meanwhile; expected what runs to stand below: "
+            "if __name__ == '__main__':"
+        )
+
+
+class Starter(ABC):
+    """Starts the worker of a slot, the first time and when the one before is gone."""
+
+    @abstractmethod
+    def start(self, slot: int, siblings: Sequence[WorkerProcess]) -> WorkerProcess:
+        """A process that is on its way; `WorkerProcess.wait_until_ready` says when it has come."""
+
+
+@final
+class Forked(Starter):
+    """Forks workers that are all made up already."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+
+    def start(self, slot: int, siblings: Sequence[WorkerProcess]) -> WorkerProcess:
+        # A copy of the server's end of a pipe would keep a worker alive after the server.
+        inherited = [sibling.pipe for sibling in siblings]
+        return WorkerProcess("fork", _as_it_is, (self._workers[slot],), inherited)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a worker that was not forked has of its own, and what it needs to make up the rest."""
+
+    #: A `Setup` and the `FederatedData`.
+    parcel: Parcel
+    shared: SharedVector
+    ring: SharedVector
+    #: Where clients keep what they carry from round to round; None if they carry nothing.
+    states: Path | None
+    engine: Engine
+
+
+@final
+class Spawned(Starter):
+    """Starts new processes that make up their workers themselves."""
+
+    def __init__(self, method: Method, desks: Sequence[Desk]) -> None:
+        self._method, self._desks = method, desks
+
+    def start(self, slot: int, siblings: Sequence[WorkerProcess]) -> WorkerProcess:
+        return WorkerProcess(self._method, worker_at, (self._desks[slot],), [], PRELOADED)
+
+
+def packed_for_workers(setup: Setup, data: FederatedData, method: Method) -> Parcel:
+    try:
+        return parcels.pack((setup, data), method)
+    except Unsendable as error:
+        what = parcels.why_unsendable([*setup.plan.objects(), ("data", data)]) or f"the plan's parts: {error}"
+        raise Unsendable(
+            f"workers that are started by '{method}' must be sent what they train, and {what}. {parcels.remedy()}"
+        ) from None
+
+
+def _as_it_is(worker: Worker) -> Worker:
+    return worker
+
+
+def worker_at(desk: Desk) -> Worker:
+    """In a new process: the worker of a desk."""
+    setup, data = parcels.unpack(desk.parcel)
+    trainer = proved_trainer(setup, data)
+    if trainer.engine != desk.engine:
+        raise FleetError(
+            f"a worker would train by engine '{trainer.engine.name}' ({trainer.engine.reason}), and the server by "
+            f"'{desk.engine.name}'; expected the same: does the task look at its process or at files that change?"
+        )
+    states = ClientStates(desk.states) if desk.states else None
+    return Worker(setup, data, trainer, desk.shared.tensor, desk.ring.tensor, states)

@@ -1,0 +1,46 @@
+"""Tables of runs and rounds as pandas data frames."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedavg.errors import FedAvgError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
+    try:
+        import pandas as pd
+    except ImportError:
+        raise FedAvgError("data frames need pandas, which is not installed: pip install 'fedavg[tables]'") from None
+    return pd.DataFrame(list(rows))
+
+
+def flat_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One flat row for each round.
+
+    `accuracy`, `loss` and the like are the server's; `train.loss` is on the training set; `clients.accuracy` and
+    `clients.accuracy.p10` are the clients'.
+
+    >>> flat_rows([{"round": 1, "test": {"loss": 2.0}, "train": None, "metrics": {"norm": 3.0}}])
+    [{'round': 1, 'loss': 2.0, 'norm': 3.0}]
+    """
+    return [_flat(row) for row in rows]
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    nested = ("test", "train", "metrics", "on_clients", "ledger")
+    flat = {name: value for name, value in row.items() if name not in nested}
+    flat |= row.get("test") or {}
+    flat |= {f"train.{name}": value for name, value in (row.get("train") or {}).items()}
+    flat |= row.get("metrics") or {}
+    asked = row.get("on_clients")
+    if asked:
+        flat |= {f"clients.{name}": value for name, value in asked["metrics"].items()}
+        flat |= {
+            f"clients.{name}.{key}": value for name, each in asked["spread"].items() for key, value in each.items()
+        }
+    if row.get("ledger"):
+        flat |= {"epsilon": row["ledger"]["epsilon"], "delta": row["ledger"]["delta"]}
+    return flat

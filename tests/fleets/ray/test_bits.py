@@ -1,0 +1,58 @@
+"""The model on Ray is that of the local fleet, bit for bit, whatever the nodes and the parts of the plan."""
+
+import pytest
+import torch
+
+from fedavg import Round, train
+from ray_clusters import fleet_of, ray_cluster
+from toys import toy_data, toy_plan
+
+SIZES = (7, 12, 0, 8, 20, 9, 31, 5, 14, 6)
+
+
+def plan(**changes):
+    return toy_plan(**{"data": toy_data(SIZES), "C": 0.6, "rounds": 3, **changes})
+
+
+def course(plan, fleet="local"):
+    """All that a run gives that does not depend on the clock."""
+    events = list(train(plan, fleet))
+    rows = [
+        (e.clients, e.examples, e.train_loss, e.bytes_up, e.bytes_down, e.test, e.train, e.metrics, e.on_clients)
+        for e in events
+        if isinstance(e, Round)
+    ]
+    return rows, events[-1].state.weights
+
+
+def assert_same(plan, fleet):
+    (rows, weights), (expected_rows, expected) = course(plan, fleet), course(plan)
+    assert torch.equal(weights, expected)
+    assert rows == expected_rows
+
+
+#: Each has several of the parts that a simulation may have; to start a worker takes longer than to run all its clients.
+PLANS = {
+    "one client in some rounds and none in others": {"sampling": "poisson", "C": 0.12, "rounds": 6, "eval_train": True},
+    "what clients keep": {"algorithm": "scaffold", "holdout": 0.3, "evaluate": "clients", "eval_clients": 4},
+    "residuals on both ways": {"codec": "stc:0.1", "downlink": "stc:0.1", "optimizer": "sgd:momentum=0.9:keep=true"},
+    "asynchronous": {"algorithm": "fedbuff:3", "rounds": 5, "sampling": "choice:8"},
+    "secure aggregation": {"secagg": "complete:10:40", "holdout": 0.2, "evaluate": "server,clients"},
+    "noise": {"stages": "clip:1.0,weigh:equal,noise:1.1", "B": "inf"},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_same_bits_as_the_local_fleet(name, cluster):
+    assert_same(plan(**PLANS[name]), fleet_of(cluster, workers_per_node=1))
+
+
+def test_the_same_bits_on_1_2_and_3_nodes():
+    expected = course(plan(workers=1))
+    with ray_cluster(2) as cluster:
+        for more in (0, 1, 1):
+            if more:
+                cluster.more(more)
+            rows, weights = course(plan(), fleet_of(cluster))
+            assert torch.equal(weights, expected[1])
+            assert rows == expected[0]

@@ -1,0 +1,92 @@
+"""A real Ray cluster of several nodes on this machine, without its dashboard and with small object stores."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import numpy as np
+from torch import nn
+
+from fedavg import Examples, FederatedData
+
+STORE_BYTES = 80 << 20
+
+
+@contextmanager
+def ray_cluster(*cpus, **head):
+    """A cluster whose nodes have so many cores each, as Ray believes."""
+    from ray.cluster_utils import Cluster
+
+    changes = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    nodes = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], **nodes, **head})
+    cluster.more = lambda count: cluster.add_node(num_cpus=count, object_store_memory=STORE_BYTES)
+    try:
+        for count in cpus[1:]:
+            cluster.more(count)
+        yield cluster
+    finally:
+        cluster.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def fleet_of(cluster, **settings):
+    from fedavg import RayFleet
+
+    host, port = cluster.address.rsplit(":", 1)
+    return RayFleet(host, int(port), **settings)
+
+
+class Slow(nn.Module):
+    """Takes its time, so that something can happen in the middle of a client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        time.sleep(0.01)
+        return self.out(x)
+
+
+class Elsewhere(FederatedData):
+    """Data that do something to a process other than the one they were made in, when it asks for a client."""
+
+    name, fingerprint = "elsewhere", "elsewhere-1"
+
+    def __init__(self, inner: FederatedData, client: int, deed: Callable[[], None]) -> None:
+        self._inner, self._client, self._deed, self._home = inner, client, deed, os.getpid()
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self._inner.sizes
+
+    def client(self, k: int) -> Examples:
+        if k == self._client and os.getpid() != self._home:
+            self._deed()
+        return self._inner.client(k)
+
+    @property
+    def test(self) -> Examples | None:
+        return self._inner.test
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise OSError("not today")
+
+
+def wide_net() -> nn.Module:
+    """Weights and sums are larger than what Ray sends without its object store."""
+    return nn.Sequential(nn.Linear(8, 4000), nn.ReLU(), nn.Linear(4000, 3))
