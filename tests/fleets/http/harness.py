@@ -58,7 +58,7 @@ PATIENCE_S = 120.0
 
 FORK = get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["fedavg.cli.fleet", "fedavg.cli.report", "fedavg.programs.serve", "fedavg.programs.device", "psycopg"]
+    ["fedavg.cli.fleet", "fedavg.cli.report", "fedavg.programs.replica", "fedavg.programs.device", "psycopg"]
 )
 
 

@@ -223,16 +223,8 @@ RINGS = st.lists(st.integers(-(2**60), 2**60), min_size=1, max_size=5)
 
 @given(rings=st.lists(RINGS, min_size=1, max_size=3), weight=st.floats(0.001, 1e6))
 def test_a_part_of_a_sum_arrives_as_it_was(rings, weight):
-    parts = [
-        PartOfGroup(
-            torch.tensor(ring),
-            2**61,
-            [Received(weight, {"train_loss": 0.1}, 7, 5, Seen(0.5, 1.5))],
-            {5: 0.25},
-            frozenset([5]),
-        )
-        for ring in rings
-    ]
+    received = [Received(weight, {"train_loss": 0.1}, 7, 5, Seen(weight, 1.5, b"\0\n\xff")), Received(1.0, {}, 8)]
+    parts = [PartOfGroup(torch.tensor(ring), 2**61, received, {5: 0.25}, frozenset([5])) for ring in rings]
     for sent, came in zip(parts, parse_parts(dump_parts(parts)), strict=True):
         assert sent.ring.tolist() == came.ring.tolist()
         assert (sent.bound, list(sent.received), sent.sizes, sent.sources) == (
