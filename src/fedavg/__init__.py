@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.compare import runs
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
@@ -228,6 +229,7 @@ _HOMES = {
     ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.compare": ["runs"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
@@ -255,7 +257,7 @@ __all__ = [
     "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Traced",
     "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "from_arrays",
     "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
-    "run", "sweep", "train",
+    "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 

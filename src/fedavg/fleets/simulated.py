@@ -22,7 +22,7 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.codecs import make_codec
 from fedavg.draft import cohort_size
-from fedavg.engine.memory import keep_freed_memory
+from fedavg.engine.memory import keep_freed_memory, let_go_of_start_up
 from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
@@ -77,6 +77,7 @@ class SimulatedFleet(Fleet, ABC):
 
     def open(self, plan: Plan) -> Population:
         self.check(plan)
+        let_go_of_start_up()
         self._kept_in, self._told_of_capped = None, False
         self._data = resolve_data(plan)
         check_population(plan, self._data)
