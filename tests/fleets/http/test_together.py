@@ -186,6 +186,7 @@ def test_a_leader_that_was_paused_can_write_nothing_any_more(postgres, url):
             leadership.close()
 
 
+@pytest.mark.alone
 def test_a_leader_that_keeps_its_session_keeps_the_lock(url):
     with sharing(url) as (old, _), sharing(url) as (new, _):
         first, second = Leadership(old.connections, "first"), Leadership(new.connections, "second")

@@ -72,6 +72,9 @@ class Leadership:
     def resign(self) -> None:
         """Lead no more: another one can at once."""
         self._db.term = None
+        if self._session is not None:
+            with suppress(DBAPIError):
+                self._session.execute(select(func.pg_advisory_unlock(OWNER_LOCK)))
         self._drop()
 
     def _live(self) -> Connection:
