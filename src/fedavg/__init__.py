@@ -55,12 +55,27 @@ if TYPE_CHECKING:
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.ragged import Ragged, padded
     from fedavg.runner import Result, resume, run
-    from fedavg.samplers import InTurns, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
+    from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
+    from fedavg.world import (
+        Alike,
+        Always,
+        Closing,
+        Deadline,
+        Devices,
+        Diurnal,
+        Everyone,
+        LogNormal,
+        Markov,
+        Quorum,
+        Rates,
+        Traced,
+        World,
+    )
 
 #: Where the public names live: they are imported on first use, so that `fedavg --help` need not wait for PyTorch.
 _HOMES = {
@@ -130,26 +145,34 @@ _HOMES = {
     "fedavg.ragged": ["Ragged", "padded"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runner": ["Result", "resume", "run"],
-    "fedavg.samplers": ["InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted"],
+    "fedavg.samplers": [
+        "Corrected", "InTurns", "Oort", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
+    ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
+    "fedavg.world": [
+        "Alike", "Always", "Closing", "Deadline", "Devices", "Diurnal", "Everyone", "LogNormal", "Markov", "Quorum",
+        "Rates", "Traced", "World",
+    ],
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "Algorithm", "ArrayData",
-    "BFloat16", "ClassAccuracy", "Client", "Clip", "Codec", "Cohort", "Constant", "Correction", "Cosine",
-    "DataError", "Dirichlet", "DiskError", "Diverged", "Entropy", "Event", "Examples", "Exponential", "FedAdagrad",
-    "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
-    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet",
-    "Loss", "LowRank", "MacroF1", "Mask", "Mean", "Measure", "Metric", "Natural", "Noise", "OneShot", "Optimizer",
-    "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "Quantise",
-    "Ragged", "Rate", "RayFleet", "Result", "Round", "RunDirError", "Sampler", "Scaffold", "Schedule", "Shards",
-    "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy",
-    "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work", "from_arrays", "from_clients", "from_dataset",
-    "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "sweep", "train",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "Algorithm", "Alike",
+    "Always", "ArrayData", "BFloat16", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant",
+    "Corrected", "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal",
+    "Diverged", "Entropy", "Event", "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg",
+    "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData",
+    "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet", "LogNormal", "Loss",
+    "LowRank", "MacroF1", "Markov", "Mask", "Mean", "Measure", "Metric", "Natural", "Noise", "OneShot", "Oort",
+    "Optimizer", "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD",
+    "PowerOfChoice", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Result", "Round", "RunDirError",
+    "Sampler", "Scaffold", "Schedule", "Shards", "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task",
+    "TaskError", "TopK", "TopKAccuracy", "Traced", "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work",
+    "World", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load",
+    "padded", "resume", "run", "sweep", "train",
 ]  # fmt: skip
 
 

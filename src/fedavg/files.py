@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from fedavg.errors import DiskError, FedAvgError
+from fedavg.locks import try_lock
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True, private: bool = False) -> None:
@@ -51,16 +52,9 @@ def locked(path: Path, busy: FedAvgError) -> Iterator[None]:
 
     A process that is forked meanwhile does not hold the lock: a worker that outlives its server keeps nobody waiting.
     """
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
     with _opened_lock(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise busy from None
+        if not try_lock(file.fileno()):
+            raise busy
         _locks.add(file)
         try:
             yield

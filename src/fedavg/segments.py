@@ -139,7 +139,9 @@ class Writer:
         while True:
             self.path = segment_path(folder, self.segment)
             try:
-                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                self._file = os.open(
+                    self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600
+                )
                 break
             except FileExistsError:  # another process was faster
                 self.segment += 1

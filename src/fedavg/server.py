@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.errors import Diverged
-from fedavg.fleets import Abandoned, CohortResult, Fleet, make_fleet
+from fedavg.fleets import Abandoned, CohortResult, Fleet, in_world, make_fleet
 from fedavg.metrics import report
 from fedavg.metrics.goal import Best, Goal, improved, stalled
 from fedavg.metrics.rows import watched
@@ -28,6 +28,8 @@ from fedavg.types import Cohort, Part, State, Sum, Work
 DOWNLINK: Final = "downlink"
 #: Under which name the loop itself keeps the best value of the metric that it waits for.
 GOAL: Final = "goal"
+#: Under which name a fleet keeps what it needs to go on.
+FLEET: Final = "fleet"
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Round:
     #: For a private run: epsilon of all rounds up to this one, and the entry in the ledger that it follows from.
     epsilon: float | None = None
     ledger: dict[str, Any] | None = None
+    #: How the round went in the plan's world; see `fedavg.world.report.Row`.
+    world: dict[str, Any] | None = None
     #: Who was asked and what became of them; see `fedavg.fleets.attendance.Attendance`.
     cohort: dict[str, Any] | None = None
 
@@ -97,7 +101,7 @@ def event_row(event: Round) -> dict[str, Any]:
     A number that is not finite is None: JSON has no word for it.
     """
     absent = {"state"} if event.ledger else {"state", "epsilon", "ledger"}
-    absent |= {name for name in ("metrics", "on_clients", "cohort") if not getattr(event, name)}
+    absent |= {name for name in ("metrics", "on_clients", "world", "cohort") if not getattr(event, name)}
     return {name: _plain(getattr(event, name)) for name in Round.__dataclass_fields__ if name not in absent}
 
 
@@ -127,9 +131,11 @@ def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) 
 
 def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:
     """The events of a run on a fleet that is open for the setup's plan; closes the fleet at the end."""
+    fleet = in_world(fleet, setup)
     with closing(fleet):
         initial = fleet.start(setup)
         begin = start or Start(0, _initial_state(setup, initial))
+        fleet.recall(begin.state.others.get(FLEET, {}))
         yield replace(begin, engine=fleet.engine.name, engine_reason=fleet.engine.reason)
         state = begin.state
         for number in range(begin.round + 1, setup.plan.rounds + 1):
@@ -144,6 +150,7 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[E
                     result = fleet.train(cohort, work, parts)
                     if not isinstance(result, Abandoned):
                         trained = _averaged(setup, assigned, cohort, result, work)
+            trained = _remembering(fleet, trained)
             event = _watching(setup.goal, _judged_round(setup, fleet, state, work, trained, perf_counter() - began))
             state = event.state
             yield event
@@ -212,7 +219,7 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
         train_loss=measured.get("train_loss"),
         bytes_up=result.bytes_up + cohort.bytes_up,
         bytes_down=_bytes_down(setup, before, trained, work) + cohort.bytes_down,
-        simulated_s=result.largest_up / (setup.plan.uplink * 1e6),
+        simulated_s=_simulated_s(result, setup.plan),
         seconds=seconds,
         eval_seconds=perf_counter() - began,
         saturated=result.saturated,
@@ -223,8 +230,24 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
         on_clients=found.to_dict() if found else None,
         epsilon=entry["epsilon"] if entry else None,
         ledger=entry,
+        world=dict(result.world) if result.world else None,
         cohort=result.attendance.to_dict() if result.attendance else None,
     )
+
+
+def _simulated_s(result: CohortResult, plan: Plan) -> float:
+    """How long the round took: on the world's clock, or where there is none, as long as the largest message."""
+    if result.world:
+        return float(result.world["closed_s"] - result.world["began_s"])
+    return result.largest_up / (plan.uplink * 1e6)
+
+
+def _remembering(fleet: Fleet, trained: _Trained) -> _Trained:
+    """With what the fleet needs to go on from here, so that a resumed run goes on alike."""
+    kept = fleet.remember()
+    if not kept:
+        return trained
+    return replace(trained, after=replace(trained.after, others={**trained.after.others, FLEET: kept}))
 
 
 def _owner(index: int) -> str:
@@ -249,7 +272,7 @@ def _instructions(setup: Setup, state: State, round: int) -> Work:
 def _assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[State, Sequence[Part]]:
     """Who trains from what, and the state that says so; each part with the frames by which clients follow the model."""
     rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
-    assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng)
+    assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng, cohort.errands)
     if setup.downlink:
         frames = setup.downlink.frames(state.others[DOWNLINK])
         parts = [replace(part, frames=frames) for part in parts]

@@ -25,6 +25,8 @@ from fedavg.metrics.rows import CLIENTS, TRAINING
 from fedavg.metrics.training import measures_by_name, names_sent
 from fedavg.optimizers import make_optimizer
 from fedavg.plan import Plan
+from fedavg.plan.plan import default_of
+from fedavg.privacy.accounting import EveryRound
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
@@ -124,6 +126,8 @@ class Setup:
     #: Who judges the model: the server on its test set, clients on what they hold out, both or nobody.
     judged_by_server: bool
     judged_by_clients: bool
+    #: True if the sampler looks at what earlier rounds showed of clients.
+    remembers: bool = False
 
     @property
     def algorithm_measures(self) -> Mapping[str, Measure]:
@@ -239,7 +243,40 @@ def _draft(plan: Plan, population: Population | None, test: Examples | None) -> 
         plan, task, algorithm, codec, stages, _resolve_sampler(plan, task), _resolve_secagg(plan), population, test
     )
     check_pairs(draft)
+    _check_world(draft)
     return draft
+
+
+def _check_world(draft: Draft) -> None:
+    """Refuse what a simulated world can not time, and options that would have no effect."""
+    plan, size = draft.plan, 1000
+    if plan.world is None:
+        if draft.population is not None and plan.closing != default_of("closing"):
+            raise PlanError(f"closing: got '{plan.closing}' without a world, in which all clients answer at once; "
+                            "expected a world, such as world = 'always'")  # fmt: skip
+        if draft.sampler.remembers and draft.population is not None and draft.population.sizes is not None:
+            raise PlanError(f"sampling: got '{draft.sampler}', which looks back at earlier rounds; expected a world, "
+                            "such as world = 'always'")  # fmt: skip
+        return
+    what = f"world: got '{plan.world}' with"
+    if plan.uplink != default_of("uplink"):
+        raise PlanError(f"{what} uplink {plan.uplink:g}, which has no effect; set it by the world's devices: "
+                        f"'always:alike:up={plan.uplink:g}'")  # fmt: skip
+    if draft.secagg or plan.downlink != "float32":
+        option = "downlink" if plan.downlink != "float32" else "secagg"
+        raise PlanError(f"{what} {option} '{getattr(plan, option)}', whose messages the clock can not time; expected "
+                        f"{option} '{default_of(option)}'")  # fmt: skip
+    if draft.codec.frame_bytes(size) is None:
+        raise PlanError(f"{what} codec '{plan.codec}', whose frames have no fixed length: who reports in time is known "
+                        "before anybody trains; expected float32, float16, bfloat16, quantise or lowrank")  # fmt: skip
+    if draft.noise_multiplier and not isinstance(draft.sampler.privacy(10, 1), EveryRound):
+        raise PlanError(f"{what} noise and sampling '{draft.sampler}': who is there is not drawn at random, so that no "
+                        "round is amplified by sampling; expected sampling 'turns', charged in full")  # fmt: skip
+    if draft.algorithm.pools_data:
+        raise PlanError(f"{what} algorithm '{plan.algorithm}', which has one client that is no device; expected none")
+    if draft.algorithm.asynchronous and plan.closing != default_of("closing"):
+        raise PlanError(f"closing: got '{plan.closing}' with algorithm '{plan.algorithm}', whose rounds end when its "
+                        "buffer is full; expected 'all'")  # fmt: skip
 
 
 def _bound_together(draft: Draft) -> Setup:
@@ -257,6 +294,7 @@ def _bound_together(draft: Draft) -> Setup:
         budget=budget_of(bound),
         judged_by_server=draft.judged_by_server,
         judged_by_clients=draft.judged_by_clients,
+        remembers=draft.sampler.remembers,
     )
 
 

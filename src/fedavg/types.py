@@ -188,6 +188,25 @@ class Work:
     settings: Mapping[str, float] = field(default_factory=dict)
 
 
+class Errands(ABC):
+    """What an asynchronous algorithm asks a simulated world: how it goes with clients that it starts one by one."""
+
+    #: How many clients are at work at the same time at the most.
+    most: int
+
+    @abstractmethod
+    def start(self, client: int, at: float, work: Work) -> tuple[float, bool] | None:
+        """When a client that starts at a time is back, and whether with a report; None if it is not there then."""
+
+    @abstractmethod
+    def wait(self, at: float) -> tuple[float, Sequence[int]]:
+        """When somebody is there again, from a time on at which nobody is at work, and who is to be started then."""
+
+    @abstractmethod
+    def end(self, at: float, staleness: Sequence[int]) -> None:
+        """The algorithm has enough: what time it is, and by how many versions each model that came back was old."""
+
+
 @dataclass(frozen=True)
 class Cohort:
     """S_t, the clients that are asked in a round, drawn from a population of K.
@@ -201,6 +220,8 @@ class Cohort:
     #: What it took to draw them, where candidates were sent the model and told their losses.
     bytes_up: int = 0
     bytes_down: int = 0
+    #: In a simulated world, how it goes with clients that are started one by one.
+    errands: Errands | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,15 @@ from toys import SIZES, toy_data, toy_plan
 
 CLIENTS = np.array([0, 1, 3, 4, 5])
 #: How each name of the registry is tried.
-SPECS = {"fixed": "fixed", "poisson": "poisson", "weighted": "weighted", "turns": "turns", "choice": "choice:4"}
+SPECS = {
+    "fixed": "fixed",
+    "poisson": "poisson",
+    "weighted": "weighted",
+    "turns": "turns",
+    "choice": "choice:4",
+    "corrected": "corrected",
+    "oort": "oort",
+}
 
 
 def pool(round=1, size=2, attempt=0, seed=0, losses=None):
@@ -73,7 +81,8 @@ def test_power_of_choice_takes_the_candidates_with_the_highest_loss():
 
 @pytest.mark.parametrize("sampling", SPECS.values())
 def test_the_same_bits_on_any_number_of_workers(sampling):
-    one, three = (list(train(toy_plan(sampling=sampling, workers=w, rounds=5)))[-1] for w in (1, 3))
+    world = "always" if make_sampler(sampling).remembers else None
+    one, three = (list(train(toy_plan(sampling=sampling, world=world, workers=w, rounds=5)))[-1] for w in (1, 3))
     assert torch.equal(one.state.weights, three.state.weights)
 
 
@@ -160,8 +169,8 @@ def test_privacy_is_charged_by_what_a_sampler_declares():
             "sampling: got 'weighted' with noise; expected one whose privacy is known",
         ),
         ({"sampling": Largest(), **PRIVATE}, "sampling: got .*Largest.* with noise"),
-        ({"sampling": "choice:4", **PRIVATE}, "noise or localdp with sampling choice"),
-        ({"sampling": "choice:4", "secagg": "complete:1:20"}, "secure aggregation with sampling choice"),
+        ({"sampling": "choice:4", **PRIVATE}, "noise or localdp with sampling choice or oort"),
+        ({"sampling": "choice:4", "secagg": "complete:1:20"}, "secure aggregation with sampling choice or oort"),
         ({"sampling": "choice:0"}, "sampling choice: d is 0; expected at least 1"),
         ({"sampling": "choice"}, "got 'choice'; expected 'choice:D'"),
         ({"sampling": "luck"}, r"sampling: got 'luck'; expected one of fixed, poisson, weighted, turns, choice:D"),

@@ -26,8 +26,11 @@ from fedavg.testing import (
     check_sampler,
     check_stage,
     check_task,
+    check_world,
 )
 from fedavg.testing.problem import small_data
+from fedavg.world import Always, make_world
+from fedavg.world.presence import OnOff
 from toys import TOY, toy_data
 
 
@@ -66,6 +69,24 @@ STAGE_SPECS = {
 def test_every_stage_passes(name):
     spec, before = STAGE_SPECS[name]
     check_stage(make_stage(spec), before)
+
+
+@pytest.mark.parametrize("spec", ["always:lognormal", "diurnal:2:hours=20", "markov:0.5:0.1"])
+def test_every_world_passes(spec):
+    check_world(make_world(spec))
+
+
+@dataclass(frozen=True)
+class Shaky(Always):
+    """Draws anew whenever somebody asks."""
+
+    def presence(self, clients, seed):
+        return OnOff(clients, 3600.0, 3600.0, int(np.random.default_rng().integers(1 << 30)))
+
+
+def test_a_world_that_can_not_be_repeated_is_found():
+    with pytest.raises(CheckFailed, match="who is there depends on when one looks"):
+        check_world(Shaky())
 
 
 def test_data_and_tasks_pass():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedavg.metrics import Measure
 from fedavg.specs import Pluggable
-from fedavg.types import Part, State, Sum, Update, Work
+from fedavg.types import Errands, Part, State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
@@ -74,11 +74,17 @@ class Algorithm(Pluggable, ABC):
         return state.weights
 
     def assign(
-        self, state: State, work: Work, cohort: Sequence[int], rng: np.random.Generator
+        self,
+        state: State,
+        work: Work,
+        cohort: Sequence[int],
+        rng: np.random.Generator,
+        errands: Errands | None = None,
     ) -> tuple[State, Sequence[Part]]:
         """Who trains from what in this round: here all of the cohort that was picked, from what is shared now.
 
         An asynchronous algorithm keeps in the state who is still at work, and gives a part for each version in use.
+        In a simulated world it asks `errands` how it goes with the clients that it starts.
         """
         return state, [Part(cohort, self.shared(state))]
 

@@ -23,15 +23,44 @@ from torch import Tensor
 
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require
-from fedavg.types import Part, State, Sum, Work
+from fedavg.types import Errands, Part, State, Sum, Work
 
 
 class Flight(NamedTuple):
-    """A client at work: when it ends, who it is, which version it was given."""
+    """A client at work: when it ends, who it is, which version it was given. One that will drop out in the middle has
+    the number -1 - k: nobody knows before it ends."""
 
     end: float
     client: int
     version: int
+
+    @property
+    def who(self) -> int:
+        return self.client if self.client >= 0 else -1 - self.client
+
+
+@dataclass(frozen=True)
+class _Alone(Errands):
+    """Without a world: everybody is there, reports, and takes (1 - spread) + spread |z|."""
+
+    most: int
+    spread: float
+    rng: np.random.Generator
+
+    def start(self, client: int, at: float, work: Work) -> tuple[float, bool]:
+        return at + ((1 - self.spread) + self.spread * abs(float(self.rng.standard_normal()))), True
+
+    def wait(self, at: float) -> tuple[float, Sequence[int]]:
+        return at, ()
+
+    def end(self, at: float, staleness: Sequence[int]) -> None:
+        pass
+
+
+def _started(client: int, at: float, work: Work, world: Errands) -> list[Flight]:
+    """A client at work from now on; nothing if it is not there."""
+    found = world.start(client, at, work)
+    return [Flight(found[0], client if found[1] else -1 - client, work.round - 1)] if found else []
 
 
 @dataclass(frozen=True)
@@ -57,12 +86,19 @@ class FedBuff(FedAvg):
         return State(weights, _slots([], 0.0, {}))
 
     def assign(
-        self, state: State, work: Work, cohort: Sequence[int], rng: np.random.Generator
+        self,
+        state: State,
+        work: Work,
+        cohort: Sequence[int],
+        rng: np.random.Generator,
+        errands: Errands | None = None,
     ) -> tuple[State, Sequence[Part]]:
         now = work.round - 1
         flights, clock, versions = _read(state)
         versions[now] = state.weights
-        landed, flights, clock = self._fill(flights, clock, now, cohort, rng)
+        world = errands or _Alone(len(cohort), self.spread, rng)
+        landed, flights, clock = self._fill(flights, clock, work, cohort, world)
+        world.end(clock, [now - flight.version for flight in landed])
         parts = [
             Part(
                 [f.client for f in landed if f.version == version],
@@ -75,27 +111,30 @@ class FedBuff(FedAvg):
         return State(state.weights, _slots(flights, clock, versions)), parts
 
     def _fill(
-        self, flights: list[Flight], clock: float, now: int, cohort: Sequence[int], rng: np.random.Generator
+        self, flights: list[Flight], clock: float, work: Work, cohort: Sequence[int], world: Errands
     ) -> tuple[list[Flight], list[Flight], float]:
         """Let time pass until the buffer is full: who landed, who is still at work, and what time it is.
 
-        The cohort that was picked says who is to be started next, and its size how many are at work at the most.
+        The cohort that was picked says who is to be started next.
         """
-        at_work = {flight.client for flight in flights}
+        at_work = {flight.who for flight in flights}
         waiting = deque(k for k in cohort if k not in at_work)
         landed: list[Flight] = []
-        while len(landed) < self.buffer and (flights or waiting):
-            while waiting and len(flights) < len(cohort):
-                flights.append(Flight(clock + self._duration(rng), waiting.popleft(), now))
+        while len(landed) < self.buffer:
+            while waiting and len(flights) < world.most:
+                flights += _started(waiting.popleft(), clock, work, world)
+            if not flights:
+                clock, others = world.wait(clock)
+                if not others:  # nobody is left, and nobody will come
+                    break
+                waiting = deque(others)
+                continue
             # Stable: of those that end together, the first started is first.
             flights.sort(key=lambda flight: flight.end)
             clock = flights[0].end
             arriving = [flight for flight in flights if flight.end == clock][: self.buffer - len(landed)]
-            landed, flights = landed + arriving, flights[len(arriving) :]
+            landed, flights = landed + [f for f in arriving if f.client >= 0], flights[len(arriving) :]
         return landed, flights, clock
-
-    def _duration(self, rng: np.random.Generator) -> float:
-        return (1 - self.spread) + self.spread * abs(float(rng.standard_normal()))
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         return replace(state, weights=(state.weights.double() + self.lr * total.mean).float())

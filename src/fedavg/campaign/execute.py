@@ -32,8 +32,10 @@ ELSEWHERE_S: Final = 1.0
 
 #: Starts of a run that bring it no further, after which something is wrong that another start will not mend.
 MOST_VAIN_STARTS: Final = 3
+#: What ends a process at once; Windows has no such signal.
+KILLED: Final = int(getattr(signal, "SIGKILL", 9))
 #: How a run's process may end without anything being wrong with the run.
-_IN_ORDER: Final = (0, BUSY, SIGNALLED, -signal.SIGKILL, -signal.SIGTERM)
+_IN_ORDER: Final = (0, BUSY, SIGNALLED, -KILLED, -signal.SIGTERM)
 
 Say = Callable[[str], None]
 

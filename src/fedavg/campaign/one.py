@@ -162,7 +162,8 @@ def main(path: Path) -> int:
 
 def _main(path: Path) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # workers just end
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # workers just end
     directory = RunDir(run_directory(path))
     try:
         follow(path)

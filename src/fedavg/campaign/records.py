@@ -17,6 +17,7 @@ from typing import Any, Final
 from fedavg.campaign.orders import read_order
 from fedavg.errors import FedAvgError, RunDirError
 from fedavg.files import write_atomically
+from fedavg.locks import try_lock
 from fedavg.plan import Plan, make_plan
 from fedavg.runlog.curves import monotone
 from fedavg.runlog.rundir import RunDir
@@ -265,12 +266,9 @@ def absorb_one(store: Records, order: Path) -> None:
 def is_locked(directory: Path) -> bool:
     """Whether a process is at work on this run directory."""
     try:
-        import fcntl
-
         with (directory / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (ImportError, FileNotFoundError):
+            return not try_lock(file.fileno(), shared=True)
+    except FileNotFoundError:
         return False
     except OSError:
         return True
-    return False

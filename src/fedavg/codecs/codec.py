@@ -101,6 +101,13 @@ class Codec(Pluggable, ABC):
     def max_bytes(self, size: int) -> int:
         """No frame for `size` numbers is longer than this."""
 
+    def frame_bytes(self, size: int) -> int | None:
+        """How long every frame for `size` numbers is; None if that depends on the numbers.
+
+        A simulated world has to know before clients train: it needs a codec that says so.
+        """
+        return None
+
     def refuse(self, got: str, expected: str) -> NoReturn:
         raise DataError(f"a {self.name} frame has {got}; expected {expected}")
 

@@ -29,6 +29,9 @@ class Dense(Codec):
     def max_bytes(self, size: int) -> int:
         return size * self.width
 
+    def frame_bytes(self, size: int) -> int:
+        return self.max_bytes(size)
+
     @abstractmethod
     def narrowed(self, values: np.ndarray) -> np.ndarray:
         """float32 values in the format."""

@@ -65,6 +65,9 @@ class LowRank(Codec):
     def max_bytes(self, size: int) -> int:
         return SEED_BYTES + 4 * sum(layer.sent for layer in self._layers(size))
 
+    def frame_bytes(self, size: int) -> int:
+        return self.max_bytes(size)
+
     def _layers(self, size: int) -> Iterator["_Layer"]:
         """The layers of a vector: those that the codec is bound to, if they fit it."""
         shapes = self.shapes if sum(map(prod, self.shapes)) == size else ((size,),)

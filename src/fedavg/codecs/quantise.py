@@ -75,6 +75,9 @@ class Quantise(Codec):
         rows, columns = _layout(size)
         return SEED_BYTES + 8 * columns + -(-rows * columns * self.bits // 8)
 
+    def frame_bytes(self, size: int) -> int:
+        return self.max_bytes(size)
+
     def _steps(self, ends: np.ndarray) -> np.ndarray:
         """The distance between the levels of each block."""
         steps: np.ndarray = (ends[:, 1] - ends[:, 0]) / np.float32(2**self.bits - 1)

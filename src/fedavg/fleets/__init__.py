@@ -3,6 +3,7 @@
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
 from fedavg.fleets.local import LocalFleet
 from fedavg.fleets.ray.fleet import RayFleet
+from fedavg.fleets.timed import in_world
 from fedavg.specs import make
 
 FLEETS: dict[str, type[Fleet]] = {"local": LocalFleet, "ray": RayFleet}
@@ -13,4 +14,4 @@ def make_fleet(value: str | Fleet) -> Fleet:
     return make(value, Fleet)  # type: ignore[type-abstract]
 
 
-__all__ = ["FLEETS", "Abandoned", "CohortResult", "Fleet", "LocalFleet", "RayFleet", "make_fleet"]
+__all__ = ["FLEETS", "Abandoned", "CohortResult", "Fleet", "LocalFleet", "RayFleet", "in_world", "make_fleet"]

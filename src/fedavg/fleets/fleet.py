@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -14,9 +15,10 @@ from fedavg.fleets.attendance import Attendance, joined
 from fedavg.metrics import add_up
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
+from fedavg.samplers.cohort import Among
 from fedavg.setup import Setup
 from fedavg.specs import Pluggable
-from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, Examples, Part, Population, Slots, Split, Sum, Work
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class CohortResult:
     saturated: int = 0
     #: How many releases the client that has the most has behind it, this round's among them; None: one a round.
     releases: int | None = None
+    #: The training loss of each client, where the plan's sampler looks at it.
+    losses: Mapping[int, float] = field(default_factory=dict)
+    #: How the round went in the plan's world (`fedavg.world.report.Row`); None without one.
+    world: Mapping[str, Any] | None = None
     #: Who took part; None where the fleet does not tell.
     attendance: Attendance | None = None
 
@@ -49,6 +55,7 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
         bytes_up=sum(result.bytes_up for result in results),
         largest_up=max(result.largest_up for result in results),
         bytes_down=sum(result.bytes_down for result in results),
+        losses={client: loss for result in results for client, loss in result.losses.items()},
         attendance=joined([result.attendance for result in results], scales),
     )
 
@@ -82,6 +89,8 @@ class Fleet(Pluggable, ABC):
     fingerprint: str
     #: What the server judges models on; None where it has nothing. Known after `open`.
     test: Examples | None
+    #: True if its clients are simulated: they do in no time what they are asked, so that a world can say when.
+    simulates: bool = False
 
     @classmethod
     def registry(cls) -> Mapping[str, type["Fleet"]]:
@@ -111,6 +120,16 @@ class Fleet(Pluggable, ABC):
     def draw(self, round: int, weights: Tensor) -> Cohort:
         """Who is asked in this round; after an abandoned attempt, who is asked next. Losses are those of `weights`."""
 
+    def draw_among(self, round: int, weights: Tensor, among: Among) -> Cohort:
+        """The same, where a world says who can be asked. Only of a fleet that simulates."""
+        raise FleetError(
+            f"{type(self).__name__} can not draw a cohort among some of its clients; expected `draw_among`"
+        )
+
+    def population_at(self, round: int) -> Population:
+        """The clients as they are in a round: their data may change. Only of a fleet that simulates."""
+        raise FleetError(f"{type(self).__name__} does not know its clients round by round; expected `population_at`")
+
     @abstractmethod
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
         """Have the clients do the round's work, each from what its part shares, and add up what they send back."""
@@ -132,6 +151,13 @@ class Fleet(Pluggable, ABC):
 
         None if too few answer.
         """
+
+    def remember(self) -> Slots:
+        """What it needs to go on after a round exactly as it would have: it becomes part of the server's state."""
+        return {}
+
+    def recall(self, slots: Slots) -> None:
+        """Go on from what was remembered after the last round; nothing before round 1. Asked after `start`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -45,7 +45,7 @@ from fedavg.metrics import add_up, report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.metrics.training import sums_over, unmasked_sums
 from fedavg.plan import Plan
-from fedavg.samplers.cohort import sample_cohort
+from fedavg.samplers.cohort import Among, sample_cohort
 from fedavg.setup import Setup, check_population, cohort_size, population_of, proved_trainer, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import to_float
@@ -63,6 +63,8 @@ SUM_BYTES: Final = 8
 
 class SimulatedFleet(Fleet, ABC):
     """Simulates all clients of a plan by a pool of workers, wherever those are."""
+
+    simulates = True
 
     def __init__(self) -> None:
         #: Where clients keep what they carry from round to round; None: it is gone at the end.
@@ -118,13 +120,20 @@ class SimulatedFleet(Fleet, ABC):
         return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
 
     def draw(self, round: int, weights: Tensor) -> Cohort:
+        population = self.population_at(round)
+        return self.draw_among(round, weights, Among(population, cohort_size(self._setup.plan.C, population)))
+
+    def population_at(self, round: int) -> Population:
+        return self._population
+
+    def draw_among(self, round: int, weights: Tensor, among: Among) -> Cohort:
         asked: list[int] = []
 
         def losses(clients: Sequence[int]) -> np.ndarray:
             asked.extend(clients)
             return self._losses(weights, clients)
 
-        cohort = sample_cohort(self._setup.plan, self._population, round, losses=losses)
+        cohort = sample_cohort(self._setup.plan, among.clients, round, among.attempt, losses, among.size, among.memory)
         # Who is chosen has the model already, and fetches it only once.
         down = make_codec("float32").max_bytes(len(weights)) * len(set(asked) - set(cohort))
         return Cohort(cohort, self._population.count, SUM_BYTES * len(asked), down)
@@ -160,8 +169,11 @@ class SimulatedFleet(Fleet, ABC):
         total = Sum(vector, fsum(t.weight for t in trained), len(trained), sums_over(self._setup.measures, trained))
         down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
+        told = zip(cohort, trained, strict=True) if self._setup.remembers else ()
+        losses = {k: t.metrics["train_loss"] for k, t in told if "train_loss" in t.metrics}
         there = Attendance(len(cohort), seen, staleness={part.staleness: len(trained)})
-        return CohortResult(total, sum(sent), max(sent, default=0), len(down) * len(part.cohort), attendance=there)
+        down_bytes = len(down) * len(part.cohort)
+        return CohortResult(total, sum(sent), max(sent, default=0), down_bytes, losses=losses, attendance=there)
 
     def _nothing(self) -> Tensor:
         """The sum over nobody."""

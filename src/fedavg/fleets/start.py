@@ -5,6 +5,7 @@ By `fork` (Linux) a worker is there at once, shares all memory, and a user's obj
 third process that has imported PyTorch and nothing else. The bits are the same.
 """
 
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ PRELOADED: Final = ("fedavg.fleets.start",)
 
 def method_of(plan: Plan) -> Method:
     """What the plan asks for, or what suits this system: macOS has `fork`, but its own libraries do not survive it."""
-    able = get_all_start_methods()
+    able = [method for method in get_all_start_methods() if method == "spawn" or hasattr(os, "fork")]
     if plan.start_method == "auto":
         return "fork" if "fork" in able and sys.platform != "darwin" else "spawn"
     if plan.start_method not in able:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fedavg.samplers import Sampler
     from fedavg.stages import Stage
     from fedavg.tasks.task import Task
+    from fedavg.world import Closing, World
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,17 @@ class Plan:
     sampling: Union[str, "Sampler"] = option(
         "fixed",
         PartParser("fedavg.samplers", "Sampler"),
-        "who is asked: fixed (m at random), poisson (by coins), weighted (by n_k), turns, choice:D (highest losses)",
+        "who is asked: fixed (m at random), poisson, weighted (by n_k), turns, choice:D (by losses), oort, corrected",
+    )
+    world: Union[str, "World", None] = option(
+        None,
+        Optional(PartParser("fedavg.world", "World")),
+        "a simulated clock: who is there when, on what devices: always, diurnal, markov, trace:FILE (docs/world.md)",
+    )
+    closing: Union[str, "Closing"] = option(
+        "all",
+        PartParser("fedavg.world", "Closing"),
+        "when a round has enough: all, deadline:SECONDS, quorum:SHARE; over=1.3 asks more clients than are needed",
     )
     dp_epsilon: float | None = option(
         None, Optional(number(0, inf, above=True)), "stop before the round that would cost more privacy than this"

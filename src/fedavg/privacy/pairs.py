@@ -148,11 +148,12 @@ PAIRS: tuple[Pair, ...] = (
     Pair("noise", "sampling fixed or poisson", "both are accounted for as what they are; poisson costs less"),
     Pair("noise", "sampling turns", "everybody knows who takes part when: each round is charged in full"),
     Pair(
-        "noise or localdp", "sampling choice", "clients would tell their losses, which are not noised; use fixed",
+        "noise or localdp", "sampling choice or oort",
+        "clients would tell their losses, which are not noised; use fixed",
         lambda s: _private(s) >= 0 and s.sampler.needs_losses,
     ),
     Pair(
-        "secure aggregation", "sampling choice", "the server would see the loss of single clients; use fixed",
+        "secure aggregation", "sampling choice or oort", "the server would see the loss of single clients; use fixed",
         lambda s: s.secagg is not None and s.sampler.needs_losses,
     ),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from fedavg.plan import Plan, part_options
 from fedavg.plan.identity import digest, identity
 from fedavg.setup import Setup
 from fedavg.specs import is_import, make
+from fedavg.world import make_world
 
 #: Examples that a task is tried on.
 _PROBED: Final = 8
@@ -41,8 +42,10 @@ def own_parts(plan: Plan, chosen: Container[str] | None = None) -> dict[str, Asp
 
 
 def started_with(setup: Setup) -> dict[str, dict[str, Aspects]]:
-    """What the record of a run says of parts of the user's own."""
+    """What the record of a run says of parts of the user's own, and of a file that its world is read from."""
     parts = own_parts(setup.plan)
+    if setup.plan.world is not None and (content := make_world(setup.plan.world).fingerprint):
+        parts["world"] = {**parts.get("world", {}), "content": content}
     return {"parts": parts, "computed": {"task": _computed(setup)} if "task" in parts else {}}
 
 

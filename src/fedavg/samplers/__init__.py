@@ -1,6 +1,7 @@
 """Who is asked in a round. A new sampler is one class and one line here."""
 
 from fedavg.samplers.informed import PowerOfChoice, Weighted
+from fedavg.samplers.lookback import Corrected, Oort
 from fedavg.samplers.sampler import Pool, Sampler
 from fedavg.samplers.uniform import InTurns, Poisson, Uniform
 from fedavg.specs import make
@@ -11,6 +12,8 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "weighted": Weighted,
     "turns": InTurns,
     "choice": PowerOfChoice,
+    "corrected": Corrected,
+    "oort": Oort,
 }
 
 
@@ -19,4 +22,7 @@ def make_sampler(value: str | Sampler) -> Sampler:
     return make(value, Sampler)  # type: ignore[type-abstract]
 
 
-__all__ = ["SAMPLERS", "InTurns", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted", "make_sampler"]
+__all__ = [
+    "SAMPLERS", "Corrected", "InTurns", "Oort", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
+    "make_sampler",
+]  # fmt: skip

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedavg.errors import PlanError
 from fedavg.privacy.accounting import Sampling
+from fedavg.samplers.memory import Memory
 from fedavg.specs import Pluggable
 
 #: From client numbers to the mean loss of the current model on the training examples of each, shape (len,).
@@ -36,6 +38,18 @@ class Pool:
     sizes: np.ndarray
     rng: np.random.Generator
     losses: Losses
+    #: What the server has learned of all K clients, for a sampler that `remembers`.
+    memory: Memory | None = None
+
+    @property
+    def known(self) -> Memory:
+        """The memory, for a sampler that can not do without."""
+        if self.memory is None:
+            raise PlanError(
+                "sampling: nothing is remembered of clients here; expected a world, such as world = 'always', or "
+                "devices over HTTP"
+            )
+        return self.memory
 
 
 class Sampler(Pluggable, ABC):
@@ -53,6 +67,8 @@ class Sampler(Pluggable, ABC):
     needs_losses: bool = False
     #: True if all clients must be within reach: in a simulation, not over a network.
     needs_everyone: bool = False
+    #: True if it looks at what earlier rounds showed of clients (`pool.memory`).
+    remembers: bool = False
 
     @classmethod
     def registry(cls) -> Mapping[str, type["Sampler"]]:

@@ -13,8 +13,9 @@ from fedavg.testing.problem import CheckFailed
 from fedavg.testing.sampler import check_sampler
 from fedavg.testing.stage import check_stage
 from fedavg.testing.task import check_task
+from fedavg.testing.world import check_world
 
 __all__ = [
     "CheckFailed", "check_algorithm", "check_codec", "check_data", "check_metric", "check_optimizer", "check_sampler",
-    "check_stage", "check_task",
+    "check_stage", "check_task", "check_world",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedavg.samplers import Pool, Sampler
+from fedavg.samplers.memory import Memory, Seen, learned
 from fedavg.testing.problem import check_resumes, check_same_bits, check_text, require, small_plan
 
 
@@ -24,7 +25,8 @@ def check_sampler(sampler: Sampler, **options: Any) -> None:
         require(not strangers, f"{what} drew {strangers}; expected numbers of pool.clients: {sorted(pool)}")
         require(len(set(cohort)) == len(cohort), f"{what} drew {cohort}; expected each client once (replace=False)")
         require(cohort == again, f"{what} drew {cohort}, then {again} from the same pool; draw only from pool.rng")
-    plan = small_plan(sampling=sampler, **options)
+    looks_back = {"world": "always"} if sampler.remembers else {}
+    plan = small_plan(sampling=sampler, **{**looks_back, **options})
     check_same_bits(plan, what)
     check_resumes(plan, what)
 
@@ -32,4 +34,7 @@ def check_sampler(sampler: Sampler, **options: Any) -> None:
 def _pool(round: int, size: int) -> Pool:
     clients = np.array([0, 2, 3, 5, 8, 9, 11])
     rng = np.random.default_rng(round)
-    return Pool(round, 0, size, clients, 3 + clients, rng, lambda asked: np.array([1 / (1 + k) for k in asked]))
+    losses = np.array([1 / (1 + k) for k in range(12)])
+    seen = Seen(1, np.ones(12, bool), np.arange(6), np.ones(6, bool), losses[:6], 1.0 + np.arange(6))
+    memory = learned(Memory.of_nothing(12), seen)
+    return Pool(round, 0, size, clients, 3 + clients, rng, lambda asked: losses[list(asked)], memory)

@@ -17,6 +17,9 @@ class Rates:
 
     `examples_s` is how many examples of the plan's task a device trains on in a second, `up` and `down` are bytes in a
     second, `latency_s` is what passes before the first byte of a message arrives.
+
+    >>> Rates(*np.ones((4, 2))).up.tolist()
+    [1.0, 1.0]
     """
 
     examples_s: np.ndarray

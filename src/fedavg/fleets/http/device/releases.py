@@ -19,6 +19,7 @@ from fedavg.files import write_atomically
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.policy import DELTA
 from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.locks import wait_for_lock
 from fedavg.privacy.accounting import epsilon_of
 from fedavg.privacy.served import BudgetSpent
 from fedavg.setup import Setup
@@ -132,11 +133,6 @@ def _digest(releases: dict[str, int]) -> str:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Devices that share what they may spend charge it one after another."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
     with path.with_name(f"{path.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        wait_for_lock(file.fileno())
         yield

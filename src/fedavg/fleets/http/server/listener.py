@@ -7,7 +7,6 @@ nothing until then.
 
 import asyncio
 import logging
-import resource
 import socket
 import ssl
 from asyncio import TimerHandle, Transport
@@ -237,6 +236,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 def _raise_file_limit() -> None:
     """Every connection is an open file: ask for as many as the system allows, and say if that is too few."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system: there is no such limit
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):  # some systems allow less than they say

@@ -1,7 +1,6 @@
 """A run's database in one SQLite file."""
 
 import errno
-import fcntl
 import os
 import sqlite3
 from contextlib import suppress
@@ -14,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from fedavg.fleets.http.server.store.database import PATIENCE_S, owned
 from fedavg.fleets.http.server.store.rows import StoreError
+from fedavg.locks import try_lock
 
 #: Between two tries of what SQLite does not wait for by itself.
 RETRY_S: Final = 0.01
@@ -108,15 +108,15 @@ class SQLite:
         if self._lock_file is not None:
             return
         file = self._opened(self._path.with_name(f"{self._path.name}.lock"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(file, 200, 0).decode(errors="replace")
+        if not try_lock(file):
+            os.lseek(file, 0, os.SEEK_SET)
+            holder = os.read(file, 200).decode(errors="replace")
             os.close(file)
-            raise owned(self.name, holder) from None
+            raise owned(self.name, holder)
         with suppress(OSError):  # who holds the lock is said as a courtesy: a full disk must not stop a server
             os.ftruncate(file, 0)
-            os.pwrite(file, owner.encode(errors="replace"), 0)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.write(file, owner.encode(errors="replace"))
         self._lock_file = file
 
     def disown(self) -> None:

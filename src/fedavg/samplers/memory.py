@@ -1,0 +1,90 @@
+"""What a server has learned of its clients, round by round: for samplers that look back, and for reports."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    """All of shape (K,). `rounds` is how many cohorts have been drawn, also those that came to nothing.
+
+    >>> Memory.of_nothing(3).reported.tolist()
+    [0, 0, 0]
+    """
+
+    rounds: int
+    #: In how many of them the client could have been asked, was asked, and reported.
+    there: np.ndarray
+    asked: np.ndarray
+    reported: np.ndarray
+    #: The round of its last report, 0 if there was none; its training loss there, and how many seconds it took.
+    last: np.ndarray
+    loss: np.ndarray
+    seconds: np.ndarray
+
+    @staticmethod
+    def of_nothing(clients: int) -> "Memory":
+        counts = [np.zeros(clients, np.int32) for _ in range(4)]
+        return Memory(0, *counts, *(np.full(clients, np.nan, np.float32) for _ in range(2)))
+
+    @property
+    def presence(self) -> np.ndarray:
+        """How often each client is there, estimated with one success and one failure beforehand: never 0 nor 1."""
+        share: np.ndarray = (self.there + 1) / (self.rounds + 2)
+        return share
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one cohort showed: who could be asked, shape (K,) bool; and of those that were, shape (N,), who they are,
+    whether they reported, with which training loss (NaN where it is not known), and after how many seconds."""
+
+    round: int
+    there: np.ndarray
+    clients: np.ndarray
+    reported: np.ndarray
+    losses: np.ndarray
+    seconds: np.ndarray
+
+
+def learned(memory: Memory, seen: Seen) -> Memory:
+    """The memory after one more cohort."""
+    told = seen.clients[seen.reported]
+    return Memory(
+        memory.rounds + 1,
+        memory.there + seen.there,
+        _plus_one(memory.asked, seen.clients),
+        _plus_one(memory.reported, told),
+        _with(memory.last, told, np.full(len(told), seen.round)),
+        _with(memory.loss, told, seen.losses[seen.reported]),
+        _with(memory.seconds, told, seen.seconds[seen.reported]),
+    )
+
+
+def to_slots(memory: Memory) -> "dict[str, Tensor]":
+    """As a server's state keeps it."""
+    import torch
+
+    arrays = {spec.name: getattr(memory, spec.name) for spec in fields(Memory) if spec.name != "rounds"}
+    return {"rounds": torch.tensor([memory.rounds]), **{name: torch.from_numpy(a) for name, a in arrays.items()}}
+
+
+def from_slots(slots: "Mapping[str, Tensor]") -> Memory:
+    arrays = {spec.name: slots[spec.name].numpy() for spec in fields(Memory) if spec.name != "rounds"}
+    return replace(Memory.of_nothing(0), rounds=int(slots["rounds"]), **arrays)
+
+
+def _plus_one(counts: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    return _with(counts, clients, counts[clients] + 1)
+
+
+def _with(values: np.ndarray, clients: np.ndarray, new: np.ndarray) -> np.ndarray:
+    changed = values.copy()
+    changed[clients] = new
+    return changed
