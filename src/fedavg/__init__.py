@@ -53,13 +53,14 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
     from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
-    from fedavg.ragged import Ragged, padded
+    from fedavg.ragged import Ragged
     from fedavg.runner import Result, resume, run
     from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
+    from fedavg.tasks.padding import padded
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
     from fedavg.world import (
         Alike,
@@ -142,7 +143,7 @@ _HOMES = {
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
     "fedavg.plan.options": ["Schedule"],
     "fedavg.plan": ["Plan"],
-    "fedavg.ragged": ["Ragged", "padded"],
+    "fedavg.ragged": ["Ragged"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.samplers": [
@@ -152,6 +153,7 @@ _HOMES = {
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
+    "fedavg.tasks.padding": ["padded"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
     "fedavg.world": [
         "Alike", "Always", "Closing", "Deadline", "Devices", "Diurnal", "Everyone", "LogNormal", "Markov", "Quorum",

@@ -173,8 +173,9 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
+    from fedavg.checks import goal_of
     from fedavg.cli.progress import Progress
-    from fedavg.setup import goal_of, resolve_task
+    from fedavg.setup import resolve_task
 
     return Progress(plan, goal_of(plan, resolve_task(plan)), directory, quiet)
 

@@ -8,7 +8,7 @@ from fedavg.errors import PlanError
 from fedavg.stages.stage import Stage
 
 if TYPE_CHECKING:
-    from fedavg.setup import Draft
+    from fedavg.draft import Draft
 
 Test = Callable[["Draft"], bool]
 
