@@ -12,6 +12,7 @@ from fedavg.errors import PlanError
 from fedavg.metrics.goal import Goal, make_goal
 from fedavg.metrics.rows import CLIENTS, TRAINING
 from fedavg.metrics.training import measures_by_name
+from fedavg.parts import liars_of
 from fedavg.plan import Plan
 from fedavg.plan.plan import default_of
 from fedavg.tasks import Task
@@ -72,6 +73,15 @@ def check_evaluation(draft: Draft) -> None:
     if draft.judged_by_clients and draft.secagg and held is not None:
         able = int(np.count_nonzero(held))
         draft.secagg.check(min(plan.eval_clients or able, able))
+
+
+def checked_liars(draft: Draft) -> frozenset[int]:
+    """Who lies. Refuses a cohort that is too small for the reducer, or has more liars than it can stand."""
+    liars = liars_of(draft.plan, draft.population) if draft.attack else frozenset()
+    if draft.defence and draft.population:
+        cohort = draft.cohort_size
+        draft.defence.check(cohort, round(len(liars) * cohort / max(draft.population.with_data, 1)))
+    return liars
 
 
 def _check_goal(draft: Draft) -> None:

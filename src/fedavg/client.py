@@ -1,4 +1,4 @@
-"""The client's path, the same in every fleet: train on own data, pass the stages, encode."""
+"""`Client`: what the client half of an algorithm is given. It knows neither plans nor where it runs."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property

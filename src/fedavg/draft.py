@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedavg.algorithms import Algorithm
+from fedavg.attacks import Attack
 from fedavg.codecs import Codec
 from fedavg.cohorts import cohort_size
 from fedavg.errors import PlanError
 from fedavg.plan import Plan
+from fedavg.robust import Defence
 from fedavg.samplers import Sampler
 from fedavg.stages import Stage
 from fedavg.stages.stage import Mechanism
@@ -35,6 +37,10 @@ class Draft:
     population: Population | None
     #: What the server judges models on; None where it has nothing.
     test: Examples | None
+    #: The rule over single updates; None: the weighted mean.
+    defence: Defence | None = None
+    #: How some clients lie; None: nobody does.
+    attack: Attack | None = None
 
     @property
     def judged_by_server(self) -> bool:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
-from fedavg.checks import check_evaluation, check_world, goal_of
-from fedavg.codecs import Codec, make_codec
+from fedavg.attacks import Attack
+from fedavg.checks import check_evaluation, check_world, checked_liars, goal_of
+from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.finite import check_finite
 from fedavg.dp.accounting import EveryRound
 from fedavg.draft import Draft, update_size
-from fedavg.engine.model import Model
 from fedavg.engine.ready import make_ready
 from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
@@ -26,11 +26,12 @@ from fedavg.metrics import Measure, Metric, by_name
 from fedavg.metrics.goal import Goal
 from fedavg.metrics.training import measures_by_name, names_sent
 from fedavg.optimizers import make_optimizer
+from fedavg.parts import attack_of, bound_codec, check_device, defence_of, downlink_of, sampler_of, secagg_of
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of, check_limit
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
-from fedavg.samplers import Sampler, make_sampler
+from fedavg.robust import Defence
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
 from fedavg.tasks import Task
@@ -66,6 +67,25 @@ class Setup:
     judged_by_clients: bool
     #: True if the sampler looks at what earlier rounds showed of clients.
     remembers: bool = False
+    #: The rule over single updates; None: the weighted mean.
+    defence: Defence | None = None
+    #: How `attackers` lie; None: nobody does.
+    attack: Attack | None = None
+    attackers: frozenset[int] = frozenset()
+
+    @property
+    def single_updates(self) -> bool:
+        """True if a fleet is to give back the updates one by one, in memory, instead of their sum."""
+        return bool(self.defence and self.defence.reducer.single_updates) or self.liars_see_all
+
+    @property
+    def liars_see_all(self) -> bool:
+        """True if liars send what they make of the honest updates of the round: they need not train."""
+        return self.attack is not None and self.attack.sees == "honest"
+
+    def lie_of(self, k: int) -> Attack | None:
+        """How client k lies in what it does by itself; None if it does not."""
+        return self.attack if k in self.attackers and not self.liars_see_all else None
 
     @property
     def algorithm_measures(self) -> Mapping[str, Measure]:
@@ -186,12 +206,22 @@ def resolve_on_device(plan: Plan) -> Setup:
 def _draft(plan: Plan, population: Population | None, test: Examples | None) -> Draft:
     algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
-    _check_device(plan.device)
+    check_device(plan.device)
     stages = tuple(make_stage(text) for text in plan.stages)
     task = resolve_task(plan)
-    codec = _bound(plan.codec, task, algorithm.vectors_up)
+    codec = bound_codec(plan.codec, task, algorithm.vectors_up)
     draft = Draft(
-        plan, task, algorithm, codec, stages, _resolve_sampler(plan, task), _resolve_secagg(plan), population, test
+        plan=plan,
+        task=task,
+        algorithm=algorithm,
+        codec=codec,
+        stages=stages,
+        sampler=sampler_of(plan, task),
+        secagg=secagg_of(plan),
+        population=population,
+        test=test,
+        defence=defence_of(plan),
+        attack=attack_of(plan, task),
     )
     check_pairs(draft)
     check_world(draft)
@@ -208,11 +238,14 @@ def _bound_together(draft: Draft) -> Setup:
         stages=bound.stages,
         population=draft.population,
         test=draft.test,
-        downlink=_resolve_downlink(draft.plan, draft.task, draft.algorithm),
+        downlink=downlink_of(draft.plan, draft.task, draft.algorithm),
         secagg=bound.secagg,
         budget=budget_of(bound),
         judged_by_server=draft.judged_by_server,
         judged_by_clients=draft.judged_by_clients,
+        defence=draft.defence,
+        attack=draft.attack,
+        attackers=checked_liars(draft),
         remembers=draft.sampler.remembers,
     )
 
@@ -227,24 +260,6 @@ def population_of(data: FederatedData) -> Population:
     return Population(len(data), data.sizes, data.held_sizes)
 
 
-def _resolve_sampler(plan: Plan, task: Task) -> Sampler:
-    sampler = make_sampler(plan.sampling)
-    if sampler.needs_losses and "loss" not in task.judged_by:
-        raise PlanError(
-            f"sampling: got '{sampler}', which looks at clients' losses, and task '{task.name}' has no metric 'loss'; "
-            "expected one: metrics = ['loss']"
-        )
-    return sampler
-
-
-def _resolve_secagg(plan: Plan) -> "Masking | None":
-    if plan.secagg == "none":
-        return None
-    from fedavg.secagg.options import make_masking
-
-    return make_masking(plan.secagg)
-
-
 def resolve_task(plan: Plan) -> Task:
     """The task, with the metrics that the plan adds to its own."""
     task = make(plan.task, Task)
@@ -252,33 +267,6 @@ def resolve_task(plan: Plan) -> Task:
         return task
     metrics: dict[str, Metric] = {**task.judged_by, **by_name(plan.metrics, task.loss)}
     return replace(task, metrics=metrics)
-
-
-def _bound(value: str | Codec, task: Task, vectors: int) -> Codec:
-    """A codec for so many vectors of the task's model, end to end."""
-    return make_codec(value).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
-
-
-def _resolve_downlink(plan: Plan, task: Task, algorithm: Algorithm) -> Downlink | None:
-    if plan.downlink == "float32":
-        return None
-    if algorithm.asynchronous:
-        raise PlanError(f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}'; expected 'float32'")
-    if algorithm.vectors_down != 1:
-        raise PlanError(
-            f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}', which shares "
-            f"{algorithm.vectors_down} vectors; only weights can be compressed: expected downlink 'float32'"
-        )
-    return Downlink(_bound(plan.downlink, task, 1), plan.seed)
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's words tell of its own insides
-        raise PlanError(f"device: got '{device}', which is not at hand here; expected 'cpu', or 'cuda'") from error
 
 
 def resolve_data(plan: Plan) -> FederatedData:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need
     from torch import Tensor
 
 #: The set that weights are judged on.
-Split = Literal["test", "train", "held"]
+Split = Literal["test", "train", "held", "triggered"]
 
 
 @dataclass(frozen=True)

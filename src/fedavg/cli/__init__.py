@@ -9,6 +9,7 @@ import click
 
 from fedavg.cli.authority import authority
 from fedavg.cli.bench import bench
+from fedavg.cli.compare import compare, plot
 from fedavg.cli.data import data
 from fedavg.cli.doctor import doctor
 from fedavg.cli.evaluate import evaluate
@@ -30,8 +31,8 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, sweep, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority,
-    fleet_demo, privacy, paper, page, data, bench, doctor,
+    run, resume, sweep, compare, plot, evaluate, personalise, serve, join, status, token, approve, revoke, certs,
+    authority, fleet_demo, privacy, paper, page, data, bench, doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

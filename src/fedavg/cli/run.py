@@ -93,8 +93,7 @@ def run(
     _warn_of_seeded_noise(plan)
     directory = run_dir or _new_directory(Path(source).stem)
     try:
-        with _progress(plan, directory, quiet) as watch:
-            result = runner.run(plan, directory, watch, clients)
+        result = runner.run(plan, directory, fleet=clients, progress=not quiet)
     finally:
         with suppress(OSError):  # a plan that proved bad leaves nothing behind
             directory.rmdir()
@@ -140,11 +139,10 @@ def resume(run_dir: Path, fleet: str, plot: bool, quiet: bool, as_json: bool, **
     from fedavg.runlog.rundir import RunDir
 
     find_own_code()
-    changes = {name: value for name, value in options.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     plan = RunDir(run_dir).plan(**changes)
     _warn_of_seeded_noise(plan)
-    with _progress(plan, run_dir, quiet) as watch:
-        result = runner.resume(run_dir, watch, fleet, **changes)
+    result = runner.resume(run_dir, None, fleet, progress=not quiet, **changes)
     _report(result, plot, as_json)
 
 
@@ -170,14 +168,6 @@ def setting(text: str) -> tuple[str, str]:
     if not equals or not key:
         raise PlanError(f"--set: got '{text}'; expected KEY=VALUE, as in rounds=50")
     return key, value
-
-
-def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
-    from fedavg.checks import goal_of
-    from fedavg.cli.progress import Progress
-    from fedavg.setup import resolve_task
-
-    return Progress(plan, goal_of(plan, resolve_task(plan)), directory, quiet)
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:

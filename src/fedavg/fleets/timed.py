@@ -54,6 +54,7 @@ class TimedFleet(Fleet):
 
     def __init__(self, inner: Fleet) -> None:
         self._inner = inner
+        self.gives_singles = inner.gives_singles
         self._attempt = 0
         #: What attempts of this round that came to nothing have cost, and why they did.
         self._lost: list[Row] = []

@@ -169,6 +169,11 @@ def _check_minimum(setup: Setup, minimum: int | None) -> None:
 
 
 def _check_plan(plan: Plan) -> None:
+    if plan.attack is not None:
+        raise PlanError(
+            f"attack: got '{plan.attack}', and the clients of a server are real: nobody simulates their lies; expected "
+            "none"
+        )
     for name, part in plan.objects():
         raise PlanError(
             f"{name}: got {part!r}, an object that has no text form, and devices know a plan only as text; install its "

@@ -47,9 +47,15 @@ class Summary:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     #: How clients judged the last model that they were asked about.
     on_clients: dict[str, Any] | None = None
+    #: Which round the model in best.safetensors is of, and the value of the metric that it was chosen by.
+    best_model: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value or name not in ("privacy", "on_clients")}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value or name not in ("privacy", "on_clients", "best_model")
+        }
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[float]]]:
@@ -109,6 +115,8 @@ def summarise(
     sha256: str,
     run_dir: str | None,
     spent: dict[str, Any] | None = None,
+    ended_by: str | None = None,
+    best_model: dict[str, Any] | None = None,
 ) -> Summary:
     found = {name: _final_and_best(values, metrics.get(name)) for name, values in curves(rows)[1].items()}
     crossed = None
@@ -116,7 +124,7 @@ def summarise(
         crossed = rounds_to_target(*curve(rows, goal.metric), goal.target, bool(goal.higher_is_better))
     asked = [row["on_clients"] for row in rows if row.get("on_clients")]
     return Summary(
-        status="budget spent" if spent else status_of(plan, rows, goal, ended),
+        status="budget spent" if spent else ended_by or status_of(plan, rows, goal, ended),
         rounds=len(rows),
         metric=goal.metric,
         target=goal.target,
@@ -139,6 +147,7 @@ def summarise(
         privacy=spent or (rows[-1].get("ledger") if rows else None),
         metrics=found,
         on_clients=asked[-1] if asked else None,
+        best_model=best_model,
     )
 
 
