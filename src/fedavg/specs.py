@@ -349,8 +349,9 @@ def _described(value: object, base: type[Pluggable]) -> str:
         what = f"the class {value.__name__}"
         remedy = f"an object: {value.__name__}(...)" if issubclass(value, base) else f"a fedavg.{name}"
         return f"{what}; expected {remedy}"
-    names = ", ".join(list(base.registry())[:3])
-    return f"{value!r} of type {type(value).__name__}; expected a fedavg.{name}, or text: {names}, ... or 'module:Name'"
+    names = "".join(f"{each}, " for each in list(base.registry())[:3])
+    text = f"text: {names}... or 'module:Name'" if names else "text: 'module:Name'"
+    return f"{value!r} of type {type(value).__name__}; expected a fedavg.{name}, or {text}"
 
 
 def _usage(name: str, target: Any) -> str:

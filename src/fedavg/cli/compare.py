@@ -6,7 +6,11 @@ from typing import Any
 
 import click
 
-_runs = click.argument("run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+from fedavg.cli.completion import complete_run
+
+_runs = click.argument(
+    "run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...", shell_complete=complete_run
+)
 
 
 @click.command()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedavg.cli.completion import complete_option, complete_run, complete_source
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
 _fleet = click.option(
     "--fleet",
     default="local",
+    shell_complete=complete_option,
     metavar="NAME",
     help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
 )
@@ -41,7 +43,14 @@ def plan_options(command: Callable[..., None]) -> Callable[..., None]:
     for spec in reversed(fields(Plan)):
         flag = spec.metadata["flag"] or f"--{spec.name.replace('_', '-')}"
         default = "" if spec.default in (None, ()) or "[" in spec.metadata["help"] else f" [{_shown(spec.default)}]"
-        option = click.option(flag, spec.name, default=None, metavar="VALUE", help=spec.metadata["help"] + default)
+        option = click.option(
+            flag,
+            spec.name,
+            default=None,
+            metavar="VALUE",
+            help=spec.metadata["help"] + default,
+            shell_complete=complete_option,
+        )
         command = option(command)
     return command
 
@@ -51,7 +60,7 @@ def _shown(default: object) -> str:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=complete_source)
 @plan_options
 @plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
@@ -71,7 +80,9 @@ def run(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Train by a plan: SOURCE is a preset (mnist-2nn, mnist-cnn) or a TOML file.
+    """Train by a plan: SOURCE is a preset or a TOML file.
+
+    Presets: mnist-2nn, mnist-cnn, shakespeare-lstm, cifar-cnn, posts-lstm.
 
     \b
     fedavg run mnist-2nn -C 0.1 -E 1 -B 10 --lr 0.1 --rounds 100 --target 0.97
@@ -114,7 +125,7 @@ def _new_directory(name: str) -> Path:
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=complete_run)
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
 @click.option(
