@@ -232,7 +232,7 @@ class SimulatedFleet(Fleet, ABC):
         if self._setup.secagg:
             return self._judged_masked(dict(zip(clients, pieces, strict=True)), weights, round, down)
         sent = len(clients) * SUM_BYTES * sum(metric.size for metric in metrics.values())
-        return judged_by_clients(metrics, pieces, sent, down)
+        return judged_by_clients(metrics, pieces, sent, down, clients if self._setup.shows_updates else ())
 
     def _judged_masked(self, pieces: dict[int, Evaluated], weights: Tensor, round: int, down: int) -> OnClients:
         """The sums of all clients together, through a session of their own: nobody sees one client's."""

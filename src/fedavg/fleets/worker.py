@@ -18,7 +18,7 @@ from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskErro
 from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, add_up, report
-from fedavg.metrics.spread import OnClients, spread_of, whole_report
+from fedavg.metrics.spread import OnClients, spread_of, whole_report, worst_of
 from fedavg.metrics.training import masked_numbers
 from fedavg.setup import Setup
 from fedavg.states import StateStore
@@ -253,12 +253,17 @@ def judges(setup: Setup, round: int, able: np.ndarray) -> list[int]:
 
 
 def judged_by_clients(
-    metrics: Mapping[str, Metric], pieces: Sequence[Evaluated], bytes_up: int, bytes_down: int
+    metrics: Mapping[str, Metric],
+    pieces: Sequence[Evaluated],
+    bytes_up: int,
+    bytes_down: int,
+    clients: Sequence[int] = (),
 ) -> OnClients:
-    """What clients found, each with its own sums."""
+    """What clients found, each with its own sums; `clients` says whose they are, where that may be recorded."""
     each = [{name: torch.tensor(sums, dtype=torch.float64) for name, sums in piece.sums.items()} for piece in pieces]
-    total = add_up([piece.sums for piece in pieces])
-    return OnClients(len(pieces), whole_report(metrics, total), spread_of(metrics, each), bytes_up, bytes_down)
+    worst = worst_of(metrics, clients, each) if clients else {}
+    whole = whole_report(metrics, add_up([piece.sums for piece in pieces]))
+    return OnClients(len(pieces), whole, spread_of(metrics, each), bytes_up, bytes_down, worst)
 
 
 def judged_together(
