@@ -72,7 +72,7 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
         "minmax",
     ),
     "data": ("mnist", "cifar10", "shakespeare", "posts", "synthetic-posts"),
-    "fleet": ("local", "ray", "ray:auto"),
+    "fleet": ("local", "ray"),
     "evaluate": ("auto", "server", "clients", "server,clients"),
     "secagg": ("none", "complete", "sparse"),
     "noise_source": ("seeded", "os"),
