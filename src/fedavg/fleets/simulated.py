@@ -66,6 +66,7 @@ class SimulatedFleet(Fleet, ABC):
     """Simulates all clients of a plan by a pool of workers, wherever those are."""
 
     simulates = True
+    gives_singles = True
 
     def __init__(self) -> None:
         #: Where clients keep what they carry from round to round; None: it is gone at the end.
