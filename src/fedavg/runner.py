@@ -17,7 +17,7 @@ from fedavg.plan import Plan, check_plan
 from fedavg.runlog.recorder import Recorder
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise, training_curves
-from fedavg.server import Watcher, rounds
+from fedavg.server import FLEET, Watcher, rounds
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
 
@@ -138,6 +138,12 @@ def _opened(plan: Plan, fleet: Fleet, directory: RunDir | None) -> Setup:
     return setup
 
 
+def _reports(state: State) -> np.ndarray | None:
+    """How often each client has reported, where the fleet remembers it."""
+    remembered = state.others.get(FLEET, {})
+    return remembered["reported"].numpy() if "reported" in remembered else None
+
+
 def finish(
     setup: Setup,
     rows: list[dict[str, Any]],
@@ -163,6 +169,7 @@ def finish(
         sha256=model_sha256(state.weights),
         run_dir=str(directory.path) if directory else None,
         spent=spent,
+        reported=_reports(state),
     )
     if directory:
         directory.write_json("summary.json", summary.to_dict())

@@ -13,6 +13,7 @@ from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.codecs import Codec, make_codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
+from fedavg.data.changes import Changes, ChangingData
 from fedavg.data.finite import check_finite
 from fedavg.engine.model import Model
 from fedavg.engine.ready import make_ready
@@ -25,8 +26,6 @@ from fedavg.metrics.rows import CLIENTS, TRAINING
 from fedavg.metrics.training import measures_by_name, names_sent
 from fedavg.optimizers import make_optimizer
 from fedavg.plan import Plan
-from fedavg.plan.plan import default_of
-from fedavg.privacy.accounting import EveryRound
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
@@ -36,6 +35,7 @@ from fedavg.stages import Stage, make_stage
 from fedavg.stages.stage import Mechanism
 from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Population, Update, Work
+from fedavg.world.fit import check_world
 
 if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
     from fedavg.secagg.options import Masking
@@ -243,40 +243,8 @@ def _draft(plan: Plan, population: Population | None, test: Examples | None) -> 
         plan, task, algorithm, codec, stages, _resolve_sampler(plan, task), _resolve_secagg(plan), population, test
     )
     check_pairs(draft)
-    _check_world(draft)
+    check_world(draft)
     return draft
-
-
-def _check_world(draft: Draft) -> None:
-    """Refuse what a simulated world can not time, and options that would have no effect."""
-    plan, size = draft.plan, 1000
-    if plan.world is None:
-        if draft.population is not None and plan.closing != default_of("closing"):
-            raise PlanError(f"closing: got '{plan.closing}' without a world, in which all clients answer at once; "
-                            "expected a world, such as world = 'always'")  # fmt: skip
-        if draft.sampler.remembers and draft.population is not None and draft.population.sizes is not None:
-            raise PlanError(f"sampling: got '{draft.sampler}', which looks back at earlier rounds; expected a world, "
-                            "such as world = 'always'")  # fmt: skip
-        return
-    what = f"world: got '{plan.world}' with"
-    if plan.uplink != default_of("uplink"):
-        raise PlanError(f"{what} uplink {plan.uplink:g}, which has no effect; set it by the world's devices: "
-                        f"'always:alike:up={plan.uplink:g}'")  # fmt: skip
-    if draft.secagg or plan.downlink != "float32":
-        option = "downlink" if plan.downlink != "float32" else "secagg"
-        raise PlanError(f"{what} {option} '{getattr(plan, option)}', whose messages the clock can not time; expected "
-                        f"{option} '{default_of(option)}'")  # fmt: skip
-    if draft.codec.frame_bytes(size) is None:
-        raise PlanError(f"{what} codec '{plan.codec}', whose frames have no fixed length: who reports in time is known "
-                        "before anybody trains; expected float32, float16, bfloat16, quantise or lowrank")  # fmt: skip
-    if draft.noise_multiplier and not isinstance(draft.sampler.privacy(10, 1), EveryRound):
-        raise PlanError(f"{what} noise and sampling '{draft.sampler}': who is there is not drawn at random, so that no "
-                        "round is amplified by sampling; expected sampling 'turns', charged in full")  # fmt: skip
-    if draft.algorithm.pools_data:
-        raise PlanError(f"{what} algorithm '{plan.algorithm}', which has one client that is no device; expected none")
-    if draft.algorithm.asynchronous and plan.closing != default_of("closing"):
-        raise PlanError(f"closing: got '{plan.closing}' with algorithm '{plan.algorithm}', whose rounds end when its "
-                        "buffer is full; expected 'all'")  # fmt: skip
 
 
 def _bound_together(draft: Draft) -> Setup:
@@ -412,7 +380,9 @@ def resolve_data(plan: Plan) -> FederatedData:
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
-    return pooled(data) if make_algorithm(plan.algorithm).pools_data else data
+    if make_algorithm(plan.algorithm).pools_data:
+        return pooled(data)
+    return ChangingData(data, make(plan.changes, Changes), plan.seed) if plan.changes is not None else data
 
 
 def check_population(plan: Plan, data: FederatedData) -> None:

@@ -20,6 +20,7 @@ from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
 from fedavg.cli.sweep import sweep
+from fedavg.cli.world import world
 from fedavg.errors import FedAvgError
 
 
@@ -31,7 +32,7 @@ def cli() -> None:
 
 for command in (
     run, resume, sweep, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority,
-    fleet_demo, privacy, paper, page, data, bench, doctor,
+    fleet_demo, privacy, paper, page, data, bench, world, doctor,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,8 @@ class EvalJob:
 
     split: Split
     piece: int
+    #: The round whose data it is.
+    round: int = 1
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Worker:
             self._sum.reset()
             self._cohort = job.cohort
         try:
-            examples = self._data.client(job.client)
+            examples = self._data.at(job.work.round).client(job.client)
             message = run_client(self._setup, self._trainer, job.client, examples, job.work, self.shared, self._states)
             vector = self._setup.codec.decode(message.frame, self._size)
             if job.encoding:  # bounds can not be kept on what is masked
@@ -170,12 +172,13 @@ class Worker:
         return Tuned(k, client.n, len(held), shared, report(metrics, trainer.evaluate(held)))
 
     def _examples(self, job: EvalJob) -> Examples:
+        data = self._data.at(job.round)
         if job.split == "train":
-            return self._data.client(job.piece)
+            return data.client(job.piece)
         if job.split == "held":
-            return self._data.held(job.piece)
-        assert self._data.test, "the plan's evaluation is checked before round 1"
-        return test_pieces(self._setup.task, self._data.test)[job.piece]
+            return data.held(job.piece)
+        assert data.test, "the plan's evaluation is checked before round 1"
+        return test_pieces(self._setup.task, data.test)[job.piece]
 
 
 def judged(trainer: Trainer, examples: Examples, whose: str) -> Evaluated:
@@ -191,12 +194,12 @@ def test_pieces(task: Task, test: Examples) -> list[Examples]:
     return list(trees.batches(test, task.eval_batch))
 
 
-def eval_jobs(setup: Setup, data: FederatedData, split: Split) -> list[Job]:
+def eval_jobs(setup: Setup, data: FederatedData, split: Split, round: int) -> list[Job]:
     """The pieces of a set. They do not depend on the number of workers, so neither do the sums over them."""
     if split == "train":
-        return [EvalJob(split, int(k)) for k in np.flatnonzero(data.sizes)]
+        return [EvalJob(split, int(k), round) for k in np.flatnonzero(data.at(round).sizes)]
     assert data.test, "the plan's evaluation is checked before round 1"
-    return [EvalJob(split, piece) for piece in range(len(test_pieces(setup.task, data.test)))]
+    return [EvalJob(split, piece, round) for piece in range(len(test_pieces(setup.task, data.test)))]
 
 
 def describe(data: FederatedData, job: Job, index: int) -> Busy:
@@ -221,12 +224,18 @@ def judges(setup: Setup, round: int, able: np.ndarray) -> list[int]:
 
 
 def judged_by_clients(
-    metrics: Mapping[str, Metric], pieces: Sequence[Evaluated], bytes_up: int, bytes_down: int
+    metrics: Mapping[str, Metric],
+    pieces: Sequence[Evaluated],
+    bytes_up: int,
+    bytes_down: int,
+    groups: Sequence[int] = (),
 ) -> OnClients:
-    """What clients found, each with its own sums."""
+    """What clients found, each with its own sums; also by group, where it is told which each belongs to."""
     each = [{name: torch.tensor(sums, dtype=torch.float64) for name, sums in piece.sums.items()} for piece in pieces]
     total = add_up([piece.sums for piece in pieces])
-    return OnClients(len(pieces), whole_report(metrics, total), spread_of(metrics, each), bytes_up, bytes_down)
+    found = OnClients(len(pieces), whole_report(metrics, total), spread_of(metrics, each), bytes_up, bytes_down)
+    sums = {g: add_up([p.sums for p, own in zip(pieces, groups, strict=True) if own == g]) for g in sorted(set(groups))}
+    return replace(found, groups={str(group): whole_report(metrics, own) for group, own in sums.items()})
 
 
 def judged_together(

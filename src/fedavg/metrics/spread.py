@@ -31,9 +31,11 @@ class OnClients:
     spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
+    #: The metrics over the examples of each group of the plan's world.
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value or name != "groups"}
 
 
 def spread_of(metrics: Mapping[str, Metric], by_client: Sequence[Mapping[str, Tensor]]) -> dict[str, dict[str, float]]:

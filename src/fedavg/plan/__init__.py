@@ -1,7 +1,6 @@
 """`Plan`: one frozen description of a run, with its options, the rates by round and the identity of what it names."""
 
 from fedavg.plan.plan import (
-    PRESETS,
     Plan,
     check_plan,
     help_of,
@@ -11,6 +10,7 @@ from fedavg.plan.plan import (
     part_options,
     source_values,
 )
+from fedavg.plan.presets import PRESETS
 
 __all__ = [
     "PRESETS",

@@ -37,12 +37,14 @@ from fedavg.plan.options import (
     scheduled,
     text,
 )
+from fedavg.plan.presets import PRESETS
 from fedavg.plan.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:
     from fedavg.algorithms import Algorithm
     from fedavg.codecs import Codec
+    from fedavg.data.changes import Changes
     from fedavg.data.partition import Partition
     from fedavg.metrics import Metric
     from fedavg.optimizers import Optimizer
@@ -71,6 +73,11 @@ class Plan:
         None,
         Optional(PartParser("fedavg.data.partition", "Partition")),
         "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]",
+    )
+    changes: Union[str, "Changes", None] = option(
+        None,
+        Optional(PartParser("fedavg.data.changes", "Changes")),
+        "data that changes by round: arrivals, deletions, window, drift",
     )
     clients: int | None = option(None, Optional(integer(1)), "K, the number of clients [the data set's own]")
     holdout: float = option(
@@ -278,16 +285,6 @@ class Plan:
         }
         chosen = {name: value for name, value in counted.items() if value != _plain(default_of(name))}
         return digest(chosen)
-
-
-#: What `fedavg run NAME` starts from; every option can still be changed.
-PRESETS: dict[str, dict[str, object]] = {
-    "mnist-2nn": {"task": "mnist-2nn", "data": "mnist"},
-    "mnist-cnn": {"task": "mnist-cnn", "data": "mnist"},
-    "shakespeare-lstm": {"task": "shakespeare-lstm", "data": "shakespeare", "E": 5, "lr": 1.47},
-    "cifar-cnn": {"task": "cifar-cnn", "data": "cifar10", "E": 5, "B": 50, "lr": 0.1, "lr_decay": 0.99},
-    "posts-lstm": {"task": "posts-lstm", "data": "posts", "C": 0.003, "B": 8, "lr": 9.0},
-}
 
 
 def _options_text() -> str:
