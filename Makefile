@@ -16,6 +16,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python {sys.version.split()[0]} is too old: 3.11 or later is needed; use make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# ByzFL asks for torchvision and seaborn, which what we compare with does not need: tests skip where it is missing.
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
 	@touch $(READY)
 
 run: $(READY)  ## Train MNIST 2NN by FedAvg on the embedded data to 97 %

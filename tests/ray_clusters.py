@@ -1,8 +1,16 @@
 """A real Ray cluster of several nodes on this machine, without its dashboard and with small object stores."""
 
 import os
+import signal
 import sys
+import time
+from collections.abc import Callable
 from contextlib import contextmanager
+
+import numpy as np
+from torch import nn
+
+from fedavg import Examples, FederatedData
 
 STORE_BYTES = 80 << 20
 
@@ -35,3 +43,50 @@ def fleet_of(cluster, **settings):
 
     host, port = cluster.address.rsplit(":", 1)
     return RayFleet(host, int(port), **settings)
+
+
+class Slow(nn.Module):
+    """Takes its time, so that something can happen in the middle of a client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        time.sleep(0.01)
+        return self.out(x)
+
+
+class Elsewhere(FederatedData):
+    """Data that do something to a process other than the one they were made in, when it asks for a client."""
+
+    name, fingerprint = "elsewhere", "elsewhere-1"
+
+    def __init__(self, inner: FederatedData, client: int, deed: Callable[[], None]) -> None:
+        self._inner, self._client, self._deed, self._home = inner, client, deed, os.getpid()
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self._inner.sizes
+
+    def client(self, k: int) -> Examples:
+        if k == self._client and os.getpid() != self._home:
+            self._deed()
+        return self._inner.client(k)
+
+    @property
+    def test(self) -> Examples | None:
+        return self._inner.test
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise OSError("not today")
+
+
+def wide_net() -> nn.Module:
+    """Weights and sums are larger than what Ray sends without its object store."""
+    return nn.Sequential(nn.Linear(8, 4000), nn.ReLU(), nn.Linear(4000, 3))

@@ -221,3 +221,47 @@ def test_a_fall_back_to_the_plain_path_is_said_at_the_end_too(tmp_path):
         assert summary["engine"] == "plain"
         assert "it looks at the values of its data" in summary["engine_reason"]
     assert any("looks at the values" in text for _, text in summary_rows(result.summary, None))
+
+
+def test_the_same_call_again_goes_on_with_the_run(tmp_path):
+    plan = toy_plan(rounds=4)
+    start_and_stop(tmp_path / "run", 2, rounds=4)
+    resumed = fedavg.run(plan, tmp_path / "run", exist="resume")
+    assert resumed.summary.model_sha256 == fedavg.run(plan).summary.model_sha256
+    assert fedavg.run(plan, tmp_path / "run", exist="resume").summary.rounds == 4
+    longer = fedavg.run(replace(plan, rounds=6), tmp_path / "run", exist="resume")
+    assert longer.summary.model_sha256 == fedavg.run(replace(plan, rounds=6)).summary.model_sha256
+
+
+def test_another_plan_does_not_go_on_with_the_run(tmp_path):
+    fedavg.run(toy_plan(rounds=2), tmp_path / "run")
+    with pytest.raises(RunDirError, match="E: .* was started with .; got 7"):
+        fedavg.run(toy_plan(rounds=2, E=7), tmp_path / "run", exist="resume")
+
+
+def test_a_new_run_is_recorded_beside_the_old(tmp_path):
+    plan = toy_plan(rounds=2)
+    places = [fedavg.run(plan, tmp_path / "run", exist="new").summary.run_dir for _ in range(3)]
+    assert places == [str(tmp_path / name) for name in ("run", "run-2", "run-3")]
+
+
+def test_progress_is_shown_on_request(tmp_path, capfd):
+    fedavg.run(toy_plan(rounds=2))
+    assert capfd.readouterr().err == ""
+    fedavg.run(toy_plan(rounds=2), tmp_path / "run", progress=True)
+    shown = capfd.readouterr().err
+    assert f"run directory {tmp_path / 'run'}" in shown
+    assert "round 2/2  accuracy" in shown
+
+
+def test_a_result_at_a_glance(tmp_path):
+    result = fedavg.run(toy_plan(rounds=3, target=0.5), tmp_path / "<run>")
+    assert repr(result).startswith(f"<Result {result.summary.status} after")
+    assert "\n" not in repr(result)
+    html = result._repr_html_()
+    assert "&lt;run&gt;" in html
+    assert "<run>" not in html
+    frame = result.to_pandas()
+    assert frame["round"].tolist() == list(range(1, result.summary.rounds + 1))
+    assert frame["accuracy"].tolist() == result.accuracy.tolist()
+    assert frame["bytes_up"].sum() == result.summary.bytes_up

@@ -28,6 +28,24 @@ if TYPE_CHECKING:
         PooledSGD,
         Scaffold,
     )
+    from fedavg.attacks import (
+        Attack,
+        Backdoor,
+        FreeRider,
+        Gaussian,
+        Infinities,
+        InnerProduct,
+        LabelFlip,
+        LittleIsEnough,
+        Mimic,
+        MinMax,
+        NaNs,
+        OptimalInnerProduct,
+        OptimalLittleIsEnough,
+        Scaled,
+        SignFlip,
+        View,
+    )
     from fedavg.client import Client
     from fedavg.codecs import STC, BFloat16, Codec, Entropy, Float16, Float32, LowRank, Mask, Quantise, TopK
     from fedavg.data import ArrayData, HeldOut, Partition, load
@@ -54,10 +72,32 @@ if TYPE_CHECKING:
     from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.ragged import Ragged, padded
+    from fedavg.robust import (
+        AdaptiveClipping,
+        Bucketing,
+        Case,
+        CentredClipping,
+        DnC,
+        GeometricMedian,
+        Krum,
+        MeanAroundMedian,
+        Median,
+        MinimumDiameter,
+        MultiKrum,
+        NearestNeighbourMixing,
+        NormBound,
+        PreAggregator,
+        Reducer,
+        Rows,
+        StaticClipping,
+        TrimmedMean,
+    )
+    from fedavg.runlog.stopping import Patience
     from fedavg.runner import Result, resume, run
     from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.compare import runs
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
@@ -95,6 +135,24 @@ _HOMES = {
         "OneShot",
         "PooledSGD",
         "Scaffold",
+    ],
+    "fedavg.attacks": [
+        "Attack",
+        "Backdoor",
+        "FreeRider",
+        "Gaussian",
+        "Infinities",
+        "InnerProduct",
+        "LabelFlip",
+        "LittleIsEnough",
+        "Mimic",
+        "MinMax",
+        "NaNs",
+        "OptimalInnerProduct",
+        "OptimalLittleIsEnough",
+        "Scaled",
+        "SignFlip",
+        "View",
     ],
     "fedavg.client": ["Client"],
     "fedavg.codecs": [
@@ -144,12 +202,34 @@ _HOMES = {
     "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged", "padded"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
+    "fedavg.runlog.stopping": ["Patience"],
+    "fedavg.robust": [
+        "AdaptiveClipping",
+        "Bucketing",
+        "Case",
+        "CentredClipping",
+        "DnC",
+        "GeometricMedian",
+        "Krum",
+        "MeanAroundMedian",
+        "Median",
+        "MinimumDiameter",
+        "MultiKrum",
+        "NearestNeighbourMixing",
+        "NormBound",
+        "PreAggregator",
+        "Reducer",
+        "Rows",
+        "StaticClipping",
+        "TrimmedMean",
+    ],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.samplers": [
         "Corrected", "InTurns", "Oort", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
     ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.compare": ["runs"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
@@ -160,19 +240,24 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "Algorithm", "Alike",
-    "Always", "ArrayData", "BFloat16", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant",
-    "Corrected", "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal",
-    "Diverged", "Entropy", "Event", "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping",
+    "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
+    "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected",
+    "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged",
+    "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg",
     "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData",
-    "Fleet", "FleetError", "Float16", "Float32", "HeldOut", "InTurns", "LocalDP", "LocalFleet", "LogNormal", "Loss",
-    "LowRank", "MacroF1", "Markov", "Mask", "Mean", "Measure", "Metric", "Natural", "Noise", "OneShot", "Oort",
-    "Optimizer", "Part", "Partition", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD",
-    "PowerOfChoice", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Result", "Round", "RunDirError",
-    "Sampler", "Scaffold", "Schedule", "Shards", "Stage", "Start", "State", "Step", "Sum", "SweepResult", "Task",
-    "TaskError", "TopK", "TopKAccuracy", "Traced", "Unbalanced", "Uniform", "Update", "Weigh", "Weighted", "Work",
-    "World", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load",
-    "padded", "resume", "run", "sweep", "train",
+    "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns",
+    "Infinities", "InnerProduct", "Krum", "LabelFlip", "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal",
+    "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian", "Measure", "Median", "Metric",
+    "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural", "NearestNeighbourMixing", "Noise",
+    "NormBound", "OneShot", "Oort", "OptimalInnerProduct", "OptimalLittleIsEnough", "Optimizer", "Part",
+    "Partition", "Patience", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice",
+    "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round",
+    "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start",
+    "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Traced",
+    "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "from_arrays",
+    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
+    "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The client's path, the same in every fleet: train on own data, pass the stages, encode."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, isfinite
 
@@ -211,6 +211,9 @@ def run_client(
     `go_on` raises when there is no time left.
     """
     state = states.load(k, work.round) if states else {}
+    lie = setup.lie_of(k)
+    if lie:
+        examples = lie.on_examples(examples, seeds.rng(setup.plan.seed, seeds.NONE, k, "attack"))
     try:
         with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
             client = Client(k, examples, trainer, setup.plan.seed, work.round, state, setup.plan.drop_last, go_on)
@@ -222,7 +225,13 @@ def run_client(
         check_finite(examples, f"client {k}")
     for index, stage in enumerate(setup.stages):
         update = stage.on_client(update, work, setup.stage_rng(work.round, k, index))
-    frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
+    if lie:
+        told = lie.on_update(update.vector, seeds.rng(setup.plan.seed, work.round, k, "attack"))
+        update = replace(update, vector=told)
+    if lie and not lie.finite:  # no codec would make a frame of it
+        frame = update.vector.numpy().tobytes()
+    else:
+        frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
     if states:
         states.save(k, work.round, state)
     return Message(frame, update.weight, measured if setup.measures else {})

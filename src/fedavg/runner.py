@@ -1,28 +1,39 @@
 """Runs from start to end: follow the events of `train`, record them, and give back curves and the model."""
 
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, fields
+from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from safetensors.torch import save
 from torch import nn
 
 from fedavg.engine.model import Model, model_sha256
 from fedavg.engine.trainer import Engine
-from fedavg.errors import RunDirError, TaskError
+from fedavg.errors import PlanError, RunDirError, TaskError
 from fedavg.fleets import Fleet, make_fleet
 from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan, check_plan
+from fedavg.runlog.best import BestKeeper, BestModel, best_by, tensors_of
+from fedavg.runlog.frames import flat_rows, frame
+from fedavg.runlog.glance import as_html, one_line
+from fedavg.runlog.progress import Progress
 from fedavg.runlog.recorder import Recorder
 from fedavg.runlog.rundir import RunDir
+from fedavg.runlog.stopping import StopRule
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise, training_curves
-from fedavg.server import FLEET, Watcher, rounds
+from fedavg.server import FLEET, Round, Start, Watcher, rounds
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run gave: its curves as arrays, and the trained module.
 
@@ -43,11 +54,15 @@ class Result:
     #: spread over clients.
     client_rounds: np.ndarray
     client_metrics: dict[str, np.ndarray]
+    #: One row for each round, as in metrics.jsonl.
+    rows: list[dict[str, Any]]
     #: The cohort's training loss after every round.
     train_loss: np.ndarray
     #: All that cohorts measured in training, by name, after every round: `train_loss`, and what the algorithm adds.
     training: dict[str, np.ndarray]
+    #: The model after the last round, and the best one (`summary.best_model` says by what, and of which round).
     model: nn.Module
+    best_model: nn.Module | None = None
 
     @property
     def accuracy(self) -> np.ndarray:
@@ -57,6 +72,17 @@ class Result:
     def loss(self) -> np.ndarray:
         return self._curve("loss")
 
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row for each round: what the server and the clients measured, bytes, times."""
+        return frame(flat_rows(self.rows))
+
+    def __repr__(self) -> str:
+        return f"<Result {one_line(self.summary)}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: a small table with the curve."""
+        return as_html(self.summary, self.goal, self.rows)
+
     def _curve(self, name: str) -> np.ndarray:
         if len(self.rounds) and name not in self.metrics:
             raise TaskError(f"this run has no {name}; expected one of result.metrics: {', '.join(self.metrics)}")
@@ -64,12 +90,25 @@ class Result:
 
 
 def run(
-    plan: Plan, run_dir: str | Path | None = None, watch: Watcher | None = None, fleet: str | Fleet = "local"
+    plan: Plan,
+    run_dir: str | Path | None = None,
+    watch: Watcher | None = None,
+    fleet: str | Fleet = "local",
+    *,
+    exist: str = "error",
+    progress: bool = False,
+    stop: StopRule | None = None,
+    keep_best: str | None = None,
 ) -> Result:
     """Train to the end of the plan. With a run directory, the run is recorded and can be resumed after any stop.
 
     `watch` is called with every event: a `Start`, then a `Round` for each round. `fleet` says where clients run: an
     object, a name, or the import name of installed code.
+
+    `exist` says what to do where the directory has a run already: `"error"`, `"resume"` (go on with it, if its plan is
+    this one; more rounds make it longer) or `"new"` (record beside it, in `runs/a-2`). `progress` shows a live line on
+    stderr. `stop` ends the run early, such as `Patience("loss", 5)`. `keep_best` names the metric that the best model
+    is kept by, beside the last [the one that the run is watched by].
 
     >>> from fedavg import Plan
     >>> result = run(Plan(task="mnist-2nn", data="mnist", C=0.02, rounds=2, workers=1))
@@ -79,18 +118,28 @@ def run(
     check_plan(plan, "run")
     if not isinstance(run_dir, str | Path | None):
         raise RunDirError(f"run: got {run_dir!r} for run_dir; expected a path, or None to record nothing")
-    directory = RunDir(Path(run_dir)) if run_dir is not None else None
+    path = _place(run_dir, exist)
+    if path and exist == "resume" and (path / "run.json").exists():
+        options = {spec.name: getattr(plan, spec.name) for spec in fields(plan)}
+        return resume(path, watch, fleet, progress=progress, stop=stop, keep_best=keep_best, **options)
+    directory = RunDir(path) if path else None
     if directory:
         directory.check_new()
     clients = make_fleet(fleet)
     setup = _opened(plan, clients, directory)
-    with Recorder(setup, clients, directory, watch) as recorder:
-        for event in rounds(setup, clients):
-            recorder.record(event)
-        return finish(setup, recorder.rows, recorder.state, recorder.engine, directory)
+    return _follow(_Following(setup, clients, directory, watch, progress, stop, keep_best))
 
 
-def resume(run_dir: str | Path, watch: Watcher | None = None, fleet: str | Fleet = "local", **changes: Any) -> Result:
+def resume(
+    run_dir: str | Path,
+    watch: Watcher | None = None,
+    fleet: str | Fleet = "local",
+    *,
+    progress: bool = False,
+    stop: StopRule | None = None,
+    keep_best: str | None = None,
+    **changes: Any,
+) -> Result:
     """Go on with a run that was stopped; the result is the one that it would have had, bit for bit.
 
     (With noise from the system's entropy no two runs are alike; there, no round that was recorded is done again.)
@@ -116,6 +165,7 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, fleet: str | Fleet
             f"{directory.path} was started on other data (fingerprint {identity['data']}; "
             f"got {clients.fingerprint}); point --data-dir to the original data"
         )
+    following = _Following(setup, clients, directory, watch, progress, stop, keep_best)
     with directory.locked():
         unrepeatable = setup.budget is not None and setup.plan.noise_source == "os"
         start = directory.rewind(setup.plan, once=unrepeatable)
@@ -123,11 +173,22 @@ def resume(run_dir: str | Path, watch: Watcher | None = None, fleet: str | Fleet
         if start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped":
             directory.extend(setup.plan)
             engine = Engine(identity["engine"], identity.get("engine_reason", ""))
-            return finish(setup, rows, start.state, engine, directory)
-        with Recorder(setup, clients, directory, watch, resumed_at=rows) as recorder:
-            for event in rounds(setup, clients, start if start and start.round else None):
-                recorder.record(event)
-            return finish(setup, recorder.rows, recorder.state, recorder.engine, directory)
+            return finish(setup, rows, start.state, engine, directory, best=following.best(rows).found())
+        return _follow(following, start or Start(0, State(torch.empty(0))), rows)
+
+
+def _place(run_dir: str | Path | None, exist: str) -> Path | None:
+    """Where a run is recorded."""
+    if exist not in ("error", "resume", "new"):
+        raise RunDirError(f"run: got exist={exist!r}; expected 'error', 'resume' or 'new'")
+    if run_dir is None:
+        if exist != "error":
+            raise RunDirError(f"run: got exist={exist!r} without a run directory, so nothing can exist; name one")
+        return None
+    path = Path(run_dir)
+    if exist == "new":
+        return next(p for p in chain([path], (Path(f"{path}-{n}") for n in count(2))) if not p.exists())
+    return path
 
 
 def _opened(plan: Plan, fleet: Fleet, directory: RunDir | None) -> Setup:
@@ -144,6 +205,44 @@ def _reports(state: State) -> np.ndarray | None:
     return remembered["reported"].numpy() if "reported" in remembered else None
 
 
+@dataclass(frozen=True)
+class _Following:
+    """Who follows a run: its directory, a watcher, a line of progress, a rule that ends it."""
+
+    setup: Setup
+    fleet: Fleet
+    directory: RunDir | None
+    watch: Watcher | None
+    progress: bool
+    stop: StopRule | None
+    keep_best: str | None
+
+    def __post_init__(self) -> None:
+        if self.stop is not None and not callable(self.stop):
+            raise PlanError(f"stop: got {self.stop!r}; expected a function of a Round, or fedavg.Patience('loss', 5)")
+
+    def best(self, rows: list[dict[str, Any]]) -> BestKeeper:
+        goal = best_by(self.keep_best, self.setup.goal, self.setup.task.judged_by)
+        return BestKeeper(self.setup, goal, rows, self.directory.path if self.directory else None)
+
+
+def _follow(following: _Following, start: Start | None = None, rows: list[dict[str, Any]] | None = None) -> Result:
+    """The events of a run from start to end, or from where it is resumed."""
+    setup, fleet, directory = following.setup, following.fleet, following.directory
+    best, ended_by = following.best(rows or []), None
+    line = Progress(setup.plan, setup.goal, directory.path if directory else None, quiet=not following.progress)
+    with line, Recorder(setup, fleet, directory, following.watch, best, resumed_at=rows) as recorder:
+        with closing(rounds(setup, fleet, start if start and start.round else None)) as events:
+            for event in events:
+                recorder.record(event)
+                line(event)
+                if following.stop and isinstance(event, Round) and following.stop(event):
+                    ended_by = "ended by its stop rule"
+                    break
+        best.save()
+        return finish(setup, recorder.rows, recorder.state, recorder.engine, directory, None, ended_by, best.found())
+
+
 def finish(
     setup: Setup,
     rows: list[dict[str, Any]],
@@ -151,6 +250,8 @@ def finish(
     engine: Engine,
     directory: RunDir | None,
     spent: dict[str, Any] | None = None,
+    ended_by: str | None = None,
+    best: BestModel | None = None,
 ) -> Result:
     """The result of a run from its rows and last state; also written to the directory.
 
@@ -170,11 +271,12 @@ def finish(
         run_dir=str(directory.path) if directory else None,
         spent=spent,
         reported=_reports(state),
+        ended_by=ended_by,
+        best_model={"metric": best.metric, "value": best.value, "round": best.round} if best else None,
     )
     if directory:
         directory.write_json("summary.json", summary.to_dict())
-        tensors = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-        directory.write_model(save(tensors))
+        directory.write_model(save(tensors_of(setup, state.weights)))
     rounds, metrics = curves(rows)
     client_rounds, client_metrics = client_curves(rows)
     return Result(
@@ -185,7 +287,17 @@ def finish(
         metrics={name: np.array(values, float) for name, values in metrics.items()},
         client_rounds=np.array(client_rounds),
         client_metrics={name: np.array(values, float) for name, values in client_metrics.items()},
+        rows=rows,
         train_loss=np.array([row["train_loss"] for row in rows], float),
         training={name: np.array(values, float) for name, values in training_curves(rows).items()},
         model=model.module.eval(),
+        best_model=_best_module(setup, best),
     )
+
+
+def _best_module(setup: Setup, best: BestModel | None) -> nn.Module | None:
+    if best is None:
+        return None
+    module = Model(setup.task, setup.plan.seed).module
+    module.load_state_dict(best.tensors)
+    return module.eval()

@@ -3,7 +3,7 @@
 It does not know where clients run, nor who consumes its events: a recorder, a progress line, a notebook.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -21,6 +21,7 @@ from fedavg.metrics.goal import Best, Goal, improved, stalled
 from fedavg.metrics.rows import watched
 from fedavg.plan import Plan, check_plan
 from fedavg.privacy.ledger import budget_spent
+from fedavg.reduction import check_gathering, reduced, who_trains
 from fedavg.setup import Setup, resolve
 from fedavg.types import Cohort, Part, State, Sum, Work
 
@@ -28,6 +29,10 @@ from fedavg.types import Cohort, Part, State, Sum, Work
 DOWNLINK: Final = "downlink"
 #: Under which name the loop itself keeps the best value of the metric that it waits for.
 GOAL: Final = "goal"
+#: Under which name a reducer keeps what it remembers.
+REDUCER: Final = "reducer"
+#: The metric that says how often the model gives the answers that an attack wants.
+SUCCESS: Final = "attack_success"
 #: Under which name a fleet keeps what it needs to go on.
 FLEET: Final = "fleet"
 
@@ -129,10 +134,11 @@ def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) 
     yield from rounds(resolve(plan, clients.open(plan), clients.test), clients, start)
 
 
-def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[Event]:
+def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[Event, None, None]:
     """The events of a run on a fleet that is open for the setup's plan; closes the fleet at the end."""
     fleet = in_world(fleet, setup)
     with closing(fleet):
+        check_gathering(setup, fleet)
         initial = fleet.start(setup)
         begin = start or Start(0, _initial_state(setup, initial))
         fleet.recall(begin.state.others.get(FLEET, {}))
@@ -147,7 +153,7 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Iterator[E
                 with _rejected_if_diverged(fleet, work):
                     cohort = fleet.draw(number, state.weights)
                     assigned, parts = _assigned(setup, state, work, cohort)
-                    result = fleet.train(cohort, work, parts)
+                    result = fleet.train(cohort, work, who_trains(setup, parts))
                     if not isinstance(result, Abandoned):
                         trained = _averaged(setup, assigned, cohort, result, work)
             trained = _remembering(fleet, trained)
@@ -206,7 +212,7 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
     """What happened in a round, with what the new model is worth if it is time to judge it."""
     began, cohort, result, after = perf_counter(), trained.cohort, trained.result, trained.after
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
-    test = fleet.evaluate(after.weights, "test") if due and setup.judged_by_server else None
+    test = _judged_by_server(setup, fleet, after.weights) if due and setup.judged_by_server else None
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
     entry = setup.budget.entry(work.round, result.releases) if setup.budget else None
@@ -233,6 +239,13 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
         world=dict(result.world) if result.world else None,
         cohort=result.attendance.to_dict() if result.attendance else None,
     )
+
+
+def _judged_by_server(setup: Setup, fleet: Fleet, weights: Tensor) -> dict[str, float]:
+    test = fleet.evaluate(weights, "test")
+    if setup.attack and setup.attack.targeted:
+        test[SUCCESS] = fleet.evaluate(weights, "triggered")["accuracy"]
+    return test
 
 
 def _simulated_s(result: CohortResult, plan: Plan) -> float:
@@ -281,16 +294,19 @@ def _assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[S
 
 def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult, work: Work) -> _Trained:
     """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
+    result, kept = reduced(setup, cohort, result, work, before.others.get(REDUCER, {}))
     measured = report(setup.measures, result.total.sums) if result.total.sums else {}
     total = replace(result.total, metrics=measured, population=cohort.population)
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
     after = _server_half(setup, before, total, work) if total.weight else before  # nobody took part: no mean
     if setup.downlink:
-        weights, kept = setup.downlink.send(
+        weights, sent = setup.downlink.send(
             before.others[DOWNLINK], before.weights, after.weights, cohort.clients, work.round
         )
-        after = replace(after, weights=weights, others={**after.others, DOWNLINK: kept})
+        after = replace(after, weights=weights, others={**after.others, DOWNLINK: sent})
+    if kept:
+        after = replace(after, others={**after.others, REDUCER: kept})
     _check_finite(after.weights)
     return _Trained(cohort, result, after)
 

@@ -1,6 +1,6 @@
 """Turns the names of a plan into objects, and refuses what does not fit, before round 1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,96 +10,36 @@ from torch import Tensor
 
 from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
-from fedavg.codecs import Codec, make_codec
+from fedavg.attacks import Attack
+from fedavg.attacks.options import attack_of
+from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.changes import Changes, ChangingData
 from fedavg.data.finite import check_finite
-from fedavg.engine.model import Model
+from fedavg.draft import Draft, check_evaluation, check_world, checked_liars, goal_of, update_size
 from fedavg.engine.ready import make_ready
 from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, PlanError
 from fedavg.metrics import Measure, Metric, by_name
-from fedavg.metrics.goal import Goal, make_goal
-from fedavg.metrics.rows import CLIENTS, TRAINING
+from fedavg.metrics.goal import Goal
 from fedavg.metrics.training import measures_by_name, names_sent
 from fedavg.optimizers import make_optimizer
+from fedavg.parts import bound_codec, check_device, downlink_of, sampler_of, secagg_of
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import Budget, budget_of
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
-from fedavg.samplers import Sampler, make_sampler
+from fedavg.robust import Defence
+from fedavg.robust.options import defence_of
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
-from fedavg.stages.stage import Mechanism
 from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData, Population, Update, Work
-from fedavg.world.fit import check_world
 
 if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simulation does not
     from fedavg.secagg.options import Masking
-
-
-@dataclass(frozen=True)
-class Draft:
-    """The parts of a plan before they know of each other: what a part is bound to."""
-
-    plan: Plan
-    task: Task
-    algorithm: Algorithm
-    codec: Codec
-    stages: tuple[Stage, ...]
-    #: Who is asked in a round.
-    sampler: Sampler
-    secagg: "Masking | None"
-    #: Who the clients are; None where whoever comes takes part, so that nobody knows how many there will be.
-    population: Population | None
-    #: What the server judges models on; None where it has nothing.
-    test: Examples | None
-
-    @property
-    def judged_by_server(self) -> bool:
-        """True if the model is judged on the server's own test set."""
-        return bool(self.test) if self.plan.evaluate == "auto" else "server" in self.plan.evaluate
-
-    @property
-    def judged_by_clients(self) -> bool:
-        """True if the model is judged by clients, on what they hold out."""
-        if self.plan.evaluate != "auto":
-            return "clients" in self.plan.evaluate
-        return not self.test and self.holds_out
-
-    @property
-    def holds_out(self) -> bool:
-        """True if some client holds examples out of training, as far as is known."""
-        if self.population is None or self.population.held_sizes is None:
-            return self.plan.holdout > 0
-        return bool(self.population.held_sizes.any())
-
-    @property
-    def clients(self) -> Population:
-        """Who the clients are, for a part that can not do without."""
-        if self.population is None:
-            raise PlanError("clients: the plan's stages need K, the number of clients; got none")
-        return self.population
-
-    @property
-    def cohort_size(self) -> int:
-        return cohort_size(self.plan.C, self.clients)
-
-    def update_size(self, parameters: int) -> int:
-        return update_size(self.algorithm, self.stages, parameters)
-
-    @property
-    def mechanism(self) -> Mechanism | None:
-        """What makes the run private; None if nothing does."""
-        return next((stage.mechanism for stage in self.stages if stage.mechanism), None)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
-        return self.mechanism.multiplier if self.mechanism and self.mechanism.by != "each" else 0.0
 
 
 @dataclass(frozen=True)
@@ -128,6 +68,25 @@ class Setup:
     judged_by_clients: bool
     #: True if the sampler looks at what earlier rounds showed of clients.
     remembers: bool = False
+    #: The rule over single updates; None: the weighted mean.
+    defence: Defence | None = None
+    #: How `attackers` lie; None: nobody does.
+    attack: Attack | None = None
+    attackers: frozenset[int] = frozenset()
+
+    @property
+    def single_updates(self) -> bool:
+        """True if a fleet is to give back the updates one by one, in memory, instead of their sum."""
+        return bool(self.defence and self.defence.reducer.single_updates) or self.liars_see_all
+
+    @property
+    def liars_see_all(self) -> bool:
+        """True if liars send what they make of the honest updates of the round: they need not train."""
+        return self.attack is not None and self.attack.sees == "honest"
+
+    def lie_of(self, k: int) -> Attack | None:
+        """How client k lies in what it does by itself; None if it does not."""
+        return self.attack if k in self.attackers and not self.liars_see_all else None
 
     @property
     def algorithm_measures(self) -> Mapping[str, Measure]:
@@ -207,23 +166,13 @@ def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
     return trainer
 
 
-def update_size(algorithm: Algorithm, stages: Sequence[Stage], parameters: int) -> int:
-    """How many numbers an update has: the algorithm's vectors, and what stages append."""
-    return parameters * algorithm.vectors_up + sum(stage.appends for stage in stages)
-
-
-def cohort_size(C: float, clients: Population) -> int:
-    """m = max(C K, 1), at most as many as have data."""
-    return min(max(round(C * clients.count), 1), clients.with_data)
-
-
 def resolve(plan: Plan, population: Population | None, test: Examples | None) -> Setup:
     """The plan's parts for whoever runs it, with the population and the test set that there are.
 
     Whatever does not fit is refused here.
     """
     draft = _draft(plan, population, test)
-    _check_evaluation(draft)
+    check_evaluation(draft)
     return _bound_together(draft)
 
 
@@ -235,12 +184,22 @@ def resolve_on_device(plan: Plan) -> Setup:
 def _draft(plan: Plan, population: Population | None, test: Examples | None) -> Draft:
     algorithm = make_algorithm(plan.algorithm)
     algorithm.check(plan)
-    _check_device(plan.device)
+    check_device(plan.device)
     stages = tuple(make_stage(text) for text in plan.stages)
     task = resolve_task(plan)
-    codec = _bound(plan.codec, task, algorithm.vectors_up)
+    codec = bound_codec(plan.codec, task, algorithm.vectors_up)
     draft = Draft(
-        plan, task, algorithm, codec, stages, _resolve_sampler(plan, task), _resolve_secagg(plan), population, test
+        plan=plan,
+        task=task,
+        algorithm=algorithm,
+        codec=codec,
+        stages=stages,
+        sampler=sampler_of(plan, task),
+        secagg=secagg_of(plan),
+        population=population,
+        test=test,
+        defence=defence_of(plan),
+        attack=attack_of(plan, task),
     )
     check_pairs(draft)
     check_world(draft)
@@ -257,19 +216,16 @@ def _bound_together(draft: Draft) -> Setup:
         stages=bound.stages,
         population=draft.population,
         test=draft.test,
-        downlink=_resolve_downlink(draft.plan, draft.task, draft.algorithm),
+        downlink=downlink_of(draft.plan, draft.task, draft.algorithm),
         secagg=bound.secagg,
         budget=budget_of(bound),
         judged_by_server=draft.judged_by_server,
         judged_by_clients=draft.judged_by_clients,
+        defence=draft.defence,
+        attack=draft.attack,
+        attackers=checked_liars(draft),
         remembers=draft.sampler.remembers,
     )
-
-
-def goal_of(plan: Plan, task: Task) -> Goal:
-    """What a run of the plan is watched by, and when it may stop."""
-    training = measures_by_name(make_algorithm(plan.algorithm).metrics)
-    return make_goal(plan.target, plan.patience, task.judged_by, training)
 
 
 def simulation(plan: Plan) -> tuple[Setup, FederatedData]:
@@ -282,62 +238,6 @@ def population_of(data: FederatedData) -> Population:
     return Population(len(data), data.sizes, data.held_sizes)
 
 
-def _check_evaluation(draft: Draft) -> None:
-    """Refuse an evaluation that nobody can do, and options that would have no effect."""
-    plan = draft.plan
-    if "server" in plan.evaluate and not draft.test:
-        raise PlanError(f"evaluate: got '{plan.evaluate}', but the data has no test set; expected one, "
-                        "or evaluate 'clients' with a holdout, or 'none'")  # fmt: skip
-    if "clients" in plan.evaluate and not draft.holds_out:
-        raise PlanError(f"evaluate: got '{plan.evaluate}', but no client holds examples out; set holdout, as in 0.2, "
-                        "large enough that clients of 2 or more examples have some")  # fmt: skip
-    _check_goal(draft)
-    if plan.eval_clients is not None and not draft.judged_by_clients:
-        raise PlanError(f"eval_clients: got {plan.eval_clients}, but no client judges the model; expected evaluate "
-                        "'clients' or 'server,clients' too")  # fmt: skip
-    held = draft.population.held_sizes if draft.population else None
-    if draft.judged_by_clients and draft.secagg and held is not None:
-        able = int(np.count_nonzero(held))
-        draft.secagg.check(min(plan.eval_clients or able, able))
-
-
-def _check_goal(draft: Draft) -> None:
-    """A run does not wait for a number that no round will have."""
-    plan, goal = draft.plan, goal_of(draft.plan, draft.task)
-    option = "target" if goal.target is not None else "patience"
-    if goal.target is None and goal.patience is None:
-        return
-    got, scope = f"{option}: got {getattr(plan, option)}", goal.metric.partition(".")[0]
-    if goal.metric in draft.task.judged_by:
-        if not (draft.judged_by_server or draft.judged_by_clients):
-            raise PlanError(f"{got}, but nothing is evaluated; expected a test set, or a holdout that clients judge on")
-    elif scope == TRAINING:
-        if any(stage.hides_metrics for stage in draft.stages):
-            raise PlanError(f"{got}, but in a private run clients' own numbers stay with them; expected another metric")
-    elif not draft.judged_by_clients:
-        raise PlanError(f"{got}, but no client judges the model; expected evaluate 'clients' or 'server,clients'")
-    elif draft.secagg and goal.metric.removeprefix(f"{CLIENTS}.") not in draft.task.judged_by:
-        raise PlanError(f"{got}, but under secure aggregation nobody knows a spread over clients; expected the metric")
-
-
-def _resolve_sampler(plan: Plan, task: Task) -> Sampler:
-    sampler = make_sampler(plan.sampling)
-    if sampler.needs_losses and "loss" not in task.judged_by:
-        raise PlanError(
-            f"sampling: got '{sampler}', which looks at clients' losses, and task '{task.name}' has no metric 'loss'; "
-            "expected one: metrics = ['loss']"
-        )
-    return sampler
-
-
-def _resolve_secagg(plan: Plan) -> "Masking | None":
-    if plan.secagg == "none":
-        return None
-    from fedavg.secagg.options import make_masking
-
-    return make_masking(plan.secagg)
-
-
 def resolve_task(plan: Plan) -> Task:
     """The task, with the metrics that the plan adds to its own."""
     task = make(plan.task, Task)
@@ -345,33 +245,6 @@ def resolve_task(plan: Plan) -> Task:
         return task
     metrics: dict[str, Metric] = {**task.judged_by, **by_name(plan.metrics, task.loss)}
     return replace(task, metrics=metrics)
-
-
-def _bound(value: str | Codec, task: Task, vectors: int) -> Codec:
-    """A codec for so many vectors of the task's model, end to end."""
-    return make_codec(value).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
-
-
-def _resolve_downlink(plan: Plan, task: Task, algorithm: Algorithm) -> Downlink | None:
-    if plan.downlink == "float32":
-        return None
-    if algorithm.asynchronous:
-        raise PlanError(f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}'; expected 'float32'")
-    if algorithm.vectors_down != 1:
-        raise PlanError(
-            f"downlink: got '{plan.downlink}' with algorithm '{plan.algorithm}', which shares "
-            f"{algorithm.vectors_down} vectors; only weights can be compressed: expected downlink 'float32'"
-        )
-    return Downlink(_bound(plan.downlink, task, 1), plan.seed)
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's words tell of its own insides
-        raise PlanError(f"device: got '{device}', which is not at hand here; expected 'cpu', or 'cuda'") from error
 
 
 def resolve_data(plan: Plan) -> FederatedData:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need
 #: no narrower type since the task and its data agree on which.
 Tree: TypeAlias = Any
 #: The set that weights are judged on.
-Split = Literal["test", "train", "held"]
+Split = Literal["test", "train", "held", "triggered"]
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,21 @@ REFUSED = {
     ("noise or localdp", "fednova, adaptive"): {"stages": PRIVATE, "algorithm": "fednova"},
     ("noise or localdp", "an asynchronous algorithm"): {"stages": PRIVATE, "algorithm": "fedbuff:2"},
     ("noise or localdp", "a codec with error feedback"): {"stages": PRIVATE, "codec": "topk:0.1"},
+    ("secure aggregation", "a reducer"): {"secagg": "complete:4:20", "reducer": "median"},
+    ("secure aggregation", "an attack that sees the honest updates"): {
+        "secagg": "complete:4:20",
+        "attack": "alie",
+        "attackers": 0.2,
+    },
+    ("secure aggregation", "attack nan or inf"): {"secagg": "complete:4:20", "attack": "nan", "attackers": 0.2},
+    ("noise", "a reducer"): {"stages": PRIVATE, "reducer": "median"},
+    ("a reducer", "clip with a quantile"): {"stages": ("clip:1:quantile=0.5",), "reducer": "median"},
+    ("a reducer, or an attack that sees the honest updates", "an asynchronous algorithm"): {
+        "algorithm": "fedbuff:2",
+        "attack": "alie",
+        "attackers": 0.2,
+    },
+    ("a reducer", "fednova, adaptive"): {"algorithm": "fednova", "reducer": "median"},
 }
 
 

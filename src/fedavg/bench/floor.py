@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedavg import seeds, trees
+from fedavg.draft import cohort_size
 from fedavg.engine import plain
 from fedavg.engine.emit import call_source
 from fedavg.engine.memory import keep_freed_memory
@@ -24,7 +25,7 @@ from fedavg.engine.tape import Op, Ref
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.plan import Plan
-from fedavg.setup import cohort_size, population_of, simulation
+from fedavg.setup import population_of, simulation
 from fedavg.types import Examples
 
 aten = torch.ops.aten

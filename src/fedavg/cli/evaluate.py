@@ -5,9 +5,11 @@ from pathlib import Path
 
 import click
 
+from fedavg.cli.completion import complete_run
+
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|MODEL")
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|MODEL", shell_complete=complete_run)
 @click.option(
     "--data", default=None, metavar="NAME|FILE", help="A data set, or a file or folder of examples [the run's]."
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from fedavg.cli.completion import complete_source
 from fedavg.cli.operate import FILE, as_json_option, check_url, needs_server_extra
 from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
@@ -23,7 +24,7 @@ def address(text: str, what: str) -> tuple[str, int]:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=complete_source)
 @plan_options
 @plan_settings
 @click.option("--listen", default="127.0.0.1:8443", metavar="HOST:PORT", help="Where clients connect [127.0.0.1:8443].")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedavg.cli.completion import complete_run
 from fedavg.cli.run import find_own_code
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=complete_run)
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Local epochs of fine-tuning.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate [that of the run's last round].")
 @click.option("--batch", type=click.IntRange(1), help="Batch size [that of the run's last round].")

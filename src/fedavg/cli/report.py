@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedavg.cli.progress import clock
+from fedavg.runlog.progress import clock
 from fedavg.runlog.summary import Summary
 from fedavg.study.sweep import Entry, SweepResult
 from fedavg.study.sweep.points import shown

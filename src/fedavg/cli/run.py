@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedavg.cli.completion import complete_option, complete_run, complete_source
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
 _fleet = click.option(
     "--fleet",
     default="local",
+    shell_complete=complete_option,
     metavar="NAME",
     help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
 )
@@ -41,7 +43,14 @@ def plan_options(command: Callable[..., None]) -> Callable[..., None]:
     for spec in reversed(fields(Plan)):
         flag = spec.metadata["flag"] or f"--{spec.name.replace('_', '-')}"
         default = "" if spec.default in (None, ()) or "[" in spec.metadata["help"] else f" [{_shown(spec.default)}]"
-        option = click.option(flag, spec.name, default=None, metavar="VALUE", help=spec.metadata["help"] + default)
+        option = click.option(
+            flag,
+            spec.name,
+            default=None,
+            metavar="VALUE",
+            help=spec.metadata["help"] + default,
+            shell_complete=complete_option,
+        )
         command = option(command)
     return command
 
@@ -51,7 +60,7 @@ def _shown(default: object) -> str:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=complete_source)
 @plan_options
 @plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
@@ -71,7 +80,9 @@ def run(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Train by a plan: SOURCE is a preset (mnist-2nn, mnist-cnn) or a TOML file.
+    """Train by a plan: SOURCE is a preset or a TOML file.
+
+    Presets: mnist-2nn, mnist-cnn, shakespeare-lstm, cifar-cnn, posts-lstm.
 
     \b
     fedavg run mnist-2nn -C 0.1 -E 1 -B 10 --lr 0.1 --rounds 100 --target 0.97
@@ -93,8 +104,7 @@ def run(
     _warn_of_seeded_noise(plan)
     directory = run_dir or _new_directory(Path(source).stem)
     try:
-        with _progress(plan, directory, quiet) as watch:
-            result = runner.run(plan, directory, watch, clients)
+        result = runner.run(plan, directory, fleet=clients, progress=not quiet)
     finally:
         with suppress(OSError):  # a plan that proved bad leaves nothing behind
             directory.rmdir()
@@ -115,7 +125,7 @@ def _new_directory(name: str) -> Path:
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=complete_run)
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
 @click.option(
@@ -140,11 +150,10 @@ def resume(run_dir: Path, fleet: str, plot: bool, quiet: bool, as_json: bool, **
     from fedavg.runlog.rundir import RunDir
 
     find_own_code()
-    changes = {name: value for name, value in options.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     plan = RunDir(run_dir).plan(**changes)
     _warn_of_seeded_noise(plan)
-    with _progress(plan, run_dir, quiet) as watch:
-        result = runner.resume(run_dir, watch, fleet, **changes)
+    result = runner.resume(run_dir, None, fleet, progress=not quiet, **changes)
     _report(result, plot, as_json)
 
 
@@ -170,13 +179,6 @@ def setting(text: str) -> tuple[str, str]:
     if not equals or not key:
         raise PlanError(f"--set: got '{text}'; expected KEY=VALUE, as in rounds=50")
     return key, value
-
-
-def _progress(plan: "Plan", directory: Path, quiet: bool) -> Any:
-    from fedavg.cli.progress import Progress
-    from fedavg.setup import goal_of, resolve_task
-
-    return Progress(plan, goal_of(plan, resolve_task(plan)), directory, quiet)
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:

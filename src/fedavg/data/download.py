@@ -12,13 +12,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from typing import TYPE_CHECKING, Final
 
 from fedavg.data.dataset import Dataset, RemoteFile, StoredFile, as_it_comes
 from fedavg.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _CHUNK: Final = 1 << 18
 _TIMEOUT_S: Final = 30
@@ -244,12 +244,22 @@ def _how_to_help(name: str, file: RemoteFile, folder: Path, problems: list[str])
     )
 
 
-def _bar() -> Progress:
+def _bar() -> "Progress":
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
-def _reporter(bar: Progress) -> Report:
+def _reporter(bar: "Progress") -> Report:
     tasks: dict[str, int] = {}
 
     def report(name: str, done: int, total: int) -> None:

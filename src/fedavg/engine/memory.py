@@ -1,20 +1,85 @@
-"""Keeps a worker's memory allocator from giving pages back to the system between steps."""
+"""How processes of a run keep and let go of memory. Elsewhere than on Linux with glibc most of it does nothing."""
 
 import ctypes
+import gc
 import sys
-from typing import Final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 KEEP_BYTES: Final = 1 << 30
+MADV_DONTNEED: Final = 4
+#: Mappings of which less is in memory are not worth a call.
+WORTHWHILE_KB: Final = 256
 
 
 def keep_freed_memory() -> None:
     """Activations are freed and wanted again every step; without this glibc unmaps large ones, and each step pays
-    for page faults. Elsewhere than on glibc it does nothing."""
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for page faults."""
+    mallopt = _libc("mallopt")
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
         mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+def settle_before_fork() -> None:
+    """What is garbage now would be garbage in every worker. What is not is left alone by their collectors, since
+    looking at an object copies its page; `gc.unfreeze` takes that back."""
+    gc.collect()
+    trim = _libc("malloc_trim")
+    if trim is not None:
+        trim(0)
+    let_go_of_start_up()
+    gc.freeze()
+
+
+def let_go_of_start_up() -> None:
+    """Unmaps the pages of libraries: most of them were needed only to import PyTorch. The system maps those that are
+    needed again from its cache, at their first use. A mapping that was written to is left alone."""
+    madvise = _libc("madvise")
+    if madvise is None:
+        return
+    for mapping in _mappings():
+        if mapping.of_file and mapping.read_only and not mapping.changed_kb and mapping.resident_kb > WORTHWHILE_KB:
+            size = ctypes.c_size_t(mapping.end - mapping.start)
+            madvise(ctypes.c_void_p(mapping.start), size, MADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A range of addresses, as /proc/self/smaps tells of it."""
+
+    start: int
+    end: int
+    read_only: bool
+    of_file: bool
+    resident_kb: int
+    #: Of pages that are no longer those of the file.
+    changed_kb: int
+
+
+def _mappings() -> Iterator[Mapping]:
+    try:
+        lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    head: list[str] = []
+    numbers: dict[str, int] = {}
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if " " not in name:
+            numbers[name] = int(rest.split()[0]) if rest.endswith("kB") else 0
+        else:
+            head, numbers = line.split(maxsplit=5), {}
+        if name == "VmFlags":  # the last line of a mapping
+            start, end = (int(address, 16) for address in head[0].split("-"))
+            of_file = len(head) > 5 and head[5].startswith("/") and not head[5].startswith("/dev/")
+            changed = numbers.get("Anonymous", 1) + numbers.get("Swap", 1)
+            yield Mapping(start, end, "w" not in head[1], of_file, numbers.get("Rss", 0), changed)
+
+
+def _libc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

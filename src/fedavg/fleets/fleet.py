@@ -18,7 +18,7 @@ from fedavg.plan import Plan
 from fedavg.samplers.cohort import Among
 from fedavg.setup import Setup
 from fedavg.specs import Pluggable
-from fedavg.types import Cohort, Examples, Part, Population, Slots, Split, Sum, Work
+from fedavg.types import Cohort, Examples, Part, Population, Slots, Split, Sum, Update, Work
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class CohortResult:
     saturated: int = 0
     #: How many releases the client that has the most has behind it, this round's among them; None: one a round.
     releases: int | None = None
+    #: Where the setup asks for `single_updates`: each client's, as it counts, in memory; `total` has no vector then.
+    singles: Mapping[int, Update] | None = None
     #: The training loss of each client, where the plan's sampler looks at it.
     losses: Mapping[int, float] = field(default_factory=dict)
     #: How the round went in the plan's world (`fedavg.world.report.Row`); None without one.
@@ -83,6 +85,8 @@ class Fleet(Pluggable, ABC):
     """
 
     kind = "fleet"
+    #: True if it can give single updates back, kept in memory and nowhere else, as reducers need them.
+    gives_singles: bool = False
     #: How clients train, and why so; known after `start`.
     engine: Engine
     #: What a run is resumed on only; known after `open`.

@@ -146,6 +146,7 @@ class ProcessPool(Pool):
         for process in self._processes:
             process.stop()
         self._processes = []
+        self._starter.close()
 
     def run(self, jobs: Sequence[Job]) -> Finished:
         """Give each free worker the next job until all are done; what a dead worker did is done again."""

@@ -8,6 +8,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import fsum
 from pathlib import Path
 from secrets import token_bytes
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.codecs import make_codec
-from fedavg.engine.memory import keep_freed_memory
+from fedavg.draft import cohort_size
+from fedavg.engine.memory import keep_freed_memory, let_go_of_start_up
 from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
@@ -47,10 +49,10 @@ from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.metrics.training import sums_over, unmasked_sums
 from fedavg.plan import Plan
 from fedavg.samplers.cohort import Among, sample_cohort
-from fedavg.setup import Setup, check_population, cohort_size, population_of, proved_trainer, resolve_data
+from fedavg.setup import Setup, check_population, population_of, proved_trainer, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import to_float
-from fedavg.types import Cohort, FederatedData, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, FederatedData, Part, Population, Split, Sum, Update, Work
 from fedavg.world import make_world
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class SimulatedFleet(Fleet, ABC):
 
     def open(self, plan: Plan) -> Population:
         self.check(plan)
+        let_go_of_start_up()
         self._kept_in, self._told_of_capped = None, False
         self._data = resolve_data(plan)
         check_population(plan, self._data)
@@ -169,9 +172,8 @@ class SimulatedFleet(Fleet, ABC):
             terms = self._terms(part, work)
             encoding = terms.encoding if terms else None
             finished = self._pool.run([TrainJob(k, work, self._cohorts, encoding) for k in order])
-            results.append(
-                self._unmasked(part, order, finished, terms) if terms else self._added(part, order, finished, work)
-            )
+            result = self._unmasked(part, order, finished, terms) if terms else self._added(part, order, finished, work)
+            results.append(replace(result, singles=_singles(order, finished)) if self._setup.single_updates else result)
         return join(results, [part.scale for part in parts])
 
     def _added(self, part: Part, cohort: list[int], finished: Finished, work: Work) -> CohortResult:
@@ -271,3 +273,13 @@ class SimulatedFleet(Fleet, ABC):
 
     def _rng(self, work: Work, purpose: str) -> np.random.Generator:
         return seeds.rng(self._setup.plan.seed, work.round, seeds.NONE, purpose)
+
+
+def _singles(clients: Sequence[int], finished: Finished) -> dict[int, Update]:
+    """The updates of the clients as they came, without a copy."""
+    trained = zip(clients, finished.results, strict=True)
+    return {
+        k: Update(torch.frombuffer(t.single, dtype=torch.float32), t.weight)
+        for k, t in trained
+        if isinstance(t, Trained)
+    }

@@ -5,6 +5,7 @@ By `fork` (Linux) a worker is there at once, shares all memory, and a user's obj
 third process that has imported PyTorch and nothing else. The bits are the same.
 """
 
+import gc
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from multiprocessing import current_process, get_all_start_methods
 from pathlib import Path
 from typing import Final, Literal, final
 
+from fedavg.engine.memory import settle_before_fork
 from fedavg.engine.trainer import Engine
 from fedavg.errors import FleetError, PlanError
 from fedavg.fleets import parcels
@@ -58,6 +60,10 @@ class Starter(ABC):
     def start(self, slot: int, siblings: Sequence[WorkerProcess]) -> WorkerProcess:
         """A process that is on its way; `WorkerProcess.wait_until_ready` says when it has come."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """No more workers are started."""
+
 
 @final
 class Forked(Starter):
@@ -65,6 +71,10 @@ class Forked(Starter):
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
+        settle_before_fork()
+
+    def close(self) -> None:
+        gc.unfreeze()
 
     def start(self, slot: int, siblings: Sequence[WorkerProcess]) -> WorkerProcess:
         # A copy of the server's end of a pipe would keep a worker alive after the server.
@@ -91,6 +101,9 @@ class Spawned(Starter):
 
     def __init__(self, method: Method, desks: Sequence[Desk]) -> None:
         self._method, self._desks = method, desks
+
+    def close(self) -> None:
+        pass
 
     def start(self, slot: int, siblings: Sequence[WorkerProcess]) -> WorkerProcess:
         return WorkerProcess(self._method, worker_at, (self._desks[slot],), [], PRELOADED)

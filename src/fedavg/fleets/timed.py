@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fedavg.codecs import make_codec
+from fedavg.draft import cohort_size
 from fedavg.errors import FleetError, PlanError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
 from fedavg.samplers.cohort import Among
 from fedavg.samplers.memory import Memory, Seen, from_slots, learned, to_slots
-from fedavg.setup import Setup, cohort_size
+from fedavg.setup import Setup
 from fedavg.types import Cohort, Errands, Part, Population, Slots, Split, Work
 from fedavg.world import make_closing, make_world
 from fedavg.world.clock import Clock, Errand, Outcome, hours
@@ -54,6 +55,7 @@ class TimedFleet(Fleet):
 
     def __init__(self, inner: Fleet) -> None:
         self._inner = inner
+        self.gives_singles = inner.gives_singles
         self._attempt = 0
         #: What attempts of this round that came to nothing have cost, and why they did.
         self._lost: list[Row] = []

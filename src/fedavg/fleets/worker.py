@@ -2,8 +2,8 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite
+from dataclasses import dataclass, field, replace
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedavg import seeds, trees
 from fedavg.client import Client, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
-from fedavg.errors import Diverged, FedAvgError, FleetError, TaskError
+from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
 from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, add_up, report
@@ -73,6 +73,8 @@ class Trained:
     bound: int
     #: The ring elements to be masked, with secure aggregation.
     ring: bytes = b""
+    #: The update itself, float32, where the setup asks for single updates: it is in no sum then.
+    single: bytearray = field(default_factory=bytearray)
     #: What the server sees of the update, where the plan lets it.
     seen: Seen | None = None
 
@@ -119,6 +121,7 @@ class Worker:
         self._sum = ExactSum(ring)
         self._size = len(ring)
         self._cohort = 0
+        self._pieces: dict[Split, tuple[FederatedData, list[Examples]]] = {}
         #: What is done with a job, by its kind.
         self.handlers: dict[type[Job], Callable[[Any], Result]] = {
             TrainJob: self._train,
@@ -142,21 +145,37 @@ class Worker:
         try:
             examples = self._data.at(job.work.round).client(job.client)
             message = run_client(self._setup, self._trainer, job.client, examples, job.work, self.shared, self._states)
-            vector = self._setup.codec.decode(message.frame, self._size)
+            vector = self._decoded(message.frame, job.client)
             if job.encoding:  # bounds can not be kept on what is masked
                 measured = masked_numbers(self._setup.measures, message)
                 ring = job.encoding.encode(vector.numpy(), message.weight, measured).ring
                 return Trained(message.weight, message.metrics, len(message.frame), 0, ring.tobytes())
             update = self._setup.arrived(vector, message.weight, job.work)
-            self._sum.add(update.vector, update.weight)
+            single = bytearray()
+            if self._setup.single_updates:
+                single = bytearray(update.vector.numpy())  # a tensor needs memory that may be written
+            else:
+                self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        seen = see(update, self._setup.plan.seed) if self._setup.shows_updates else None
-        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound, seen=seen)
+        told = self._setup.shows_updates and bool(update.vector.isfinite().all())
+        seen = see(update, self._setup.plan.seed) if told else None
+        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound, single=single, seen=seen)
+
+    def _decoded(self, frame: bytes, k: int) -> Tensor:
+        """The update in a frame. What a liar sends that is none is left to the reducer, which counts it as faulty."""
+        try:
+            return self._setup.codec.decode(frame, self._size)
+        except DataError as error:
+            if not self._setup.lie_of(k):
+                raise
+            if not self._setup.defence:
+                raise Diverged(f"it lies, and a mean has no defence: {error}; expected a reducer") from None
+            return torch.full((self._size,), nan)
 
     def _evaluate(self, job: EvalJob) -> Evaluated:
         self._trainer.load(self.shared[: len(self._trainer.weights)])
-        about = f"client {job.piece}" if job.split != "test" else "the test set"
+        about = f"client {job.piece}" if job.split in ("train", "held") else "the test set"
         return judged(self._trainer, self._examples(job), about)
 
     def _tune(self, job: TuneJob) -> Tuned:
@@ -177,8 +196,13 @@ class Worker:
             return data.client(job.piece)
         if job.split == "held":
             return data.held(job.piece)
-        assert data.test, "the plan's evaluation is checked before round 1"
-        return test_pieces(self._setup.task, data.test)[job.piece]
+        return self._judged_on(job.split, data)[job.piece]
+
+    def _judged_on(self, split: Split, data: FederatedData) -> list[Examples]:
+        """Made once, as long as the data does not change: a trigger takes a copy of the test set."""
+        if split not in self._pieces or self._pieces[split][0] is not data:
+            self._pieces[split] = (data, server_pieces(self._setup, data, split))
+        return self._pieces[split][1]
 
 
 def judged(trainer: Trainer, examples: Examples, whose: str) -> Evaluated:
@@ -194,12 +218,20 @@ def test_pieces(task: Task, test: Examples) -> list[Examples]:
     return list(trees.batches(test, task.eval_batch))
 
 
+def server_pieces(setup: Setup, data: FederatedData, split: Split) -> list[Examples]:
+    """The chunks of the test set, as it is, or as an attack shows it to the model."""
+    assert data.test, "the plan's evaluation is checked before round 1"
+    if split == "test":
+        return test_pieces(setup.task, data.test)
+    assert setup.attack, "only an attack has triggers"
+    return test_pieces(setup.task, setup.attack.triggered(data.test))
+
+
 def eval_jobs(setup: Setup, data: FederatedData, split: Split, round: int) -> list[Job]:
     """The pieces of a set. They do not depend on the number of workers, so neither do the sums over them."""
     if split == "train":
         return [EvalJob(split, int(k), round) for k in np.flatnonzero(data.at(round).sizes)]
-    assert data.test, "the plan's evaluation is checked before round 1"
-    return [EvalJob(split, piece, round) for piece in range(len(test_pieces(setup.task, data.test)))]
+    return [EvalJob(split, piece, round) for piece in range(len(server_pieces(setup, data, split)))]
 
 
 def describe(data: FederatedData, job: Job, index: int) -> Busy:

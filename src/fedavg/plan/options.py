@@ -194,6 +194,20 @@ class PartsParser:
         return tuple(self.one(item) for item in given if item != "")
 
 
+def liars(value: object) -> float | tuple[int, ...]:
+    """A share of the clients, or the numbers of some."""
+    listed = [part for part in value.split(",") if part.strip()] if isinstance(value, str) and "," in value else value
+    try:
+        if isinstance(listed, list | tuple):
+            return tuple(sorted({int(str(integer(0)(part))) for part in listed}))
+        share = number(0, 1)(listed)
+    except ValueError:
+        share = 1.0
+    if share == 1.0:
+        raise ValueError("a share of the clients from 0 to below 1, or a list of their numbers") from None
+    return float(str(share))
+
+
 def data_value(value: object) -> object:
     from fedavg.data import DATASETS, canonical, is_named
 

@@ -4,13 +4,11 @@ Each field carries its help text and its parser; the command line, the TOML read
 from them, so an option exists in one place. Strings become values here, once.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from json import dumps
 from math import inf, isfinite, isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from fedavg import specs
@@ -30,6 +28,7 @@ from fedavg.plan.options import (
     flag_value,
     integer,
     judges,
+    liars,
     masking,
     number,
     of_metric,
@@ -37,17 +36,18 @@ from fedavg.plan.options import (
     scheduled,
     text,
 )
-from fedavg.plan.presets import PRESETS
 from fedavg.plan.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:
     from fedavg.algorithms import Algorithm
+    from fedavg.attacks import Attack
     from fedavg.codecs import Codec
     from fedavg.data.changes import Changes
     from fedavg.data.partition import Partition
     from fedavg.metrics import Metric
     from fedavg.optimizers import Optimizer
+    from fedavg.robust import PreAggregator, Reducer
     from fedavg.samplers import Sampler
     from fedavg.stages import Stage
     from fedavg.tasks.task import Task
@@ -164,6 +164,24 @@ class Plan:
         "all",
         PartParser("fedavg.world", "Closing"),
         "when a round has enough: all, deadline:SECONDS, quorum:SHARE; over=1.3 asks more clients than are needed",
+    )
+    reducer: Union[str, "Reducer", None] = option(
+        None,
+        Optional(PartParser("fedavg.robust", "Reducer")),
+        "a rule over single updates in place of the weighted mean: median, trimmed:0.3, krum:0.2, ... (docs/robust.md)",
+    )
+    pre: Sequence[Union[str, "PreAggregator"]] = option(
+        (),
+        PartsParser(PartParser("fedavg.robust", "PreAggregator")),
+        "steps before the reducer, in order: clip:2,nnm:0.2; also bucket:2, arc:0.2",
+    )
+    attack: Union[str, "Attack", None] = option(
+        None,
+        Optional(PartParser("fedavg.attacks", "Attack")),
+        "how some simulated clients lie: signflip, alie, labelflip, backdoor:0, ... (docs/robust.md)",
+    )
+    attackers: float | Sequence[int] = option(
+        0.0, liars, "who lies: a share of the clients, drawn by the seed, or their numbers: 3,7"
     )
     dp_epsilon: float | None = option(
         None, Optional(number(0, inf, above=True)), "stop before the round that would cost more privacy than this"
@@ -339,29 +357,6 @@ def check_plan(plan: object, what: str) -> None:
             f"{what}: got {plan!r} of type {type(plan).__name__}; expected a fedavg.Plan, as in "
             f"fedavg.{what}(fedavg.Plan(task='mnist-2nn', data='mnist'))"
         )
-
-
-def load_plan(source: str, changes: Mapping[str, object]) -> Plan:
-    """A plan from a preset's name or a TOML file, with changes."""
-    values = source_values(source)
-    if "sweep" in values:
-        raise PlanError(f"{source} describes a sweep ([sweep]), not one run; expected: fedavg sweep {source}")
-    return make_plan({**values, **changes}, source)
-
-
-def source_values(source: str) -> Mapping[str, object]:
-    """The options that a preset or a TOML file sets, as they stand there."""
-    if source in PRESETS:
-        return PRESETS[source]
-    path = Path(source)
-    if path.suffix != ".toml" and not path.is_file():
-        raise PlanError(f"got '{source}'; expected a preset ({', '.join(PRESETS)}) or a TOML file")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlanError(f"can not read the plan {path}: {error.strerror}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} is not TOML: {error}") from None
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,7 @@ from fedavg.privacy.accounting import EveryRound, Sampling, spending
 from fedavg.stages.stage import Mechanism
 
 if TYPE_CHECKING:
-    from fedavg.setup import Draft
+    from fedavg.draft import Draft
 
 
 @dataclass(frozen=True)

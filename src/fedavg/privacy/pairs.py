@@ -8,7 +8,7 @@ from fedavg.errors import PlanError
 from fedavg.stages.stage import Stage
 
 if TYPE_CHECKING:
-    from fedavg.setup import Draft
+    from fedavg.draft import Draft
 
 Test = Callable[["Draft"], bool]
 
@@ -66,6 +66,10 @@ def _alone(draft: "Draft") -> int:
 
 def _discrete(draft: "Draft") -> bool:
     return any(stage.mechanism and stage.mechanism.bits for stage in draft.stages)
+
+
+def _sees_all(draft: "Draft") -> bool:
+    return draft.attack is not None and draft.attack.sees == "honest"
 
 
 PAIRS: tuple[Pair, ...] = (
@@ -155,5 +159,40 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "secure aggregation", "sampling choice or oort", "the server would see the loss of single clients; use fixed",
         lambda s: s.secagg is not None and s.sampler.needs_losses,
+    ),
+    Pair(
+        "secure aggregation", "a reducer",
+        "a rule over single updates must see them, and masks hide them; leave one of the two out",
+        lambda s: s.secagg is not None and s.defence is not None and s.defence.reducer.single_updates,
+    ),
+    Pair("secure aggregation", "an attack on examples or on a liar's own update", "liars mask their updates like all"),
+    Pair(
+        "secure aggregation", "an attack that sees the honest updates",
+        "nobody sees them under masks; use one that knows only its own, such as signflip or labelflip",
+        lambda s: s.secagg is not None and _sees_all(s),
+    ),
+    Pair(
+        "secure aggregation", "attack nan or inf", "the elements of a ring are always numbers; use scaled or gaussian",
+        lambda s: s.secagg is not None and s.attack is not None and not s.attack.finite,
+    ),
+    Pair(
+        "noise", "a reducer",
+        "the noise is measured by what one client can change the mean by, not the rule; use localdp, or no reducer",
+        lambda s: s.defence is not None and _noise(s) >= 0,
+    ),
+    Pair("localdp", "a reducer", "each update is private before the rule sees it"),
+    Pair(
+        "a reducer", "clip with a quantile",
+        "the count of clients within the norm is a number of each update, which a rule would take for a weight",
+        lambda s: s.defence is not None and any(stage.appends for stage in s.stages),
+    ),
+    Pair(
+        "a reducer, or an attack that sees the honest updates", "an asynchronous algorithm",
+        "updates of one round start from different models; use one whose cohort starts together",
+        lambda s: s.algorithm.asynchronous and (s.defence is not None or _sees_all(s)),
+    ),
+    Pair(
+        "a reducer", "fednova, adaptive", "they take clients' own numbers at their word; use fedavg",
+        lambda s: s.defence is not None and tuple(s.algorithm.metrics) != ("train_loss",),
     ),
 )  # fmt: skip

@@ -11,8 +11,8 @@ from fedavg.engine.model import Model
 from fedavg.types import Work
 
 if TYPE_CHECKING:
+    from fedavg.draft import Draft
     from fedavg.secagg.options import Masking, Shares
-    from fedavg.setup import Draft
 
 
 @runtime_checkable

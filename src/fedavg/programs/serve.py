@@ -19,6 +19,7 @@ from typing import Any, Final
 from safetensors.torch import load, save
 from starlette.applications import Starlette
 
+from fedavg.draft import cohort_size
 from fedavg.engine.model import model_sha256
 from fedavg.errors import DiskError, PlanError
 from fedavg.files import write_atomically
@@ -42,7 +43,7 @@ from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, finish
 from fedavg.samplers import make_sampler
 from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
-from fedavg.setup import Setup, cohort_size, population_of, resolve, resolve_data
+from fedavg.setup import Setup, population_of, resolve, resolve_data
 from fedavg.types import FederatedData, State
 
 log = logging.getLogger("fedavg.fleet")
@@ -168,6 +169,11 @@ def _check_minimum(setup: Setup, minimum: int | None) -> None:
 
 
 def _check_plan(plan: Plan) -> None:
+    if plan.attack is not None:
+        raise PlanError(
+            f"attack: got '{plan.attack}', and the clients of a server are real: nobody simulates their lies; expected "
+            "none"
+        )
     for name, part in plan.objects():
         raise PlanError(
             f"{name}: got {part!r}, an object that has no text form, and devices know a plan only as text; install its "

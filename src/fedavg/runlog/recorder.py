@@ -10,6 +10,7 @@ import torch
 from fedavg.engine.trainer import Engine
 from fedavg.errors import DiskError, FedAvgError
 from fedavg.fleets import Fleet
+from fedavg.runlog.best import BestKeeper
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.started import started_with
 from fedavg.server import Event, Round, Start, Watcher, event_row
@@ -30,13 +31,14 @@ class Recorder:
         fleet: Fleet,
         directory: RunDir | None,
         watch: Watcher | None,
+        best: BestKeeper,
         resumed_at: list[dict[str, Any]] | None = None,
     ) -> None:
         """`resumed_at` has the rows that a resumed run begins with; a new run has none."""
         self.rows = resumed_at or []
         self.state = State(torch.empty(0))
         self.engine = Engine("", "")
-        self._setup, self._fleet, self._directory, self._watch = setup, fleet, directory, watch
+        self._setup, self._fleet, self._directory, self._watch, self._best = setup, fleet, directory, watch, best
         self._resumed = resumed_at is not None
         self._last: Event | None = None
         self._saved_at = monotonic()
@@ -52,6 +54,8 @@ class Recorder:
                     self._checkpoint(self._directory, self._last)
 
     def record(self, event: Event) -> None:
+        if isinstance(event, Round):
+            self._best.note(event_row(event), event.state.weights)
         if self._directory:
             self._write(self._directory, event)
         self.state = event.state
@@ -89,5 +93,6 @@ class Recorder:
 
     def _checkpoint(self, directory: RunDir, event: Event) -> None:
         row = event_row(event) if isinstance(event, Round) else None
+        self._best.save()
         directory.checkpoint(event.round, event.state, self._setup.plan.digest, row)
         self._saved_at = monotonic()

@@ -52,9 +52,11 @@ class Summary:
     on_clients: dict[str, Any] | None = None
     #: For a run in a world: hours and bytes to the target, wasted work, who took part (`fedavg.world.report`).
     world: dict[str, Any] | None = None
+    #: Which round the model in best.safetensors is of, and the value of the metric that it was chosen by.
+    best_model: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        seldom = ("privacy", "on_clients", "world")
+        seldom = ("privacy", "on_clients", "world", "best_model")
         return {name: value for name, value in asdict(self).items() if value or name not in seldom}
 
 
@@ -116,6 +118,8 @@ def summarise(
     run_dir: str | None,
     spent: dict[str, Any] | None = None,
     reported: np.ndarray | None = None,
+    ended_by: str | None = None,
+    best_model: dict[str, Any] | None = None,
 ) -> Summary:
     found = {name: _final_and_best(values, metrics.get(name)) for name, values in curves(rows)[1].items()}
     crossed = None
@@ -123,7 +127,7 @@ def summarise(
         crossed = rounds_to_target(*curve(rows, goal.metric), goal.target, bool(goal.higher_is_better))
     asked = [row["on_clients"] for row in rows if row.get("on_clients")]
     return Summary(
-        status="budget spent" if spent else status_of(plan, rows, goal, ended),
+        status="budget spent" if spent else ended_by or status_of(plan, rows, goal, ended),
         rounds=len(rows),
         metric=goal.metric,
         target=goal.target,
@@ -147,6 +151,7 @@ def summarise(
         metrics=found,
         on_clients=asked[-1] if asked else None,
         world=_in_world(rows, crossed, reported),
+        best_model=best_model,
     )
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedavg import seeds
+from fedavg.draft import cohort_size
 from fedavg.errors import PlanError
 from fedavg.plan import Plan
 from fedavg.samplers import make_sampler
 from fedavg.samplers.memory import Memory
 from fedavg.samplers.sampler import Losses, Pool
-from fedavg.setup import cohort_size
 from fedavg.types import Population
 
 

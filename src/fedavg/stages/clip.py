@@ -25,7 +25,7 @@ from fedavg.stages.stage import Stage
 from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Draft
+    from fedavg.draft import Draft
 
 #: Under its name the adaptive norm is kept on the server and travels to the clients.
 NORM: Final = "clip_norm"

@@ -26,7 +26,7 @@ from fedavg.stages.stage import Mechanism, Stage
 from fedavg.types import Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Draft
+    from fedavg.draft import Draft
 
 #: The largest whole number up to which float32 has every one.
 _WHOLE: Final = 2**24

@@ -10,7 +10,7 @@ from fedavg.specs import Pluggable
 from fedavg.types import Slots, Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Draft
+    from fedavg.draft import Draft
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedavg.stages.stage import Stage
 from fedavg.types import Population, Sum, Update, Work
 
 if TYPE_CHECKING:
-    from fedavg.setup import Draft
+    from fedavg.draft import Draft
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from fedavg import seeds, trees
+from fedavg.draft import cohort_size
 from fedavg.engine.model import Model
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError
 from fedavg.plan import Plan
-from fedavg.setup import Setup, cohort_size, population_of, resolve_task, simulation
+from fedavg.setup import Setup, population_of, resolve_task, simulation
 from fedavg.types import Examples, FederatedData
 
 #: Seconds of training to time before extrapolating.

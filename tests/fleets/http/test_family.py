@@ -5,6 +5,7 @@ from harness import Fleet
 from tiny import SIZES, tiny_plan
 
 import fedavg
+from fedavg.programs.serve import Address, Options, serve
 
 PLANS = {
     "fedprox": {"algorithm": "fedprox:0.1"},
@@ -22,6 +23,8 @@ PLANS = {
     "a downlink that is drawn": {"downlink": "quantise:4", "rounds": 4},
     "entropy of quantised": {"codec": "entropy:quantise:4"},
     "adaptive clipping": {"stages": ("clip:0.5:quantile=0.5", "weigh:equal")},
+    "a reducer": {"reducer": "trimmed:1", "pre": ("nnm:1",), "C": 1.0},
+    "a reducer that draws and remembers": {"reducer": "centred:0.1:2", "pre": ("bucket:2",), "C": 1.0},
     "secure aggregation": {"secagg": "complete:4:20"},
     "secure aggregation, scaffold": {"algorithm": "scaffold", "secagg": "complete:4:20"},
 }
@@ -37,3 +40,9 @@ def test_over_the_network_as_in_simulation(name, tmp_path):
     # Messages of a secure session travel by other ways in simulation.
     assert plan.secagg or summary["bytes_down"] == simulated.bytes_down
     assert summary["rounds"] >= 3
+
+
+def test_a_server_does_not_ask_real_devices_to_lie(tmp_path):
+    plan = tiny_plan(clients=len(SIZES), attack="signflip", attackers=0.4)
+    with pytest.raises(fedavg.PlanError, match="attack: got 'signflip', and the clients of a server are real"):
+        serve(plan, Options(Address("127.0.0.1", 0), tmp_path))

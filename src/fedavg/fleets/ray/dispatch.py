@@ -9,6 +9,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any, Final, final
 
+import numpy as np
 import ray
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 from torch import Tensor
@@ -36,13 +37,12 @@ class Shared:
     """What the jobs of a list read: in the object store once for all, or, where that is full, sent to each."""
 
     def __init__(self, vector: Tensor) -> None:
-        values = vector.detach().numpy()
+        values = np.ascontiguousarray(vector.detach().numpy())
         self.ref: Any = None
         self.pieces: list[bytes] = []
         try:
             self.ref = ray.put(values)
         except (ObjectStoreFullError, OutOfDiskError):
-            log.warning("Ray's object store has no room for the weights; they are sent to each worker by itself")
             self.pieces = pieces.cut(values.tobytes())
         #: Who has it already.
         self.with_slots: set[int] = set()

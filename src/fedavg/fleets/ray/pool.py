@@ -1,5 +1,6 @@
 """A pool of Ray actors, for a simulation: what `ProcessPool` is to one machine."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, final
@@ -16,6 +17,8 @@ from fedavg.fleets.worker import Job
 from fedavg.setup import Setup
 from fedavg.states import ClientStates
 from fedavg.types import FederatedData
+
+log = logging.getLogger("fedavg.run")
 
 
 @final
@@ -37,6 +40,7 @@ class ActorPool(Pool):
         self._data, self._states, self._size = data, states, size
         self._watchdog = Watchdog(setup.plan.worker_timeout)
         self._calls = count(1)
+        self._told_of_full = False
         self.crew = Crew(setup.plan, facts, workers_per_node, actor, options or {})
         try:
             self.crew.start()
@@ -50,6 +54,12 @@ class ActorPool(Pool):
 
     def share(self, vector: Tensor) -> None:
         self._shared = Shared(vector)
+        if self._shared.pieces and not self._told_of_full:
+            self._told_of_full = True
+            log.warning(
+                "Ray's object store has no room for the weights, in memory and on its disk; they are sent to each "
+                "worker by itself, which is slower"
+            )
 
     def run(self, jobs: Sequence[Job]) -> Finished:
         dispatch = Dispatch(

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.campaign.here import known_here, pursue_here
 from fedavg.campaign.records import Records
+from fedavg.draft import goal_of
 from fedavg.errors import FedAvgError, PlanError
 from fedavg.files import write_atomically
 from fedavg.machine import cores
 from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan, check_plan
-from fedavg.setup import goal_of, resolve_task
+from fedavg.setup import resolve_task
 from fedavg.study.sweep.axes import Axis, Settings, axes_of, grid
 from fedavg.study.sweep.points import Point, points_of, shown
 from fedavg.study.sweep.race import Rules, finished, groups, needs

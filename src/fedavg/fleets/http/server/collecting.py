@@ -17,6 +17,7 @@ from fedavg.fleets.http.server.shared import Shared
 from fedavg.fleets.http.server.store import Counted
 from fedavg.fleets.http.server.underway import Collected, Group, Received, UnderWay
 from fedavg.sums import to_float
+from fedavg.types import Update
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
@@ -101,12 +102,12 @@ class Collecting:
         with self._shared.changed:
             return self.current.round.reason if self.current else ""
 
-    def totals(self) -> list[tuple[Tensor, list[Received]]]:
-        """For each group of a round that is closed: the sum, float64, and what was received."""
+    def totals(self) -> list[tuple[Tensor, dict[int, Update], list[Received]]]:
+        """For each group of a round that is closed: the sum, float64, or the single updates; and what was received."""
         with self._shared.changed:
             assert self.current
             assert self.current.round.phase is RoundPhase.COMMITTING
-            return [(to_float(each.ring), list(each.received)) for each in self.current.collected]
+            return [(to_float(each.ring), each.in_order(), list(each.received)) for each in self.current.collected]
 
     def missing(self) -> dict[str, list[int]]:
         """By reason, the clients that were invited and are not in the sum."""
@@ -144,6 +145,8 @@ class Collecting:
             counted = self.counted()
             self._conduct.clear(counted)
             self.current.round.phase = RoundPhase.DONE
+            for each in self.current.collected:
+                each.singles.clear()  # nothing of a single update outlives its round
             return Counted(self.current.round.attempt, frozenset(counted))
 
     def status(self) -> dict[str, object] | None:

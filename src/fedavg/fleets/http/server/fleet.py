@@ -40,7 +40,7 @@ from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt, ServedLedger
 from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
-from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Work
+from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
@@ -74,6 +74,7 @@ class HttpFleet(Fleet):
     """
 
     fingerprint = "devices"
+    gives_singles = True
 
     def __init__(
         self,
@@ -312,7 +313,7 @@ class HttpFleet(Fleet):
         """The groups' sums as one; a group of which nobody answered does not count."""
         measures = self._setup.measures
         totals = zip(self._hub.collecting.totals(), invitation.scales, invitation.staleness, strict=True)
-        answered = [(_summed(measures, *total, staleness), scale) for total, scale, staleness in totals if total[1]]
+        answered = [(_summed(measures, *total, staleness), scale) for total, scale, staleness in totals if total[-1]]
         result = join([total for total, _ in answered], [scale for _, scale in answered])
         return replace(result, bytes_down=invitation.bytes_down, attendance=self._attendance(invitation, result))
 
@@ -365,10 +366,15 @@ class HttpFleet(Fleet):
             raise Stopped("stopped by the operator; start the server again with the same database to go on")
 
 
-def _summed(measures: Mapping[str, Measure], vector: Tensor, received: list[Received], staleness: int) -> CohortResult:
+def _summed(
+    measures: Mapping[str, Measure],
+    vector: Tensor,
+    singles: dict[int, Update],
+    received: list[Received],
+    staleness: int,
+) -> CohortResult:
     sent = [r.bytes_up for r in received]
     total = Sum(vector, fsum(r.weight for r in received), len(received), sums_over(measures, received))
     seen = {r.client: r.seen for r in received if r.client is not None and r.seen}
-    return CohortResult(
-        total, sum(sent), max(sent), 0, attendance=Attendance(len(received), seen, staleness={staleness: len(received)})
-    )
+    there = Attendance(len(received), seen, staleness={staleness: len(received)})
+    return CohortResult(total, sum(sent), max(sent), 0, attendance=there, singles=singles or None)

@@ -22,7 +22,7 @@ from fedavg.fleets.http.server.presence import Presence
 from fedavg.fleets.http.server.rounds import Receipt, RoundPhase
 from fedavg.fleets.http.server.shared import Shared
 from fedavg.fleets.http.server.underway import Collected, Received
-from fedavg.sums import ExactSum, TooLarge
+from fedavg.sums import TooLarge
 from fedavg.types import Update
 
 
@@ -97,7 +97,7 @@ class Intake:
                 return verdict
             if current is not self._collecting.current or current.session:
                 return Receipt.WRONG_ROUND
-            size = _add(collected.sum, update)
+            size = _add(collected, source, update)
             with self._shared.changed:
                 if isinstance(source, int):
                     collected.sizes[source] = size
@@ -127,9 +127,9 @@ class Intake:
             self._collecting.fail(source, round, attempt, f"refused: {reason}")
 
 
-def _add(total: ExactSum, update: Update) -> float:
+def _add(collected: Collected, source: int | bytes, update: Update) -> float:
     try:
-        return total.add(update.vector, update.weight)
+        return collected.add(source, update)
     except TooLarge as error:
         raise UpdateRefused(UpdateFault.SHARE_EXCEEDED, str(error)) from None
     except Diverged as error:

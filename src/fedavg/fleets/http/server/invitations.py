@@ -59,6 +59,7 @@ class Invitations:
                 lambda vector, weight: self._setup.arrived(vector, weight, work),
                 lambda examples: self._metric_bounds(work, examples),
                 self._see,
+                self._setup.single_updates,
             )
             for part, model in zip(parts, models, strict=True)
         ]

@@ -67,7 +67,7 @@ class Judging:
         self._hub.collecting.open(opened, [group])
         if self._hub.collecting.wait() is not RoundPhase.COMMITTING:
             return self._hub.collecting.abandoned_because()
-        ((_, received),) = self._hub.collecting.totals()
+        ((_, _, received),) = self._hub.collecting.totals()
         pieces = [Evaluated(self._by_metric(each.metrics)) for each in received]
         return judged_by_clients(self._metrics, pieces, sum(each.bytes_up for each in received), down)
 

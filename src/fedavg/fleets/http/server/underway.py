@@ -31,6 +31,8 @@ class Group:
     metric_bounds: Callable[[int], Mapping[str, tuple[float, float]]] = lambda _: {}
     #: What is kept of a single update until the round is over; nothing where the plan keeps it from the server.
     see: Callable[[Update], Seen | None] = lambda _: None
+    #: True if a rule over single updates needs them one by one: they are kept, in memory, until the round is over.
+    single_updates: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,31 @@ class Received:
 
 
 class Collected:
-    """The sum over a group so far."""
+    """The sum over a group so far; or its single updates, by client or by the hash of an upload token."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.ring = torch.zeros(group.expected.numbers, dtype=torch.int64)
-        self.sum = ExactSum(self.ring, max(1, len(group.clients)))
+        self.ring = torch.zeros(0 if group.single_updates else group.expected.numbers, dtype=torch.int64)
+        self._sum = ExactSum(self.ring, max(1, len(group.clients)))
+        self.singles: dict[int | bytes, Update] = {}
         self.received: list[Received] = []
         #: How large the largest number was that each client added, where it is known who it was.
         self.sizes: dict[int, float] = {}
         #: Hashes of the upload tokens that were given out: a set, which has no order that would tell to whom.
         self.tokens: set[bytes] = set()
+
+    def add(self, source: int | bytes, update: Update) -> float:
+        """Take in an update; returns the largest magnitude in it, with its weight."""
+        if not self.group.single_updates:
+            return self._sum.add(update.vector, update.weight)
+        self.singles[source] = update
+        return update.weight * max(abs(float(end)) for end in update.vector.aminmax())
+
+    def in_order(self) -> dict[int, Update]:
+        """The single updates by client; those of nobody knows whom are numbered in the order of their tokens."""
+        known = {source: update for source, update in self.singles.items() if isinstance(source, int)}
+        hidden = sorted(source for source in self.singles if isinstance(source, bytes))
+        return known | {place: self.singles[source] for place, source in enumerate(hidden)}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The live line of a run, on stderr. On a terminal it is rewritten in place; in a log it is a line now and then."""
+"""The live line of a run, on stderr: rewritten in place in a terminal or a notebook, now and then a line in a log."""
 
 import sys
 from collections import deque
@@ -6,8 +6,6 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Final
-
-import click
 
 from fedavg.errors import Diverged
 from fedavg.metrics.goal import Best, Goal, improved
@@ -22,12 +20,12 @@ LOG_PERIOD_S: Final = 10.0
 class Progress:
     """A watcher of events; as a context manager it also says how to go on when a run is stopped."""
 
-    def __init__(self, plan: Plan, goal: Goal, directory: Path, quiet: bool) -> None:
+    def __init__(self, plan: Plan, goal: Goal, directory: Path | None, quiet: bool = False) -> None:
         self._plan = plan
         self._goal = goal
         self._directory = directory
         self._quiet = quiet
-        self._terminal = sys.stderr.isatty()
+        self._rewrites = sys.stderr.isatty() or "ipykernel" in sys.modules
         self._shown_at = 0.0
         self._ends: deque[float] = deque(maxlen=50)
         self._best: Best | None = None
@@ -45,17 +43,19 @@ class Progress:
             self._note(event)
             self._show(event)
         elif not self._quiet:
-            click.echo(f"engine {event.engine} ({event.engine_reason}); run directory {self._directory}", err=True)
+            where = f"; run directory {self._directory}" if self._directory else ""
+            _say(f"engine {event.engine} ({event.engine_reason}){where}")
             if event.round:
-                click.echo(f"going on after round {event.round}", err=True)
+                _say(f"going on after round {event.round}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._terminal and not self._quiet and self._last:
-            click.echo("", err=True)
+        if self._rewrites and not self._quiet and self._last:
+            _say("")
         if kind is KeyboardInterrupt:
-            click.echo(f"stopped after round {self._last}; go on with: fedavg resume {self._directory}", err=True)
-        if kind is Diverged:
-            click.echo(f"the model of round {self._last} is kept in {self._directory}", err=True)
+            how = f"; go on with: fedavg resume {self._directory}" if self._directory else ""
+            _say(f"stopped after round {self._last}{how}")
+        if kind is Diverged and self._directory:
+            _say(f"the model of round {self._last} is kept in {self._directory}")
 
     def _note(self, event: Round) -> None:
         self._up += event.bytes_up
@@ -65,16 +65,16 @@ class Progress:
             self._value, self._best = value, improved(self._goal, self._best, event.round, value)
 
     def _show(self, event: Round) -> None:
-        period = TERMINAL_PERIOD_S if self._terminal else LOG_PERIOD_S
+        period = TERMINAL_PERIOD_S if self._rewrites else LOG_PERIOD_S
         due = monotonic() - self._shown_at >= period or event.round == self._plan.rounds
         if self._quiet or not due:
             return
         self._shown_at = monotonic()
         line = self._line(event)
-        if self._terminal:
-            click.echo(f"\r{line}\x1b[K", nl=False, err=True)
+        if self._rewrites:
+            _say(f"\r{line}\x1b[K", end="")
         else:
-            click.echo(line, err=True)
+            _say(line)
 
     def _score(self) -> str:
         if self._value is None or self._best is None:
@@ -91,6 +91,10 @@ class Progress:
             f"up {self._up / 1e6:.1f} MB  down {self._down / 1e6:.1f} MB  "
             f"left {clock((self._plan.rounds - event.round) * pace)}"
         )
+
+
+def _say(text: str, end: str = "\n") -> None:
+    print(text, end=end, file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:

@@ -1,0 +1,28 @@
+"""The median of each coordinate: Yin et al. 2018, "Byzantine-Robust Distributed Learning", Definition 1."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedavg.robust.reducer import Coordinatewise
+
+
+@dataclass(frozen=True)
+class Median(Coordinatewise):
+    """The middle value of each coordinate; the mean of the two middle ones of an even number.
+
+    >>> str(Median())
+    'median'
+    """
+
+    name = "median"
+
+    def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:
+        return middle(values)
+
+
+def middle(values: np.ndarray) -> np.ndarray:
+    """The median of each row of values in rising order, shape (T, n) to (T,), float64."""
+    n = values.shape[1]
+    center: np.ndarray = (values[:, (n - 1) // 2].astype(np.float64) + values[:, n // 2]) / 2
+    return center

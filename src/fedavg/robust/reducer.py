@@ -1,0 +1,156 @@
+"""`Reducer`: from single updates to one, where some clients may lie. Knows vectors, not clients, models or networks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from fedavg.errors import PlanError
+from fedavg.robust.rows import Rows
+from fedavg.specs import Pluggable
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a rule is told besides the updates: f, how many may be faulty; its own generator for this round; what the
+    last round's updates were reduced to, shape (P,), if the rule `remembers` it and there was one.
+
+    >>> Case(faults=2, rng=np.random.default_rng(0)).faults
+    2
+    """
+
+    faults: int
+    rng: np.random.Generator
+    previous: np.ndarray | None = None
+
+
+class Reducer(Pluggable, ABC):
+    """A rule that makes one update of a cohort's, each of which counts alike: a client's n_k is its own word.
+
+    The server half of an algorithm sees the result as a `Sum`, as always. A rule of one's own is a frozen dataclass:
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Midrange(Reducer):
+    ...     name = "midrange"
+    ...
+    ...     def reduce(self, rows, case):
+    ...         ends = [(tile.min(axis=0) + tile.max(axis=0)) / 2 for _, tile in rows.tiles()]
+    ...         return np.concatenate(ends)
+    >>> rows = Rows.of([np.array([0.0, 1.0], np.float32), np.array([4.0, 2.0], np.float32)])
+    >>> Midrange().reduce(rows, Case(0, np.random.default_rng(0))).tolist()
+    [2.0, 1.5]
+    """
+
+    kind = "reducer"
+    name: str
+    #: True if the rule must see the updates one by one: secure aggregation, which hides them, excludes it.
+    single_updates: bool = True
+    #: True if the rule starts from what the last round came to.
+    remembers: bool = False
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type["Reducer"]]:
+        from fedavg.robust import REDUCERS
+
+        return REDUCERS
+
+    @abstractmethod
+    def reduce(self, rows: Rows, case: Case) -> np.ndarray:
+        """One update, shape (P,), of n rows of which `case.faults` may be anything (finite)."""
+
+    def weights(self, rows: Rows, case: Case) -> np.ndarray | None:
+        """What each row counts for in the result, shape (n,); None if it is not a combination of whole rows."""
+        return None
+
+    def faults(self, clients: int) -> int:
+        """f for a cohort of so many clients; 0 for a rule that has no such setting."""
+        return 0
+
+    def tolerates(self, rows: int) -> int:
+        """How many faulty ones of so many rows the rule can stand at the most."""
+        return max((rows - 1) // 2, 0)
+
+
+class Combination(Reducer):
+    """A rule whose result is a combination of whole rows: what it needs are distances, not coordinates."""
+
+    @abstractmethod
+    def weights(self, rows: Rows, case: Case) -> np.ndarray:
+        """What each row counts for, shape (n,)."""
+
+    def reduce(self, rows: Rows, case: Case) -> np.ndarray:
+        return rows.combined(self.weights(rows, case))
+
+
+class Coordinatewise(Reducer):
+    """A rule that looks at one coordinate after the other."""
+
+    @abstractmethod
+    def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:
+        """From the values at T coordinates in rising order, shape (T, n), float32, to one for each, shape (T,)."""
+
+    def reduce(self, rows: Rows, case: Case) -> np.ndarray:
+        total = np.empty(rows.size)
+        for place, tile in rows.tiles():
+            values = np.ascontiguousarray(tile.T)  # sorting is several times faster where each list lies in a row
+            values.sort(axis=1)
+            total[place] = self.of_sorted(values, case.faults)
+        return total
+
+
+class PreAggregator(Pluggable, ABC):
+    """A step before the rule: it replaces the rows by combinations of them.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Halved(PreAggregator):
+    ...     name = "halved"
+    ...
+    ...     def mix(self, rows, case):
+    ...         return np.eye(len(rows)) / 2
+    """
+
+    kind = "pre"
+    name: str
+
+    @classmethod
+    def registry(cls) -> Mapping[str, type["PreAggregator"]]:
+        from fedavg.robust import PRE_AGGREGATORS
+
+        return PRE_AGGREGATORS
+
+    @abstractmethod
+    def mix(self, rows: Rows, case: Case) -> np.ndarray:
+        """The new rows as combinations of the old: shape (new rows, n)."""
+
+    def faults(self, clients: int) -> int:
+        """f for a cohort of so many clients; 0 for a step that has no such setting."""
+        return 0
+
+    def tolerates(self, rows: int) -> int:
+        """How many faulty ones of so many rows the step can stand at the most."""
+        return max((rows - 1) // 2, 0)
+
+    def rows_after(self, rows: int) -> int:
+        """How many rows there are after it; each faulty client spoils at most one of them."""
+        return rows
+
+
+def check_faulty(name: str, faulty: float) -> None:
+    """Refuse what is neither a share below one half nor a number of clients."""
+    if not (0 <= faulty < 0.5 or (faulty >= 1 and faulty == int(faulty))):
+        raise PlanError(
+            f"{name}: got {faulty:g} faulty clients; expected a share of the cohort below 0.5, or a whole number"
+        )
+
+
+def faulty_clients(faulty: float, clients: int) -> int:
+    """f: a whole number as it is, a share of the cohort rounded up.
+
+    >>> faulty_clients(0.3, 10), faulty_clients(0.3, 12), faulty_clients(4, 12)
+    (3, 4, 4)
+    """
+    return int(faulty) if faulty >= 1 else ceil(faulty * clients - 1e-9)
