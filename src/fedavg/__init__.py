@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fedavg.codecs import STC, BFloat16, Codec, Entropy, Float16, Float32, LowRank, Mask, Quantise, TopK
     from fedavg.data import ArrayData, HeldOut, Partition, load
     from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
-    from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
+    from fedavg.data.partition import IID, Dirichlet, Labels, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
     from fedavg.fleets import Fleet, LocalFleet, RayFleet
     from fedavg.metrics import (
@@ -171,7 +171,7 @@ _HOMES = {
     "fedavg.data.own": [
         "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table",
     ],
-    "fedavg.data.partition": ["IID", "Dirichlet", "Natural", "Shards", "Unbalanced"],
+    "fedavg.data.partition": ["IID", "Dirichlet", "Labels", "Natural", "Shards", "Unbalanced"],
     "fedavg.errors": [
         "DataError",
         "DiskError",
@@ -240,24 +240,23 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping",
-    "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
-    "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected",
-    "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged",
-    "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg",
-    "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData",
-    "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns",
-    "Infinities", "InnerProduct", "Krum", "LabelFlip", "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal",
-    "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian", "Measure", "Median", "Metric",
-    "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural", "NearestNeighbourMixing", "Noise",
-    "NormBound", "OneShot", "Oort", "OptimalInnerProduct", "OptimalLittleIsEnough", "Optimizer", "Part",
-    "Partition", "Patience", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice",
-    "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round",
-    "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start",
-    "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Traced",
-    "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "from_arrays",
-    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
-    "run", "runs", "sweep", "train",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping", "Algorithm",
+    "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case", "CentredClipping",
+    "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected", "Correction", "Cosine",
+    "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged", "DnC", "Entropy", "Event",
+    "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff",
+    "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData", "Fleet", "FleetError", "Float16", "Float32",
+    "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip",
+    "Labels", "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask",
+    "Mean", "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum",
+    "NaNs", "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
+    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError", "Poisson",
+    "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet",
+    "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards",
+    "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK",
+    "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work",
+    "World", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load",
+    "padded", "resume", "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 

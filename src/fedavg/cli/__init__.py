@@ -23,6 +23,7 @@ from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
+from fedavg.cli.study import study
 from fedavg.cli.sweep import sweep
 from fedavg.cli.world import world
 from fedavg.errors import FedAvgError
@@ -36,7 +37,7 @@ def cli() -> None:
 
 for command in (
     run, resume, sweep, compare, plot, evaluate, personalise, serve, join, status, token, approve, revoke, certs,
-    authority, fleet_demo, privacy, paper, page, data, bench, world, doctor, completion, man,
+    authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor, completion, man,
 ):  # fmt: skip
     cli.add_command(command)
 
