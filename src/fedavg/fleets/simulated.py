@@ -244,7 +244,8 @@ class SimulatedFleet(Fleet, ABC):
         if self._setup.secagg:
             return self._judged_masked(dict(zip(clients, pieces, strict=True)), weights, round, down)
         sent = len(clients) * SUM_BYTES * sum(metric.size for metric in metrics.values())
-        return judged_by_clients(metrics, pieces, sent, down, self._groups(clients))
+        named = clients if self._setup.shows_updates else ()
+        return judged_by_clients(metrics, pieces, sent, down, named, self._groups(clients))
 
     def _groups(self, clients: Sequence[int]) -> list[int]:
         """The group of each client in the plan's world; nothing without one, or where it has only one."""

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskErro
 from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, add_up, report
-from fedavg.metrics.spread import OnClients, spread_of, whole_report
+from fedavg.metrics.spread import OnClients, spread_of, whole_report, worst_of
 from fedavg.metrics.training import masked_numbers
 from fedavg.setup import Setup
 from fedavg.states import StateStore
@@ -260,14 +260,17 @@ def judged_by_clients(
     pieces: Sequence[Evaluated],
     bytes_up: int,
     bytes_down: int,
+    clients: Sequence[int] = (),
     groups: Sequence[int] = (),
 ) -> OnClients:
-    """What clients found, each with its own sums; also by group, where it is told which each belongs to."""
+    """What clients found, each with its own sums; `clients` says whose they are, where that may be recorded, and
+    `groups` which group of the plan's world each belongs to, where it has groups."""
     each = [{name: torch.tensor(sums, dtype=torch.float64) for name, sums in piece.sums.items()} for piece in pieces]
-    total = add_up([piece.sums for piece in pieces])
-    found = OnClients(len(pieces), whole_report(metrics, total), spread_of(metrics, each), bytes_up, bytes_down)
+    worst = worst_of(metrics, clients, each) if clients else {}
+    whole = whole_report(metrics, add_up([piece.sums for piece in pieces]))
     sums = {g: add_up([p.sums for p, own in zip(pieces, groups, strict=True) if own == g]) for g in sorted(set(groups))}
-    return replace(found, groups={str(group): whole_report(metrics, own) for group, own in sums.items()})
+    by_group = {str(group): whole_report(metrics, own) for group, own in sums.items()}
+    return OnClients(len(pieces), whole, spread_of(metrics, each), bytes_up, bytes_down, worst, by_group)
 
 
 def judged_together(
