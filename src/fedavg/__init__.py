@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
     from fedavg.study.compare import runs
+    from fedavg.study.export_model import ExportedModel, export_model
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
@@ -230,6 +231,7 @@ _HOMES = {
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
     "fedavg.study.compare": ["runs"],
+    "fedavg.study.export_model": ["ExportedModel", "export_model"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
@@ -240,23 +242,24 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping", "Algorithm",
-    "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case", "CentredClipping",
-    "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected", "Correction", "Cosine",
-    "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged", "DnC", "Entropy", "Event",
-    "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff",
-    "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData", "Fleet", "FleetError", "Float16", "Float32",
-    "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip",
-    "Labels", "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask",
-    "Mean", "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum",
-    "NaNs", "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
-    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError", "Poisson",
-    "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet",
-    "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards",
-    "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK",
-    "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work",
-    "World", "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load",
-    "padded", "resume", "run", "runs", "sweep", "train",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping",
+    "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
+    "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected",
+    "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged",
+    "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel", "FedAdagrad", "FedAdam",
+    "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
+    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian",
+    "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels", "LittleIsEnough", "LocalDP",
+    "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian",
+    "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural",
+    "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
+    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError",
+    "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate",
+    "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled",
+    "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult",
+    "Task", "TaskError", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform", "Update", "View",
+    "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays", "from_clients", "from_dataset",
+    "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from fedavg.cli.completion import completion
 from fedavg.cli.data import data
 from fedavg.cli.doctor import doctor
 from fedavg.cli.evaluate import evaluate
+from fedavg.cli.export_model import export_model
 from fedavg.cli.fleet import certs, fleet_demo, join, serve
 from fedavg.cli.groups import GroupedCommands
 from fedavg.cli.man import man
@@ -36,8 +37,9 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, sweep, compare, plot, evaluate, personalise, serve, join, status, token, approve, revoke, certs,
-    authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor, completion, man,
+    run, resume, sweep, compare, plot, evaluate, export_model, personalise, serve, join, status, token, approve,
+    revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor,
+    completion, man,
 ):  # fmt: skip
     cli.add_command(command)
 
