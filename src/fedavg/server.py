@@ -147,15 +147,15 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[
         for number in range(begin.round + 1, setup.plan.rounds + 1):
             if setup.algorithm.finished(state):
                 return
-            work, began = _instructions(setup, state, number), perf_counter()
+            work, began = instructions(setup, state, number), perf_counter()
             trained: _Trained | None = None
             while trained is None:  # an attempt that comes to nothing is made again, with another cohort
                 with _rejected_if_diverged(fleet, work):
                     cohort = fleet.draw(number, state.weights)
-                    assigned, parts = _assigned(setup, state, work, cohort)
+                    before, parts = assigned(setup, state, work, cohort)
                     result = fleet.train(cohort, work, who_trains(setup, parts))
                     if not isinstance(result, Abandoned):
-                        trained = _averaged(setup, assigned, cohort, result, work)
+                        trained = _averaged(setup, before, cohort, result, work)
             trained = _remembering(fleet, trained)
             event = _watching(setup.goal, _judged_round(setup, fleet, state, work, trained, perf_counter() - began))
             state = event.state
@@ -275,14 +275,14 @@ def _initial_state(setup: Setup, weights: Tensor) -> State:
     return replace(setup.algorithm.initial(weights), others=others)
 
 
-def _instructions(setup: Setup, state: State, round: int) -> Work:
+def instructions(setup: Setup, state: State, round: int) -> Work:
     """The plan's work for a round, with what the stages and the algorithm decide from the state."""
     told = [stage.settings(state.others.get(_owner(index), {})) for index, stage in enumerate(setup.stages)]
     settings = {name: value for settings in told for name, value in settings.items()}
     return setup.algorithm.adjust(state, replace(setup.plan.work(round), settings=settings))
 
 
-def _assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[State, Sequence[Part]]:
+def assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[State, Sequence[Part]]:
     """Who trains from what, and the state that says so; each part with the frames by which clients follow the model."""
     rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
     assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng, cohort.errands)

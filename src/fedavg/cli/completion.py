@@ -16,7 +16,7 @@ from fedavg.errors import FedAvgError
 #: By the name of an option of the plan, or of a command.
 WORDS: Final[dict[str, tuple[str, ...]]] = {
     "task": ("mnist-2nn", "mnist-cnn", "shakespeare-lstm", "cifar-cnn", "posts-lstm"),
-    "partition": ("iid", "shards", "dirichlet", "unbalanced", "natural"),
+    "partition": ("iid", "shards", "dirichlet", "labels", "unbalanced", "natural"),
     "algorithm": (
         "fedavg",
         "fedsgd",

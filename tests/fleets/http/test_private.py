@@ -340,7 +340,7 @@ def test_what_a_fleet_publishes_has_the_noise_that_was_promised(tmp_path):
 
 
 def _states(store):
-    with store._read("read the states") as connection:
+    with store.connections.read("read the states") as connection:
         blobs = connection.exec_driver_sql("SELECT blob FROM states ORDER BY round").all()
     return [load(bytes(blob))["weights"] for (blob,) in blobs]
 

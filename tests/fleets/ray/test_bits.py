@@ -38,6 +38,7 @@ PLANS = {
     "residuals on both ways": {"codec": "stc:0.1", "downlink": "stc:0.1", "optimizer": "sgd:momentum=0.9:keep=true"},
     "asynchronous": {"algorithm": "fedbuff:3", "rounds": 5, "sampling": "choice:8"},
     "secure aggregation": {"secagg": "complete:10:40", "holdout": 0.2, "evaluate": "server,clients"},
+    "single updates": {"reducer": "trimmed:0.2", "pre": ["nnm:0.2"], "C": 0.3, "attack": "alie", "attackers": 0.2},
     "noise": {"stages": "clip:1.0,weigh:equal,noise:1.1", "B": "inf"},
 }
 

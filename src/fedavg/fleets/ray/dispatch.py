@@ -181,6 +181,9 @@ class Dispatch:
         if kind == "ring":
             assert isinstance(result, Trained)
             self._results[number] = replace(result, ring=bytes(data))
+        elif kind == "single":
+            assert isinstance(result, Trained)
+            self._results[number] = replace(result, single=data)
         elif self._states:
             self._states.save(client, job.work.round, unpacked(data))
 

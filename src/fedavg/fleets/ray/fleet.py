@@ -27,6 +27,8 @@ class RayFleet(SimulatedFleet):
     1
     """
 
+    gives_singles = True
+
     def __init__(
         self,
         address: str = LOCAL,
