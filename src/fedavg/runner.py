@@ -218,6 +218,8 @@ class _Following:
     keep_best: str | None
 
     def __post_init__(self) -> None:
+        if self.watch is not None and not callable(self.watch):
+            raise PlanError(f"watch: got {self.watch!r}; expected a function of an event, such as print")
         if self.stop is not None and not callable(self.stop):
             raise PlanError(f"stop: got {self.stop!r}; expected a function of a Round, or fedavg.Patience('loss', 5)")
 

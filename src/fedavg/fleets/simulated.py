@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.codecs import make_codec
-from fedavg.draft import cohort_size
+from fedavg.cohorts import Among, cohort_size, sample_cohort
 from fedavg.engine.memory import keep_freed_memory, let_go_of_start_up
 from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
@@ -48,7 +48,6 @@ from fedavg.metrics import add_up, report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.metrics.training import sums_over, unmasked_sums
 from fedavg.plan import Plan
-from fedavg.samplers.cohort import Among, sample_cohort
 from fedavg.setup import Setup, check_population, population_of, proved_trainer, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import to_float
@@ -69,6 +68,7 @@ class SimulatedFleet(Fleet, ABC):
     """Simulates all clients of a plan by a pool of workers, wherever those are."""
 
     simulates = True
+    gives_singles = True
 
     def __init__(self) -> None:
         #: Where clients keep what they carry from round to round; None: it is gone at the end.
@@ -181,7 +181,9 @@ class SimulatedFleet(Fleet, ABC):
         seen = {k: t.seen for k, t in zip(cohort, finished.results, strict=True) if isinstance(t, Trained) and t.seen}
         trained = [result for result in finished.results if isinstance(result, Trained)]
         vector = to_float(finished.ring) if finished.ring is not None else self._nothing()
-        total = Sum(vector, fsum(t.weight for t in trained), len(trained), sums_over(self._setup.measures, trained))
+        total = Sum(
+            vector, fsum(t.weight for t in trained), len(trained), sums=sums_over(self._setup.measures, trained)
+        )
         down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
         told = zip(cohort, trained, strict=True) if self._setup.remembers else ()
@@ -211,7 +213,7 @@ class SimulatedFleet(Fleet, ABC):
         decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
         self._tell_of_capped(decoded, terms.encoding.weight_cap)
         measured = unmasked_sums(self._setup.measures, decoded)
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, sums=measured)
         costs = outcome.clients.values()
         down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(part.shared))
         up = [cost.bytes_up for cost in costs]

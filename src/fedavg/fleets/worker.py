@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
-from fedavg.client import Client, run_client
+from fedavg.client import Client
+from fedavg.client_path import run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError

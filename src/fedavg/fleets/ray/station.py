@@ -32,7 +32,7 @@ from fedavg.setup import Setup, population_of, probed, proved_trainer, resolve, 
 from fedavg.states import packed, unpacked
 from fedavg.types import FederatedData
 
-#: What `fetch` takes: a client's ring or state, or the sum.
+#: What `fetch` takes: a client's ring, update or state, or the sum.
 Key = tuple[str, int]
 SUM: Final[Key] = ("sum", 0)
 
@@ -173,7 +173,7 @@ class Station:
             if isinstance(done, FedAvgError):
                 error = done
             else:
-                results[index] = self._holding_back(job, done)
+                results[index] = self._without_update(job, done)
         self._carried.came.clear()
         return Report(results, seconds, error, {key: len(held) for key, held in self._held.items()})
 
@@ -183,14 +183,13 @@ class Station:
             self._current, self._began = begun[0] if begun else -1, monotonic()
         return begun
 
-    def _holding_back(self, job: Job, result: Result) -> Result:
-        """A client's ring elements, or its update where a rule must see it, are fetched in pieces."""
+    def _without_update(self, job: Job, result: Result) -> Result:
+        """A client's update, or its ring elements, is fetched in pieces."""
         if not isinstance(job, TrainJob) or not isinstance(result, Trained):
             return result
-        if result.ring:
-            self._held["ring", job.client] = result.ring
-        if result.single:
-            self._held["single", job.client] = result.single
+        for kind, data in (("ring", result.ring), ("single", result.single)):
+            if data:
+                self._held[kind, job.client] = data
         return replace(result, ring=b"", single=bytearray())
 
     def add_up(self, rings: list[RingPlace]) -> np.ndarray:
