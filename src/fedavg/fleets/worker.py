@@ -159,7 +159,8 @@ class Worker:
                 self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        told = self._setup.shows_updates and bool(update.vector.isfinite().all())
+        finite = not self._setup.single_updates or bool(update.vector.isfinite().all())  # a sum refuses what is not
+        told = self._setup.shows_updates and finite
         seen = see(update, self._setup.plan.seed) if told else None
         return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound, single=single, seen=seen)
 
