@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedavg.cli.completion import complete_run
-from fedavg.cli.run import find_own_code
+from fedavg.cli.run import chosen_fleet, find_own_code, fleet_options
 
 if TYPE_CHECKING:
     from fedavg.study.personalise import Personalised
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@fleet_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, with every client.")
 def personalise(
     run_dir: Path,
@@ -36,6 +37,8 @@ def personalise(
     share: float,
     workers: str | None,
     data_dir: str | None,
+    fleet: str,
+    workers_per_node: int | None,
     as_json: bool,
 ) -> None:
     """Fine-tune the last model of RUN_DIR on each client's own data, and judge it there on examples held out.
@@ -47,7 +50,8 @@ def personalise(
 
     changes = {name: value for name, value in {"workers": workers, "data_dir": data_dir}.items() if value is not None}
     find_own_code()
-    result = module.personalise(run_dir, epochs=epochs, lr=lr, batch=batch, share=share, **changes)
+    clients = chosen_fleet(fleet, workers_per_node, workers)
+    result = module.personalise(run_dir, epochs=epochs, lr=lr, batch=batch, share=share, fleet=clients, **changes)
     RunDir(run_dir).write_json("personalised.json", result.to_dict())
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))

@@ -16,18 +16,44 @@ from fedavg.cli.completion import complete_option, complete_run, complete_source
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
+    from fedavg.fleets import Fleet
     from fedavg.plan import Plan
     from fedavg.runner import Result
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
-_fleet = click.option(
-    "--fleet",
-    default="local",
-    shell_complete=complete_option,
-    metavar="NAME",
-    help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
-)
+
+
+def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where clients run."""
+    fleet = click.option(
+        "--fleet",
+        default="local",
+        shell_complete=complete_option,
+        metavar="NAME",
+        help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
+    )
+    per_node = click.option(
+        "--workers-per-node",
+        type=click.IntRange(1),
+        help="On Ray: workers on each node [one for each of its cores].",
+    )
+    return fleet(per_node(command))
+
+
+def chosen_fleet(fleet: str, workers_per_node: int | None, workers: str | None) -> "Fleet":
+    """The fleet that the options name; an option that would do nothing there is refused."""
+    from fedavg.fleets import make_fleet
+
+    kind, address, *_ = [*fleet.split(":"), "", ""]
+    if workers and kind == "ray" and address not in ("", "local") and "=" not in address:
+        raise PlanError(
+            f"--workers: got {workers} with --fleet {fleet}, whose nodes have workers of their own; expected "
+            "--workers-per-node, or neither"
+        )
+    return make_fleet(fleet if workers_per_node is None else f"{fleet}:workers_per_node={workers_per_node}")
+
+
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
 
 
@@ -65,7 +91,7 @@ def _shown(default: object) -> str:
 @plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
 @click.option("--dry-run", is_flag=True, help="Print the plan in full with what follows from it, and stop.")
-@_fleet
+@fleet_options
 @_plot
 @_quiet
 @_json
@@ -75,6 +101,7 @@ def run(
     run_dir: Path | None,
     dry_run: bool,
     fleet: str,
+    workers_per_node: int | None,
     plot: bool,
     quiet: bool,
     as_json: bool,
@@ -93,9 +120,7 @@ def run(
     find_own_code()
     given = {name: value for name, value in options.items() if value is not None}
     plan = load_plan(source, given | dict(setting(text) for text in settings))
-    from fedavg.fleets import make_fleet
-
-    clients = make_fleet(fleet)
+    clients = chosen_fleet(fleet, workers_per_node, options["workers"])
     if dry_run:
         _dry_run(plan, as_json)
         return
@@ -137,11 +162,19 @@ def _new_directory(name: str) -> Path:
 @click.option(
     "--start-method", default=None, metavar="VALUE", help="auto, fork, spawn or forkserver [as the plan has it]."
 )
-@_fleet
+@fleet_options
 @_plot
 @_quiet
 @_json
-def resume(run_dir: Path, fleet: str, plot: bool, quiet: bool, as_json: bool, **options: str | None) -> None:
+def resume(
+    run_dir: Path,
+    fleet: str,
+    workers_per_node: int | None,
+    plot: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: str | None,
+) -> None:
     """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
 
     With --rounds, a run is made longer: the result is that of a run that was planned so.
@@ -153,7 +186,8 @@ def resume(run_dir: Path, fleet: str, plot: bool, quiet: bool, as_json: bool, **
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     plan = RunDir(run_dir).plan(**changes)
     _warn_of_seeded_noise(plan)
-    result = runner.resume(run_dir, None, fleet, progress=not quiet, **changes)
+    clients = chosen_fleet(fleet, workers_per_node, options["workers"])
+    result = runner.resume(run_dir, None, clients, progress=not quiet, **changes)
     _report(result, plot, as_json)
 
 

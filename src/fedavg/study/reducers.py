@@ -29,9 +29,10 @@ REDUCERS: Final = (
     "mean", "median", "trimmed:F", "meamed:F", "geomedian", "krum:F", "multikrum:F", "centred:2.0", "mda:F",
     "normbound:2.0", "dnc:F",
 )  # fmt: skip
+#: Those that tell the most come first.
 ATTACKS: Final = (
-    "nan", "gaussian", "signflip:3.0", "scaled:10.0", "ipm:1.0", "optipm", "alie", "optalie", "mimic", "labelflip",
-    "backdoor:0:boost=5.0", "freerider", "minmax",
+    "ipm:1.0", "alie", "signflip:3.0", "backdoor:0:boost=5.0", "labelflip", "minmax", "scaled:10.0", "mimic",
+    "gaussian", "optalie", "optipm", "freerider", "nan",
 )  # fmt: skip
 _BACKDOOR: Final = "backdoor"
 
