@@ -27,10 +27,14 @@ def goal_of(plan: Plan, task: Task) -> Goal:
 def check_world(draft: Draft) -> None:
     """Refuse what a simulated world can not time, and options that would have no effect."""
     plan, size = draft.plan, 1000
+    if plan.changes is not None and draft.algorithm.pools_data:
+        raise PlanError(f"changes: got '{plan.changes}' with algorithm '{plan.algorithm}', which has all data in the "
+                        "hands of one client; expected none")  # fmt: skip
     if plan.world is None:
         if draft.population is not None and plan.closing != default_of("closing"):
-            raise PlanError(f"closing: got '{plan.closing}' without a world, in which all clients answer at once; "
-                            "expected a world, such as world = 'always'")  # fmt: skip
+            raise PlanError(f"closing: got '{plan.closing}' without a world: simulated clients then answer at "
+                            "once; expected a world, such as world = 'always'. Over a network it is for serve's "
+                            "--deadline, --over-selection and --quorum to say")  # fmt: skip
         if draft.sampler.remembers and draft.population is not None and draft.population.sizes is not None:
             raise PlanError(f"sampling: got '{draft.sampler}', which looks back at earlier rounds; expected a world, "
                             "such as world = 'always'")  # fmt: skip

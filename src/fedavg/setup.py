@@ -15,6 +15,7 @@ from fedavg.checks import check_evaluation, check_world, checked_liars, goal_of
 from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
+from fedavg.data.changes import Changes, ChangingData
 from fedavg.data.finite import check_finite
 from fedavg.dp.accounting import EveryRound
 from fedavg.draft import Draft, update_size
@@ -275,7 +276,9 @@ def resolve_data(plan: Plan) -> FederatedData:
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
-    return pooled(data) if make_algorithm(plan.algorithm).pools_data else data
+    if make_algorithm(plan.algorithm).pools_data:
+        return pooled(data)
+    return ChangingData(data, make(plan.changes, Changes), plan.seed) if plan.changes is not None else data
 
 
 def check_population(plan: Plan, data: FederatedData) -> None:

@@ -71,6 +71,10 @@ class FederatedData(Pluggable, ABC):
     def client(self, k: int) -> Examples:
         """The n_k training examples of client k."""
 
+    def at(self, round: int) -> FederatedData:
+        """The data as it is in a round; here always the same."""
+        return self
+
     @property
     def test(self) -> Examples | None:
         """The examples that the server judges the shared model on; None where it has none."""

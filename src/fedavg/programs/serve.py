@@ -191,6 +191,12 @@ def _check_plan(plan: Plan) -> None:
             f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
             "'turns', or one that needs neither everyone nor losses"
         )
+    for name in ("world", "changes"):
+        if getattr(plan, name) is not None:
+            raise PlanError(
+                f"{name}: got '{getattr(plan, name)}'; real devices come and go, and their data changes, by "
+                "themselves: expected none. When a round ends is for --deadline, --over-selection and --quorum to say"
+            )
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
