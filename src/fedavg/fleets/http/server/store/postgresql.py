@@ -27,6 +27,7 @@ class PostgreSQL:
     #: Classes of SQLSTATE: connection, transaction rollback, resources (a full disk), operator, system; lock timeout.
     _PASSING: Final = {
         "08": "look whether the server is there",
+        "25": "a transaction was ended, since this process was silent in it: try again",
         "40": "try again",
         "53": "free space or raise the limit on its server",
         "57": "the server is stopping: wait until it is back",
