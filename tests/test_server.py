@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from fedavg import Round, Start, Task, train
+from fedavg.cohorts import sample_cohort
 from fedavg.errors import DataError, Diverged, PlanError
-from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import population_of
 from toys import SIZES, TOY, toy_data, toy_plan
 

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
     from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
-    from fedavg.ragged import Ragged, padded
+    from fedavg.ragged import Ragged
     from fedavg.robust import (
         AdaptiveClipping,
         Bucketing,
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from fedavg.study.export_model import ExportedModel, export_model
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
+    from fedavg.tasks.padding import padded
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
     from fedavg.world import (
         Alike,
@@ -201,7 +202,7 @@ _HOMES = {
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
     "fedavg.plan.options": ["Schedule"],
     "fedavg.plan": ["Plan"],
-    "fedavg.ragged": ["Ragged", "padded"],
+    "fedavg.ragged": ["Ragged"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runlog.stopping": ["Patience"],
     "fedavg.robust": [
@@ -234,6 +235,7 @@ _HOMES = {
     "fedavg.study.export_model": ["ExportedModel", "export_model"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
+    "fedavg.tasks.padding": ["padded"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
     "fedavg.world": [
         "Alike", "Always", "Closing", "Deadline", "Devices", "Diurnal", "Everyone", "LogNormal", "Markov", "Quorum",

@@ -216,7 +216,7 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
     entry = setup.budget.entry(work.round, result.releases) if setup.budget else None
-    measured = report(setup.measures, result.total.sums) if result.total.sums else {}
+    measured = result.total.metrics
     return Round(
         round=work.round,
         lr=work.lr,
@@ -296,7 +296,7 @@ def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult,
     """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
     result, kept = reduced(setup, cohort, result, work, before.others.get(REDUCER, {}))
     measured = report(setup.measures, result.total.sums) if result.total.sums else {}
-    total = replace(result.total, metrics=measured, population=cohort.population)
+    total = summed = replace(result.total, metrics=measured, population=cohort.population)
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
     after = _server_half(setup, before, total, work) if total.weight else before  # nobody took part: no mean
@@ -308,7 +308,7 @@ def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult,
     if kept:
         after = replace(after, others={**after.others, REDUCER: kept})
     _check_finite(after.weights)
-    return _Trained(cohort, result, after)
+    return _Trained(cohort, replace(result, total=summed), after)
 
 
 def _server_half(setup: Setup, state: State, total: Sum, work: Work) -> State:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedavg import Examples, Task, native
-from fedavg.bench.models import ADAPTED, ENCODER
+from fedavg.bench.models import ADAPTED, ENCODER, RESNET
 from fedavg.engine import native_epoch
 from fedavg.engine.program import Spot, _places
 from fedavg.engine.trainer import Trainer
@@ -55,6 +55,18 @@ class Grouped(nn.Module):
         return self.last((self.norm(x * self.scale) * self.scale).mean((2, 3)))
 
 
+class Convolving(nn.Module):
+    """Two convolutions, then the classes of the mean over all pixels."""
+
+    def __init__(self, channels=5, side=3, stride=1, padding=1, bias=True):
+        super().__init__()
+        self.first = nn.Conv2d(6, channels, side, stride, padding, bias=bias)
+        self.second, self.last = nn.Conv2d(channels, 19, 1, 2), nn.Linear(19, 3)
+
+    def forward(self, x):
+        return self.last(self.second(torch.tanh(self.first(x))).mean((2, 3)))
+
+
 class Attending(nn.Module):
     """By PyTorch's attention, or by products and a softmax."""
 
@@ -96,6 +108,14 @@ def planes(n):
     return Examples(torch.rand(n, 6, 5, 3), torch.arange(n) % 3)
 
 
+def squares(n):
+    return Examples(torch.rand(n, 6, 11, 11), torch.arange(n) % 3)
+
+
+def colours(n):
+    return Examples(torch.rand(n, 3, 32, 32), torch.arange(n) % 10)
+
+
 def texts(length, n):
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(0, 5, (n, length), generator=generator)
@@ -118,6 +138,10 @@ CASES = {
     "layer norm": (Task("layer norm", Normed), points),
     "layer norm of 64, without weights": (Task("plain norm", partial(Normed, 64, False)), points),
     "group norm": (Task("group norm", Grouped), planes),
+    "convolution": (Task("convolution", Convolving), squares),
+    "convolution of 40, by two, without bias": (Task("by two", partial(Convolving, 40, 3, 2, 1, False)), squares),
+    "convolution by three, without padding": (Task("by three", partial(Convolving, 16, 3, 3, 0)), squares),
+    "even kernel": (Task("even", partial(Convolving, 66, 2, 1, 1)), squares),
     "causal attention": (Task("causal", Attending), partial(texts, 9)),
     "long attention": (Task("long", partial(Attending, True)), partial(texts, 70)),
     "attention to all": (Task("all", partial(Attending, False)), partial(texts, 33)),
@@ -155,6 +179,12 @@ def test_our_kernels_equal_the_plain_path(name):
     """13 examples in batches of 5, the last of 3."""
     task, make = CASES[name]
     assert_close(both(task, make(13), 5))
+
+
+@needs_kernels
+def test_a_step_of_a_resnet_equals_the_plain_path():
+    """One step: over more, a ReLU that just opens in one and not in the other would be seen."""
+    assert_close(both(RESNET, colours(7), 7, epochs=1))
 
 
 @needs_kernels

@@ -26,6 +26,7 @@ from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
 from fedavg.cli.study import study
 from fedavg.cli.sweep import sweep
+from fedavg.cli.world import world
 from fedavg.errors import FedAvgError
 
 
@@ -37,7 +38,8 @@ def cli() -> None:
 
 for command in (
     run, resume, sweep, compare, plot, evaluate, export_model, personalise, serve, join, status, token, approve,
-    revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, doctor, completion, man,
+    revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor,
+    completion, man,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fedavg.cli.completion import complete_source
-from fedavg.cli.operate import FILE, as_json_option, check_url, needs_server_extra
+from fedavg.cli.operate import FILE, address, as_json_option, check_url, needs_server_extra
 from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
     from fedavg.types import Examples
-
-
-def address(text: str, what: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise PlanError(f"{what}: got '{text}'; expected HOST:PORT, as in 0.0.0.0:8443")
-    return host.strip("[]"), int(port)
 
 
 @click.command()

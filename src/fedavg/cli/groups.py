@@ -6,7 +6,7 @@ import click
 
 #: Every command stands in one group; a test holds that none is left out.
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "Simulate": ("run", "resume", "sweep", "bench", "doctor", "data"),
+    "Simulate": ("run", "resume", "sweep", "bench", "world", "doctor", "data"),
     "Look at results": ("page", "compare", "plot", "evaluate", "personalise", "export", "export-model"),
     "Studies": ("paper", "study", "privacy"),
     "Deploy": ("serve", "join", "fleet-demo", "certs", "authority"),

@@ -101,6 +101,30 @@ def niid(
     _report(published.cells(seed=seed), records, out, published.write, as_json)
 
 
+@study.command("world")
+@click.argument("name", type=click.Choice(["daynight", "async", "closing"]))
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that train clients.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("docs/results"),
+              show_default=True, help="Where world_NAME.json and figures/world_NAME.png are written.")  # fmt: skip
+@click.option("--runs", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/world"),
+              show_default=True, help="Where runs are recorded; stopped ones go on.")  # fmt: skip
+def in_world(name: str, workers: int, out: Path, runs: Path) -> None:
+    """What a simulated world does to learning: who is there (daynight), asynchrony (async), when rounds end (closing).
+
+    Each takes minutes; the plans and what came of them are in docs/world.md.
+    """
+    from fedavg.study import world_figures, worlds
+
+    record = worlds.measure(name, runs / name, workers, lambda text: click.echo(text, err=True))
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    worlds.save(record, out / f"world_{name}.json")
+    world_figures.draw(record, out / "figures" / f"world_{name}.png")
+    for case, found in record["cases"].items():
+        hours = found["world"].get("hours_to_target")
+        reached = f", target after {hours:.2f} h" if hours is not None else ""
+        click.echo(f"{case:<32}accuracy {found['accuracy'][-1]:.4f} after {found['hours'][-1]:.1f} h{reached}")
+
+
 def _run(
     cells: "Sequence[Cell]", records: Path, runs: Path, given: tuple[int, str | None, str | None], stage: int | None
 ) -> None:

@@ -123,6 +123,28 @@ def natural(keys: np.ndarray) -> Parts:
     return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
 
 
+def zoned(labels: np.ndarray, clients: int, rng: np.random.Generator, zones: int) -> Parts:
+    """Labels go with time zones: client k lives in zone k mod `zones`, and a zone's clients share its labels alone.
+
+    The labels are dealt to the zones in rising order, as evenly as they go; within a zone examples are dealt as by iid.
+    Zones are those of the world `diurnal`, so that who is there goes with the data.
+    """
+    values = np.unique(labels)
+    if not 1 <= zones <= min(len(values), clients):
+        raise PlanError(
+            f"partition zoned:{zones} with {len(values)} labels and {clients} clients: expected from 1 zone to as "
+            "many as there are labels and clients"
+        )
+    parts: Parts = [np.empty(0, np.int64)] * clients
+    for zone, own in enumerate(np.array_split(values, zones)):
+        members = np.arange(zone, clients, zones)
+        rows = rng.permutation(np.flatnonzero(np.isin(labels, own)))
+        _need(len(rows), len(members), f"zoned:{zones}")
+        for k, part in zip(members, np.array_split(rows, len(members)), strict=True):
+            parts[k] = part
+    return parts
+
+
 def some_of(parts: Parts, clients: int | None, rng: np.random.Generator) -> Parts:
     """As many of the natural clients as asked for, drawn at random and kept in order; all of them where None."""
     if clients is None:
@@ -282,6 +304,24 @@ class Natural(Partition):
         )
 
 
+@dataclass(frozen=True)
+class Zoned(Partition):
+    """Labels by time zone, as the world `diurnal` has them.
+
+    >>> str(Zoned(2))
+    'zoned:2'
+    """
+
+    zones: int
+
+    def __post_init__(self) -> None:
+        if self.zones < 1:
+            raise PlanError(f"partition zoned: got {self.zones} zones; expected 1 or more")
+
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        return zoned(labels, clients, rng, self.zones)
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": IID,
     "shards": Shards,
@@ -289,6 +329,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "labels": Labels,
     "unbalanced": Unbalanced,
     "natural": Natural,
+    "zoned": Zoned,
 }
 
 

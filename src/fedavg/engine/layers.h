@@ -65,26 +65,53 @@ static void layer_norm_back(long rows, long n, const float *dy, const float *x, 
     }
 }
 
+/* Over all pixels, for LANES channels: the sums of x, of (x - middle)^2, or of dy and dy x. Four sums at a time, since one
+ * would wait for itself. */
+#define OVER_PIXELS(first, second)                                                                                    \
+    vec sums[4] = {{0}}, others[4] = {{0}};                                                                           \
+    for (long p = 0; p < pixels; p++) {                                                                               \
+        const vec value = load_some(x + p * channels, count);                                                         \
+        sums[p & 3] += first, others[p & 3] += second;                                                                \
+    }                                                                                                                 \
+    *to = (sums[0] + sums[1]) + (sums[2] + sums[3]), *also = (others[0] + others[1]) + (others[2] + others[3]);
+
+INLINE void pixel_sum(long pixels, long channels, int count, const float *x, vec *to) {
+    vec unused, *also = &unused;
+    OVER_PIXELS(value, value - value)
+}
+
+INLINE void pixel_squares(long pixels, long channels, int count, const float *x, vec middle, vec *to) {
+    vec unused, *also = &unused;
+    OVER_PIXELS((value - middle) * (value - middle), value - value)
+}
+
+INLINE void pixel_products(long pixels, long channels, int count, const float *x, const float *dy, vec *to, vec *also) {
+    OVER_PIXELS(load_some(dy + p * channels, count), load_some(dy + p * channels, count) * value)
+}
+
 /* Images (count, pixels, channels), whose channels lie side by side, normed over the pixels of each group of channels.
  * `a` and `b` are scratch of `channels` numbers each. */
 static void group_norm(long images, long pixels, long channels, long groups, const float *x, const float *w,
                        const float *bias, float eps, float *y, float *mean, float *scale, float *a, float *b) {
     const long per = channels / groups;
     for (long image = 0; image < images; image++, x += pixels * channels, y += pixels * channels) {
-        memset(a, 0, channels * sizeof(float));
-        memset(b, 0, channels * sizeof(float));
-        for (long p = 0; p < pixels; p++)
-            for (long c = 0; c < channels; c++) a[c] += x[p * channels + c];
+        for (long c = 0; c < channels; c += LANES) {
+            const int count = (int)least(LANES, channels - c);
+            vec sum;
+            pixel_sum(pixels, channels, count, x + c, &sum);
+            store_some(a + c, sum, count);
+        }
         for (long g = 0; g < groups; g++) {
             float sum = 0;
             for (long c = g * per; c < (g + 1) * per; c++) sum += a[c];
             for (long c = g * per; c < (g + 1) * per; c++) a[c] = sum / (per * pixels);
         }
-        for (long p = 0; p < pixels; p++)
-            for (long c = 0; c < channels; c++) {
-                const float apart = x[p * channels + c] - a[c];
-                b[c] += apart * apart;
-            }
+        for (long c = 0; c < channels; c += LANES) {
+            const int count = (int)least(LANES, channels - c);
+            vec sum;
+            pixel_squares(pixels, channels, count, x + c, load_some(a + c, count), &sum);
+            store_some(b + c, sum, count);
+        }
         for (long g = 0; g < groups; g++) {
             float sum = 0;
             for (long c = g * per; c < (g + 1) * per; c++) sum += b[c];
@@ -95,8 +122,12 @@ static void group_norm(long images, long pixels, long channels, long groups, con
                 a[c] = factor, b[c] = (bias ? bias[c] : 0.0f) - middle * factor;
             }
         }
-        for (long p = 0; p < pixels; p++)
-            for (long c = 0; c < channels; c++) y[p * channels + c] = x[p * channels + c] * a[c] + b[c];
+        for (long c = 0; c < channels; c += LANES) {
+            const int count = (int)least(LANES, channels - c);
+            const vec factor = load_some(a + c, count), added = load_some(b + c, count);
+            for (long p = 0; p < pixels; p++)
+                store_some(y + p * channels + c, load_some(x + p * channels + c, count) * factor + added, count);
+        }
     }
 }
 
@@ -109,12 +140,13 @@ static void group_norm_back(long images, long pixels, long channels, long groups
     if (dw) memset(dw, 0, channels * sizeof(float));
     if (db) memset(db, 0, channels * sizeof(float));
     for (long image = 0; image < images; image++, x += pixels * channels, dy += pixels * channels) {
-        memset(s, 0, 2 * channels * sizeof(float));
-        for (long p = 0; p < pixels; p++)
-            for (long c = 0; c < channels; c++) {
-                sums[c] += dy[p * channels + c];
-                products[c] += dy[p * channels + c] * x[p * channels + c];
-            }
+        for (long c = 0; c < channels; c += LANES) {
+            const int count = (int)least(LANES, channels - c);
+            vec sum, product;
+            pixel_products(pixels, channels, count, x + c, dy + c, &sum, &product);
+            store_some(sums + c, sum, count);
+            store_some(products + c, product, count);
+        }
         for (long g = 0; g < groups; g++) {
             const float middle = mean[image * groups + g], by = scale[image * groups + g];
             float first = 0, second = 0;
@@ -132,9 +164,13 @@ static void group_norm_back(long images, long pixels, long channels, long groups
             }
         }
         if (!dx) continue;
-        for (long p = 0; p < pixels; p++)
-            for (long c = 0; c < channels; c++)
-                dx[p * channels + c] = dy[p * channels + c] * sums[c] + x[p * channels + c] * by_x[c] + added[c];
+        for (long c = 0; c < channels; c += LANES) {
+            const int count = (int)least(LANES, channels - c);
+            const vec factor = load_some(sums + c, count), other = load_some(by_x + c, count);
+            const vec more = load_some(added + c, count);
+            for (long p = c; p < pixels * channels; p += channels)
+                store_some(dx + p, load_some(dy + p, count) * factor + load_some(x + p, count) * other + more, count);
+        }
         dx += pixels * channels;
     }
 }

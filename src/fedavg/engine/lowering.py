@@ -1,6 +1,6 @@
 """What each operator becomes in a program (`program.py`), and what is done with the gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -8,20 +8,13 @@ import torch
 from fedavg.engine.dense import ROWS_BACKWARD
 from fedavg.engine.emit import Kind
 from fedavg.engine.folding import Folding
+from fedavg.engine.instructions import ONE, Scalar, pointwise, product, total
 from fedavg.engine.layer_rules import LAYERS
-from fedavg.engine.program import NOWHERE, Constant, Spot, Unsupported, View, Writer, merged
+from fedavg.engine.plane_rules import PLANES
+from fedavg.engine.program import Constant, Unsupported, View, Writer
 from fedavg.engine.tape import Op, Ref
 
 aten = torch.ops.aten
-Scalar = Constant | str
-DIMENSIONS: Final = 6
-ONE: Final = Constant(1.0)
-#: In the order of pointwise.h.
-POINTWISE: Final = (
-    "copy", "add", "multiply", "divide", "scale", "shift", "relu", "threshold_back", "gelu", "gelu_back", "gelu_tanh",
-    "gelu_tanh_back", "tanh", "tanh_back", "sigmoid", "sigmoid_back", "silu", "silu_back", "exponential", "root",
-    "scaled_add", "lerp", "fill",
-)  # fmt: skip
 #: Only another look at the same memory.
 VIEWS: Final = {
     aten.t.default, aten.transpose.int, aten.view.default, aten._unsafe_view.default, aten.permute.default,
@@ -45,57 +38,6 @@ def lower(writer: Writer, op: Op) -> None:
 def _is_view(writer: Writer, op: Op) -> bool:
     root = writer.tape.roots[op.args[0].name]
     return all(writer.tape.roots[name] == root for name in op.outputs if name)
-
-
-def pointwise(w: Writer, what: str, to: View, x: View, y: View | None = None, s: Scalar = ONE) -> None:
-    """to = what(x, y, s), with x and y broadcast."""
-    y = y or x
-    for source in (x, y):
-        overlaps = source.root == to.root and (source.offset, source.strides, source.shape) != (
-            to.offset, to.strides, to.shape,
-        )  # fmt: skip
-        if overlaps and what != "fill":
-            raise Unsupported("an operator that writes to what it reads in another order")
-    rows = [_broadcast(source, to.shape) for source in (x, y)]
-    dimensions = merged([*zip(to.shape, to.strides, *rows, strict=True)], DIMENSIONS)
-    w.add("pointwise", POINTWISE.index(what), to.spot, x.spot, y.spot, s, *zip(*dimensions, strict=True))
-
-
-def _broadcast(view: View, shape: Sequence[int]) -> list[int]:
-    missing = len(shape) - len(view.shape)
-    if missing < 0:
-        raise Unsupported("a result of fewer dimensions than its source")
-    strides = [0] * missing + [0 if n == 1 else stride for n, stride in zip(view.shape, view.strides, strict=True)]
-    if any(n not in (1, wanted) for n, wanted in zip(view.shape, shape[missing:], strict=True)):
-        raise Unsupported("shapes that do not match")
-    return strides
-
-
-def product(
-    w: Writer, to: View, a: View, b: View, alpha: Scalar = ONE, beta: Scalar = "zero", bias: Spot = NOWHERE
-) -> None:
-    """to = alpha a b + beta to + bias, matrices or as many of them as there are."""
-    if to.strides[-1] != 1 and to.shape[-1] != 1:
-        raise Unsupported("a product whose rows are not dense")
-    count = to.shape[0] if len(to.shape) == 3 else 1
-    steps = [view.strides[0] if len(view.shape) == 3 else 0 for view in (a, b, to)]
-    m, n, k = to.shape[-2], to.shape[-1], a.shape[-1]
-    if not (m and n and k and count):
-        raise Unsupported("an empty product")
-    w.add(
-        "product", m, n, k, a.spot, a.strides[-2:], b.spot, b.strides[-2:], to.spot, to.strides[-2], alpha, beta, bias,
-        count, *steps,
-    )  # fmt: skip
-
-
-def total(w: Writer, to: View, x: View, gone: Sequence[int], alpha: Scalar, beta: Scalar = "zero") -> None:
-    """to = alpha (the sum of x over some dimensions) + beta to; `to` has the other dimensions, or these as 1."""
-    away = {d % len(x.shape) for d in gone} if x.shape else set()
-    kept = [d for d in range(len(x.shape)) if d not in away]
-    strides = to.strides if len(to.shape) == len(x.shape) else dict(zip(kept, to.strides, strict=True))
-    stays = merged([(x.shape[d], strides[d], x.strides[d]) for d in kept] or [(1, 0, 0)], 3)
-    goes = merged([(x.shape[d], x.strides[d]) for d in sorted(away)] or [(1, 0)], 3)
-    w.add("sum", to.spot, x.spot, alpha, beta, *zip(*stays, strict=True), *zip(*goes, strict=True))
 
 
 def lower_flat(w: Writer, kind: Kind, folding: Folding) -> Callable[[], None]:
@@ -311,6 +253,7 @@ def _addmm(w: Writer, op: Op) -> None:
 
 RULES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
     **LAYERS,
+    **PLANES,
     **dict.fromkeys((aten.mm.default, aten.bmm.default), _mm),
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), _addmm),
     **dict.fromkeys((aten.add.Tensor, aten.add_.Tensor), _add(1.0)),

@@ -4,6 +4,7 @@
  * panels of b are copied to where they are dense; where that would cost more than it saves (few rows of a, or a short k)
  * b is read as it lies. Sums over k are taken in order, in pieces of PIECE. Single-threaded.
  */
+#pragma once
 #include "vectors.h"
 
 /* A tile: rows of a by vectors of b. */

@@ -6,6 +6,7 @@
  */
 #include "attention.h"
 #include "dense.h"
+#include "planes.h"
 
 typedef struct {
     const int64_t *at;
@@ -175,10 +176,42 @@ static int do_step_back(Reader *r) {
     return 0;
 }
 
+INLINE Planes planes(Reader *r) {
+    const long *n = numbers(r, 10);
+    return (Planes){n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]};
+}
+
+static int do_convolve(Reader *r) {
+    const Planes how = planes(r);
+    const float *x = place(r), *w = place(r);
+    float *y = place(r), *frame = place(r);
+    convolve(&how, x, w, y, frame, place(r));
+    return 0;
+}
+
+static int do_convolve_back(Reader *r) {
+    const Planes how = planes(r);
+    const float *dy = place(r), *w = place(r);
+    float *dx = place(r), *frame = place(r);
+    convolve_back(&how, dy, w, dx, frame, place(r));
+    return 0;
+}
+
+static int do_kernel_gradient(Reader *r) {
+    const Planes how = planes(r);
+    const float *x = place(r), *dy = place(r);
+    float *dw = place(r);
+    const long *strides = numbers(r, 4);
+    float *frame = place(r);
+    kernel_gradient(&how, x, dy, dw, strides, frame, place(r));
+    return 0;
+}
+
 /* In the order of `INSTRUCTIONS` in program.py. */
 static int (*const instructions[])(Reader *) = {
     do_product, do_pointwise, do_sum, do_layer_norm, do_layer_norm_back, do_group_norm, do_group_norm_back, do_softmax,
     do_class_loss, do_class_loss_back, do_embedding, do_embedding_back, do_attend, do_attend_back, do_step_back,
+    do_convolve, do_convolve_back, do_kernel_gradient,
 };
 
 int lanes(void) { return LANES; }

@@ -19,6 +19,7 @@ from fedavg.engine.tape import Layout, Op, Ref, Tape
 INSTRUCTIONS: Final = (
     "product", "pointwise", "sum", "layer_norm", "layer_norm_back", "group_norm", "group_norm_back", "softmax",
     "class_loss", "class_loss_back", "embedding", "embedding_back", "attend", "attend_back", "step_back",
+    "convolve", "convolve_back", "kernel_gradient",
 )  # fmt: skip
 #: The scalars that every program has, whose values are told at each call.
 SCALARS: Final = ("zero", "one", "-lr", "mu", "lr pull", "pull", "-lr (1 + mu)", "lr mu")
@@ -96,7 +97,7 @@ class Writer:
 
     def scratch(self, numbers: int) -> Spot:
         """Place for so many float32 during the instruction that names it."""
-        name = f"scratch{len(self.lines)}"
+        name = f"scratch {len(self.sizes)}"
         self.sizes[name] = 4 * numbers
         return Spot(name, 0)
 

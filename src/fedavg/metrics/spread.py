@@ -35,9 +35,11 @@ class OnClients:
     bytes_down: int = 0
     #: For each metric the clients that fare worst, and how they fare; empty where single clients may not be known.
     worst: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    #: The metrics over the examples of each group of the plan's world.
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value or name != "worst"}
+        return {name: value for name, value in asdict(self).items() if value or name not in ("worst", "groups")}
 
 
 def spread_of(metrics: Mapping[str, Metric], by_client: Sequence[Mapping[str, Tensor]]) -> dict[str, dict[str, float]]:

@@ -20,7 +20,7 @@ def serve(shown: Shown, port: int, ready: Callable[[str], None]) -> None:
     listening = _bound(port)
     address = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
     config = uvicorn.Config(
-        make_app(shown, token), log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=2
+        make_app(shown, token), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=2
     )
     with listening:
         _Told(config, lambda: ready(address), shown).run([listening])

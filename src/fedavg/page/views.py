@@ -48,8 +48,8 @@ def listed(record: Record) -> Answer:
         "simulated_s": columns.total("simulated_s"),
         "changed": record.changed,
         "group": group_of(plan),
-        "plan": plan,
-        "summary": record.summary,
+        "plan": as_json(plan),
+        "summary": as_json(record.summary),
     }
 
 
@@ -68,7 +68,7 @@ def one_round(record: Record, round: int) -> Answer | None:
         "run": record.id,
         "round": round,
         "rounds": record.rounds,
-        "row": row,
+        "row": as_json(row),
         "codec": plan.get("codec"),
         "downlink": plan.get("downlink"),
         "secagg": plan.get("secagg"),
@@ -143,6 +143,21 @@ def world(record: Record, day: str) -> Answer | None:
         "totals": {name: columns.total(f"world.{name}") for name in ("spent_s", "wasted_s", "waited_s")},
         "accuracy": [_number(value) for value in columns.get("test.accuracy")[shown].tolist()],
     }
+
+
+def as_json(value: Any) -> Any:
+    """The same, with numbers that JSON has no word for as text: a plan's B may be infinite.
+
+    >>> as_json({"B": float("inf"), "stages": ["clip:1"], "lr": 0.1})
+    {'B': 'inf', 'stages': ['clip:1'], 'lr': 0.1}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): as_json(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(inner) for inner in value]
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _number(value: float | None) -> float | None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg.client import Message, run_client
+from fedavg.client_path import Message, run_client
 from fedavg.data.holdout import hold_out
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
@@ -136,7 +136,8 @@ class Device:
             plan = self._setup.plan
             self._trained_on, self._held = hold_out(self._examples, plan.holdout, plan.seed, self._k)
             self._trainer = self._setup.new_trainer(self._trained_on)
-            check_single(self._trainer, self._trained_on, np.array([len(self._trained_on)]), self._setup.plan)
+            plan, sizes = self._setup.plan, np.array([len(self._trained_on)])
+            check_single(self._trainer, self._trained_on, sizes, plan.schedule("B").values, plan.drop_last)
             self._models = Models(self._link, self._files, self._setup.downlink)
             least = fewest_survivors(self._policy, self._setup)
             parts = (self._setup, self._k, self._link, self._files, self._message, self._found, self._signer, least)

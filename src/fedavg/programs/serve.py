@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
-from fedavg.draft import cohort_size
+from fedavg.cohorts import cohort_size
 from fedavg.engine.model import model_sha256
 from fedavg.errors import DiskError, PlanError
 from fedavg.files import write_atomically
@@ -37,14 +37,14 @@ from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
-from fedavg.privacy.served import BudgetSpent, ServedLedger, served
+from fedavg.privacy.served import BudgetSpent, ServedLedger
 from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, finish
 from fedavg.samplers import make_sampler
 from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
-from fedavg.setup import Setup, population_of, resolve, resolve_data
+from fedavg.setup import Setup, population_of, resolve, resolve_data, served
 from fedavg.types import FederatedData, State
 
 log = logging.getLogger("fedavg.fleet")
@@ -191,6 +191,12 @@ def _check_plan(plan: Plan) -> None:
             f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
             "'turns', or one that needs neither everyone nor losses"
         )
+    for name in ("world", "changes"):
+        if getattr(plan, name) is not None:
+            raise PlanError(
+                f"{name}: got '{getattr(plan, name)}'; real devices come and go, and their data changes, by "
+                "themselves: expected none. When a round ends is for --deadline, --over-selection and --quorum to say"
+            )
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedavg import seeds, trees
-from fedavg.draft import cohort_size
+from fedavg.cohorts import cohort_size
 from fedavg.engine.model import Model
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer

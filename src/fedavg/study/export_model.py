@@ -22,7 +22,8 @@ from fedavg.runlog.rundir import RunDir
 from fedavg.setup import resolve_data, resolve_task
 from fedavg.study.card import model_card
 from fedavg.tasks import Task
-from fedavg.types import Examples, Tree
+from fedavg.trees import Tree
+from fedavg.types import Examples
 
 #: Examples that the exported model is held against the module on: another number than the one it was traced with.
 TRIED: Final = 5

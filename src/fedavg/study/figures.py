@@ -71,7 +71,8 @@ def _saved(figure: Any, path: Path) -> list[Path]:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(".png"), path.with_suffix(".svg")]
-    for file in files:
-        figure.savefig(file, dpi=150)
+    with pyplot.rc_context({"svg.hashsalt": path.stem}):  # the same picture is the same file
+        for file in files:
+            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     pyplot.close(figure)
     return files

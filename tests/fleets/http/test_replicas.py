@@ -18,9 +18,9 @@ from postgres import emptied, start_postgres
 from tiny import SIZES, tiny_plan
 
 import fedavg
+from fedavg.cohorts import sample_cohort
 from fedavg.fleets.http.device.link import ServerRefused
 from fedavg.fleets.http.server.store import Store
-from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import population_of, resolve_data
 
 CLIENTS = len(SIZES)

@@ -1,6 +1,6 @@
 // A day of a simulated world: who is there at which hour, and what the rounds of the day came to.
 
-import { lineChart, look } from "./chart.js";
+import { lineChart, look, ticks } from "./chart.js";
 import { bytes, card, choice, duration, facts, fillChoice, h, number, s } from "./dom.js";
 import { resized, told } from "./picture.js";
 import { ask, exported } from "./source.js";
@@ -41,7 +41,8 @@ export function worldView(parameters, go) {
     const x = hours(v.opened_s);
     under.textContent = `${chosen.name}, day ${answer.day + 1} of ${answer.days}, ${number(answer.in_all)} rounds${answer.in_all > answer.rounds.length ? `, ${answer.rounds.length} of them drawn` : ""}`;
     const curve = (name, key, colour) => ({ name, x, y: v[key], look: look(colour) });
-    const shared = { xName: "hour of the day (UTC)", xWords: (value) => `${number(Math.round(value * 100) / 100)}`, key: true, xTicks: HOURS };
+    const most = lastHour(answer);
+    const shared = { xName: "hour of the day (UTC)", xWords: (value) => `${number(Math.round(value * 100) / 100)}`, key: true, xTicks: most === 24 ? HOURS : null };
     there.draw({ ...shared, label: "Clients over the day", series: [curve("clients there", "there", 7), curve("asked", "asked", 0), curve("reported", "reported", 2), curve("late", "late", 4), curve("dropped", "dropped", 1)].filter((each) => each.y) });
     const names = [...new Set(Object.keys(v).filter((key) => key.startsWith("groups.")).map((key) => key.split(".")[1]))];
     groupCard.hidden = names.length < 2;
@@ -53,13 +54,20 @@ export function worldView(parameters, go) {
 
 const LANES = 12;
 
+/** A world that ended within its first hours is drawn as far as it came. */
+function lastHour(answer) {
+  const last = Math.max(...answer.values.closed_s) / HOUR;
+  return answer.days === 1 && last < 12 ? last : 24;
+}
+
 function timeline(answer) {
   const v = answer.values, start = answer.day * 24 * HOUR, height = LANES * 14 + 40;
   const plot = resized((element, width) => {
     const left = 8;
-    const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `Timeline: ${answer.rounds.length} rounds over 24 hours` });
-    const X = (second) => left + Math.max(0, Math.min(24, (second - start) / HOUR)) / 24 * (width - 2 * left);
-    for (const hour of HOURS) svg.append(s("line", { class: "grid", x1: X(start + hour * HOUR), x2: X(start + hour * HOUR), y1: 0, y2: height - 34 }), s("text", { x: X(start + hour * HOUR), y: height - 18, "text-anchor": "middle" }, number(hour)));
+    const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `Timeline: ${answer.rounds.length} rounds over ${number(Math.round(lastHour(answer) * 100) / 100)} hours` });
+    const most = lastHour(answer);
+    const X = (second) => left + Math.max(0, Math.min(most, (second - start) / HOUR)) / most * (width - 2 * left);
+    for (const hour of most === 24 ? HOURS : ticks(0, most, 6)) svg.append(s("line", { class: "grid", x1: X(start + hour * HOUR), x2: X(start + hour * HOUR), y1: 0, y2: height - 34 }), s("text", { x: X(start + hour * HOUR), y: height - 18, "text-anchor": "middle" }, number(hour)));
     answer.rounds.forEach((round, i) => {
       const y = (round % LANES) * 14, waited = X(v.opened_s[i]) - X(v.began_s[i]);
       if (waited > 0.3) svg.append(s("rect", { class: "mute", x: X(v.began_s[i]), y, width: waited, height: 11 }));

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
+from fedavg.cohorts import eligible, sample_cohort
 from fedavg.data.holdout import held_out
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
@@ -39,7 +40,6 @@ from fedavg.metrics.spread import OnClients
 from fedavg.metrics.training import masked_bounds, sums_over, unmasked_sums
 from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt, ServedLedger
-from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Update, Work
 
@@ -257,7 +257,7 @@ class HttpFleet(Fleet):
         measures, bounds = self._setup.measures, group.metric_bounds(max(examples))
         problem = implausible(decoded, encoding, examples, masked_bounds(measures, bounds, decoded))
         measured = unmasked_sums(measures, decoded)
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, sums=measured)
         if problem:  # its clients open no second sum of this round, so that it is over, without a change
             rest = self._hub.sessions.discard()
             log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": rest})
@@ -385,7 +385,7 @@ def _summed(
     staleness: int,
 ) -> CohortResult:
     sent = [r.bytes_up for r in received]
-    total = Sum(vector, fsum(r.weight for r in received), len(received), sums_over(measures, received))
+    total = Sum(vector, fsum(r.weight for r in received), len(received), sums=sums_over(measures, received))
     seen = {r.client: r.seen for r in received if r.client is not None and r.seen}
     there = Attendance(len(received), seen, staleness={staleness: len(received)})
     return CohortResult(total, sum(sent), max(sent), 0, attendance=there, singles=singles or None)

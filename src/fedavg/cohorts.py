@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedavg import seeds
-from fedavg.draft import cohort_size
 from fedavg.errors import PlanError
 from fedavg.plan import Plan
 from fedavg.samplers import make_sampler
@@ -56,6 +55,11 @@ def sample_cohort(
             f"sampling: {sampler} drew {cohort[:10]} in round {round}; expected clients of the pool, each once"
         )
     return cohort
+
+
+def cohort_size(C: float, clients: Population) -> int:
+    """m = max(C K, 1), at most as many as have data."""
+    return min(max(round(C * clients.count), 1), clients.with_data)
 
 
 def eligible(clients: Population) -> np.ndarray:

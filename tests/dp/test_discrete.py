@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from fedavg.privacy.discrete import as_fraction, discrete_gaussian
+from fedavg.dp.discrete import as_fraction, discrete_gaussian
 
 
 def pmf(sigma, reach):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fedavg.dp.accounting import EveryRound, FixedSize, PoissonSampling, Spending, epsilon, noise_for, rounds_for
 from fedavg.errors import PlanError
-from fedavg.privacy.accounting import EveryRound, FixedSize, PoissonSampling, Spending, epsilon, noise_for, rounds_for
 
 #: (q, z, rounds, delta) and epsilon by Rényi DP and by privacy loss distributions, add or remove one.
 KNOWN = [
