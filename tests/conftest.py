@@ -20,6 +20,8 @@ SHARING = (
     "cli/test_run.py",
     "ray/test_bits.py",
     "ray/test_faults.py",
+    "ray/test_nodes.py",
+    "ray/test_driver.py",
     "http/test_hostile.py",
     "http/test_security.py",
     "http/test_store.py",

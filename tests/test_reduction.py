@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedavg import ArrayData, Attack, Diverged, Examples, Fleet, LocalFleet, Plan, PlanError, Task, train
-from fedavg.attacks.options import liars_of
 from fedavg.data.partition import iid
+from fedavg.parts import liars_of
 from fedavg.robust import REDUCERS
 from fedavg.setup import population_of, resolve, simulation
 from fedavg.testing import check_attack, check_reducer

@@ -10,7 +10,7 @@ from torch import nn
 import fedavg
 from fedavg import Task
 from fedavg.cli.report import summary_rows
-from fedavg.errors import Diverged, RunDirError
+from fedavg.errors import Diverged, PlanError, RunDirError, TaskError
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.seals import unsealed
 from toys import TOY, toy_data, toy_plan
@@ -265,3 +265,15 @@ def test_a_result_at_a_glance(tmp_path):
     assert frame["round"].tolist() == list(range(1, result.summary.rounds + 1))
     assert frame["accuracy"].tolist() == result.accuracy.tolist()
     assert frame["bytes_up"].sum() == result.summary.bytes_up
+
+
+def test_wrong_types_are_told_before_anything_runs():
+    """Each was a TypeError from inside, the first one after round 1 had been prepared."""
+    with pytest.raises(PlanError, match="watch: got 3; expected a function of an event"):
+        fedavg.run(toy_plan(), watch=3)
+    with pytest.raises(TaskError, match="metrics: got 3; expected a list"):
+        fedavg.run(toy_plan(task=Task("t", TOY.build, metrics=3)))
+    with pytest.raises(
+        PlanError, match="data: got 3 of type int; expected a fedavg.FederatedData, or text: 'module:Name'"
+    ):
+        toy_plan(data=3)

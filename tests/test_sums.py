@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedavg import native
 from fedavg.errors import Diverged
-from fedavg.sums import BLOCK, ExactSum, checked_bound, to_float
+from fedavg.sums import BLOCK, SOURCE, ExactSum, checked_bound, to_float
 
 floats = st.floats(-100, 100, width=32)
 
@@ -51,6 +52,17 @@ def test_the_error_is_below_the_step_of_the_ring(updates):
     expected = sum(float(v) * w for v, w in updates)
     got = float(to_float(total([([v], w) for v, w in updates], 1)))
     assert abs(got - expected) <= len(updates) * 2**-32
+
+
+@pytest.mark.skipif(native.library(SOURCE) is None, reason="no kernels here")
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40), st.integers(1, 10_000))
+def test_the_kernel_rounds_as_numpy_does(values, weight):
+    """To whole multiples of 2^-32, of two the even one: 1.5 and 2.5 steps become 2."""
+    vector = torch.tensor([*values, 1.5 * 2**-32 / weight, 2.5 * 2**-32 / weight])
+    by_kernel = total([(vector.tolist(), weight)], len(vector))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda source: None)
+        assert torch.equal(total([(vector.tolist(), weight)], len(vector)), by_kernel)
 
 
 def test_vectors_longer_than_a_block():

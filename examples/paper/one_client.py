@@ -21,9 +21,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedavg import LocalFleet, Plan, Round, Task, train
+from fedavg.cohorts import eligible
 from fedavg.errors import Diverged
 from fedavg.runlog.curves import rounds_to_target
-from fedavg.samplers.cohort import eligible
 from fedavg.tasks.mnist import cnn, image
 from fedavg.types import Cohort
 from study import Row, Study, study_options

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedavg import ArrayData, Examples, Plan, load
-from fedavg.client import run_client
+from fedavg.client_path import run_client
 from fedavg.engine.model import Model
 from fedavg.setup import Setup, population_of, resolve
 from fedavg.sums import ExactSum, to_float

@@ -24,12 +24,12 @@ from fedavg.algorithms import make_algorithm
 from fedavg.algorithms.fedbuff import FedBuff
 from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.campaign.records import Record, Records
+from fedavg.cohorts import cohort_size, sample_cohort
 from fedavg.paper.cells import NON_IID, TWO_NN, Cell, Setting
 from fedavg.paper.measure import needs, result_of
 from fedavg.plan import Plan
 from fedavg.runlog.curves import monotone, rounds_to_target
-from fedavg.samplers.cohort import sample_cohort
-from fedavg.setup import cohort_size, population_of, resolve_data
+from fedavg.setup import population_of, resolve_data
 from fedavg.types import Population
 
 RECORDS: Final = Path("docs/results/algorithms")

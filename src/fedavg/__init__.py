@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fedavg.codecs import STC, BFloat16, Codec, Entropy, Float16, Float32, LowRank, Mask, Quantise, TopK
     from fedavg.data import ArrayData, HeldOut, Partition, load
     from fedavg.data.own import from_arrays, from_clients, from_dataset, from_folder, from_huggingface, from_table
-    from fedavg.data.partition import IID, Dirichlet, Natural, Shards, Unbalanced
+    from fedavg.data.partition import IID, Dirichlet, Labels, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
     from fedavg.fleets import Fleet, LocalFleet, RayFleet
     from fedavg.metrics import (
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from fedavg.plan import Plan
     from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
-    from fedavg.ragged import Ragged, padded
+    from fedavg.ragged import Ragged
     from fedavg.robust import (
         AdaptiveClipping,
         Bucketing,
@@ -97,8 +97,11 @@ if TYPE_CHECKING:
     from fedavg.samplers import Corrected, InTurns, Oort, Poisson, Pool, PowerOfChoice, Sampler, Uniform, Weighted
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
+    from fedavg.study.compare import runs
+    from fedavg.study.export_model import ExportedModel, export_model
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
+    from fedavg.tasks.padding import padded
     from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
     from fedavg.world import (
         Alike,
@@ -170,7 +173,7 @@ _HOMES = {
     "fedavg.data.own": [
         "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table",
     ],
-    "fedavg.data.partition": ["IID", "Dirichlet", "Natural", "Shards", "Unbalanced"],
+    "fedavg.data.partition": ["IID", "Dirichlet", "Labels", "Natural", "Shards", "Unbalanced"],
     "fedavg.errors": [
         "DataError",
         "DiskError",
@@ -199,7 +202,7 @@ _HOMES = {
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
     "fedavg.plan.options": ["Schedule"],
     "fedavg.plan": ["Plan"],
-    "fedavg.ragged": ["Ragged", "padded"],
+    "fedavg.ragged": ["Ragged"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runlog.stopping": ["Patience"],
     "fedavg.robust": [
@@ -228,8 +231,11 @@ _HOMES = {
     ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
+    "fedavg.study.compare": ["runs"],
+    "fedavg.study.export_model": ["ExportedModel", "export_model"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
+    "fedavg.tasks.padding": ["padded"],
     "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
     "fedavg.world": [
         "Alike", "Always", "Closing", "Deadline", "Devices", "Diurnal", "Everyone", "LogNormal", "Markov", "Quorum",
@@ -242,20 +248,20 @@ __all__ = [
     "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
     "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected",
     "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged",
-    "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "FedAdagrad", "FedAdam", "FedAvg",
-    "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi", "FederatedData",
-    "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian", "HeldOut", "InTurns",
-    "Infinities", "InnerProduct", "Krum", "LabelFlip", "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal",
-    "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian", "Measure", "Median", "Metric",
-    "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural", "NearestNeighbourMixing", "Noise",
-    "NormBound", "OneShot", "Oort", "OptimalInnerProduct", "OptimalLittleIsEnough", "Optimizer", "Part",
-    "Partition", "Patience", "Perplexity", "Plan", "PlanError", "Poisson", "Pool", "PooledSGD", "PowerOfChoice",
-    "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round",
-    "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start",
-    "State", "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Traced",
-    "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "from_arrays",
-    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
-    "run", "sweep", "train",
+    "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel", "FedAdagrad", "FedAdam",
+    "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
+    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian",
+    "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels", "LittleIsEnough", "LocalDP",
+    "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian",
+    "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural",
+    "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
+    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError",
+    "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate",
+    "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled",
+    "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult",
+    "Task", "TaskError", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform", "Update", "View",
+    "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays", "from_clients", "from_dataset",
+    "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 

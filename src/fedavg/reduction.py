@@ -34,8 +34,8 @@ def check_gathering(setup: Setup, fleet: Fleet) -> None:
     if setup.single_updates and not fleet.gives_singles:
         what = f"reducer: got '{setup.plan.reducer}'" if setup.defence else f"attack: got '{setup.plan.attack}'"
         raise PlanError(
-            f"{what}, which must see single updates, and {type(fleet).__name__} gives only their sum; expected fleet "
-            "'local', or a server over HTTP"
+            f"{what}, which must see single updates, and {type(fleet).__name__} gives only their sum; expected "
+            "fleet 'local' or 'ray', or a server over HTTP"
         )
 
 

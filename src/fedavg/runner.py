@@ -25,7 +25,7 @@ from fedavg.runlog.recorder import Recorder
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.stopping import StopRule
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise, training_curves
-from fedavg.server import Round, Start, Watcher, rounds
+from fedavg.server import FLEET, Round, Start, Watcher, rounds
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
 
@@ -199,6 +199,12 @@ def _opened(plan: Plan, fleet: Fleet, directory: RunDir | None) -> Setup:
     return setup
 
 
+def _reports(state: State) -> np.ndarray | None:
+    """How often each client has reported, where the fleet remembers it."""
+    remembered = state.others.get(FLEET, {})
+    return remembered["reported"].numpy() if "reported" in remembered else None
+
+
 @dataclass(frozen=True)
 class _Following:
     """Who follows a run: its directory, a watcher, a line of progress, a rule that ends it."""
@@ -212,6 +218,8 @@ class _Following:
     keep_best: str | None
 
     def __post_init__(self) -> None:
+        if self.watch is not None and not callable(self.watch):
+            raise PlanError(f"watch: got {self.watch!r}; expected a function of an event, such as print")
         if self.stop is not None and not callable(self.stop):
             raise PlanError(f"stop: got {self.stop!r}; expected a function of a Round, or fedavg.Patience('loss', 5)")
 
@@ -264,6 +272,7 @@ def finish(
         sha256=model_sha256(state.weights),
         run_dir=str(directory.path) if directory else None,
         spent=spent,
+        reported=_reports(state),
         ended_by=ended_by,
         best_model={"metric": best.metric, "value": best.value, "round": best.round} if best else None,
     )

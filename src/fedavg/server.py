@@ -147,15 +147,15 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[
         for number in range(begin.round + 1, setup.plan.rounds + 1):
             if setup.algorithm.finished(state):
                 return
-            work, began = _instructions(setup, state, number), perf_counter()
+            work, began = instructions(setup, state, number), perf_counter()
             trained: _Trained | None = None
             while trained is None:  # an attempt that comes to nothing is made again, with another cohort
                 with _rejected_if_diverged(fleet, work):
                     cohort = fleet.draw(number, state.weights)
-                    assigned, parts = _assigned(setup, state, work, cohort)
+                    before, parts = assigned(setup, state, work, cohort)
                     result = fleet.train(cohort, work, who_trains(setup, parts))
                     if not isinstance(result, Abandoned):
-                        trained = _averaged(setup, assigned, cohort, result, work)
+                        trained = _averaged(setup, before, cohort, result, work)
             trained = _remembering(fleet, trained)
             event = _watching(setup.goal, _judged_round(setup, fleet, state, work, trained, perf_counter() - began))
             state = event.state
@@ -216,7 +216,7 @@ def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained
     on_train = fleet.evaluate(after.weights, "train") if due and setup.plan.eval_train else None
     found = fleet.evaluate_on_clients(after.weights, work.round) if due and setup.judged_by_clients else None
     entry = setup.budget.entry(work.round, result.releases) if setup.budget else None
-    measured = report(setup.measures, result.total.sums) if result.total.sums else {}
+    measured = result.total.metrics
     return Round(
         round=work.round,
         lr=work.lr,
@@ -275,14 +275,14 @@ def _initial_state(setup: Setup, weights: Tensor) -> State:
     return replace(setup.algorithm.initial(weights), others=others)
 
 
-def _instructions(setup: Setup, state: State, round: int) -> Work:
+def instructions(setup: Setup, state: State, round: int) -> Work:
     """The plan's work for a round, with what the stages and the algorithm decide from the state."""
     told = [stage.settings(state.others.get(_owner(index), {})) for index, stage in enumerate(setup.stages)]
     settings = {name: value for settings in told for name, value in settings.items()}
     return setup.algorithm.adjust(state, replace(setup.plan.work(round), settings=settings))
 
 
-def _assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[State, Sequence[Part]]:
+def assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[State, Sequence[Part]]:
     """Who trains from what, and the state that says so; each part with the frames by which clients follow the model."""
     rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
     assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng, cohort.errands)
@@ -296,7 +296,7 @@ def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult,
     """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
     result, kept = reduced(setup, cohort, result, work, before.others.get(REDUCER, {}))
     measured = report(setup.measures, result.total.sums) if result.total.sums else {}
-    total = replace(result.total, metrics=measured, population=cohort.population)
+    total = summed = replace(result.total, metrics=measured, population=cohort.population)
     for index, stage in reversed(list(enumerate(setup.stages))):
         total = stage.on_sum(total, work, setup.stage_rng(work.round, seeds.NONE, index))
     after = _server_half(setup, before, total, work) if total.weight else before  # nobody took part: no mean
@@ -308,7 +308,7 @@ def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult,
     if kept:
         after = replace(after, others={**after.others, REDUCER: kept})
     _check_finite(after.weights)
-    return _Trained(cohort, result, after)
+    return _Trained(cohort, replace(result, total=summed), after)
 
 
 def _server_half(setup: Setup, state: State, total: Sum, work: Work) -> State:

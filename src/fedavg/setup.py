@@ -11,12 +11,14 @@ from torch import Tensor
 from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.attacks import Attack
-from fedavg.attacks.options import attack_of
+from fedavg.checks import check_evaluation, check_world, checked_liars, goal_of
 from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
+from fedavg.data.changes import Changes, ChangingData
 from fedavg.data.finite import check_finite
-from fedavg.draft import Draft, check_evaluation, check_world, checked_liars, goal_of, update_size
+from fedavg.dp.accounting import EveryRound
+from fedavg.draft import Draft, update_size
 from fedavg.engine.ready import make_ready
 from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
@@ -25,13 +27,12 @@ from fedavg.metrics import Measure, Metric, by_name
 from fedavg.metrics.goal import Goal
 from fedavg.metrics.training import measures_by_name, names_sent
 from fedavg.optimizers import make_optimizer
-from fedavg.parts import bound_codec, check_device, downlink_of, sampler_of, secagg_of
+from fedavg.parts import attack_of, bound_codec, check_device, defence_of, downlink_of, sampler_of, secagg_of
 from fedavg.plan import Plan
-from fedavg.privacy.ledger import Budget, budget_of
+from fedavg.privacy.ledger import Budget, budget_of, check_limit
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
 from fedavg.robust import Defence
-from fedavg.robust.options import defence_of
 from fedavg.specs import make
 from fedavg.stages import Stage, make_stage
 from fedavg.tasks import Task
@@ -160,8 +161,9 @@ def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
     """A trainer with initial weights, for a simulation on these data."""
     first = probed(data)
     trainer = setup.new_trainer(first)
-    check_single(trainer, first, data.sizes, setup.plan)
-    make_ready(trainer, first, data.sizes, setup.plan)
+    batches, drop_last = setup.plan.schedule("B").values, setup.plan.drop_last
+    check_single(trainer, first, data.sizes, batches, drop_last)
+    make_ready(trainer, first, data.sizes, batches, drop_last)
     return trainer
 
 
@@ -173,6 +175,28 @@ def resolve(plan: Plan, population: Population | None, test: Examples | None) ->
     draft = _draft(plan, population, test)
     check_evaluation(draft)
     return _bound_together(draft)
+
+
+def served(setup: Setup) -> Setup:
+    """The setup with what its rounds cost over the network; a plan whose promise can not be kept there is refused."""
+    if setup.budget is None:
+        return setup
+    if setup.plan.noise_source == "seeded":
+        raise PlanError(
+            "noise_source: got 'seeded', with which whoever has the plan can take the noise off again; a private run "
+            "over the network needs 'os'"
+        )
+    if setup.plan.clients is None:
+        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
+    by_clients = any(stage.mechanism and stage.mechanism.by == "clients" for stage in setup.stages)
+    if by_clients and setup.secagg is None:
+        raise PlanError(
+            "noise where=clients: over the network the server would see each update with a share of the noise alone; "
+            "expected secagg, as in secagg = 'complete:4:1', or where=server"
+        )
+    budget = replace(setup.budget, sampling=EveryRound())
+    check_limit(setup.plan.dp_epsilon, budget)
+    return replace(setup, budget=budget)
 
 
 def resolve_on_device(plan: Plan) -> Setup:
@@ -252,7 +276,9 @@ def resolve_data(plan: Plan) -> FederatedData:
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
     data = HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
-    return pooled(data) if make_algorithm(plan.algorithm).pools_data else data
+    if make_algorithm(plan.algorithm).pools_data:
+        return pooled(data)
+    return ChangingData(data, make(plan.changes, Changes), plan.seed) if plan.changes is not None else data
 
 
 def check_population(plan: Plan, data: FederatedData) -> None:

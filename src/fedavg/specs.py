@@ -113,6 +113,18 @@ def usage(registry: Mapping[str, Any]) -> list[str]:
     return [_usage(name, kind) for name, kind in registry.items()]
 
 
+def written(name: str, settings: object) -> str:
+    """A name with the settings of a dataclass that are not at their defaults, each by its name."""
+    values = ((spec, getattr(settings, spec.name)) for spec in _settings(type(settings)))
+    return ":".join([name, *(f"{spec.name}={_shown(value)}" for spec, value in values if value != spec.default)])
+
+
+def choices(target: type) -> dict[str, tuple[str, ...]]:
+    """The values of each setting that has a closed set of them, the default first."""
+    closed = (spec for spec in _settings(target) if get_origin(spec.hint) is Literal)
+    return {spec.name: tuple(dict.fromkeys((spec.default, *get_args(spec.hint)))) for spec in closed}
+
+
 @contextmanager
 def importing_only(names: Iterable[str]) -> Iterator[None]:
     """Within it, code is imported by name only from these packages (and their modules)."""
@@ -337,13 +349,19 @@ def _described(value: object, base: type[Pluggable]) -> str:
         what = f"the class {value.__name__}"
         remedy = f"an object: {value.__name__}(...)" if issubclass(value, base) else f"a fedavg.{name}"
         return f"{what}; expected {remedy}"
-    names = ", ".join(list(base.registry())[:3])
-    return f"{value!r} of type {type(value).__name__}; expected a fedavg.{name}, or text: {names}, ... or 'module:Name'"
+    names = "".join(f"{each}, " for each in list(base.registry())[:3])
+    text = f"text: {names}... or 'module:Name'" if names else "text: 'module:Name'"
+    return f"{value!r} of type {type(value).__name__}; expected a fedavg.{name}, or {text}"
 
 
 def _usage(name: str, target: Any) -> str:
     if not callable(target) or isinstance(target, Pluggable):
         return name
     needed = [spec.name.upper() for spec in _settings(target) if spec.default is MISSING]
-    optional = [f"[{spec.name}={spec.default}]" for spec in _settings(target) if spec.default is not MISSING]
+    closed = choices(target)
+    optional = [
+        f"[{spec.name}={'|'.join(closed.get(spec.name, (str(spec.default),)))}]"
+        for spec in _settings(target)
+        if spec.default is not MISSING
+    ]
     return ":".join([name, *needed, *optional])

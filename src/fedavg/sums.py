@@ -5,18 +5,22 @@ Floating-point addition depends on its order; integer addition does not. Each n_
 overflow is noticed before it happens.
 """
 
+from ctypes import byref, c_double, c_long, c_void_p
 from math import isfinite
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedavg import native
 from fedavg.errors import Diverged
 
 FRACTION_BITS: Final = 32
 SCALE: Final = 2.0**FRACTION_BITS
 LIMIT: Final = 2**63
+SOURCE: Final = Path(__file__).with_suffix(".c")
 #: Elements handled at a time, so that the float64 scratch stays in the cache.
 BLOCK: Final = 1 << 15
 
@@ -36,6 +40,7 @@ class ExactSum:
         self._share = (LIMIT - 1) // sharers
         self._scaled = np.empty(BLOCK, np.float64)
         self._rounded = np.empty(BLOCK, np.int64)
+        native.library(SOURCE)  # found once, before a process is forked
         self.reset()
 
     def reset(self) -> None:
@@ -57,14 +62,26 @@ class ExactSum:
                 "share of what a sum can hold"
             )
         self.bound = checked_bound(self.bound, int(largest * weight * SCALE) + 1)
+        self._add(vector.contiguous(), weight * SCALE)
+        return largest * weight
+
+    def _add(self, vector: Tensor, scale: float) -> None:
+        """In C where that can be: one pass instead of four, and the same bits."""
+        built = native.library(SOURCE)
+        if built:
+            built.add(c_long(len(vector)), _at(vector.numpy()), byref(c_double(scale)), _at(self._ring))
+            return
         values = vector.numpy()
         for start in range(0, len(values), BLOCK):
             block = values[start : start + BLOCK]
             scaled, rounded = self._scaled[: len(block)], self._rounded[: len(block)]
-            np.multiply(block, weight * SCALE, out=scaled, dtype=np.float64)
+            np.multiply(block, scale, out=scaled, dtype=np.float64)
             np.copyto(rounded, np.rint(scaled, out=scaled), casting="unsafe")
             self._ring[start : start + BLOCK] += rounded
-        return largest * weight
+
+
+def _at(array: np.ndarray) -> c_void_p:
+    return c_void_p(array.ctypes.data)
 
 
 def checked_bound(a: int, b: int) -> int:

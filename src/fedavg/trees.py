@@ -7,12 +7,31 @@ until the task's `collate` has made tensors of it. This module knows neither mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     from torch import Tensor, nn
 
-    from fedavg.types import Examples, Tree
+#: What a module takes, and what its output is compared with: a tensor, a tuple of tensors or a dict of tensors. It has
+#: no narrower type since the task and its data agree on which.
+Tree: TypeAlias = Any
+
+
+class Pairs(Protocol):
+    """Examples: inputs and targets, row by row."""
+
+    def __init__(self, x: Tree, y: Tree) -> None: ...
+
+    @property
+    def x(self) -> Tree: ...
+
+    @property
+    def y(self) -> Tree: ...
+
+    def __len__(self) -> int: ...
+
+
+E = TypeVar("E", bound=Pairs)
 
 
 def leaves(tree: Tree) -> list[Any]:
@@ -46,12 +65,12 @@ def rows(tree: Tree, chosen: slice | Tensor) -> Tree:
     return changed(tree, lambda leaf: leaf.index_select(0, chosen))  # copies whole rows: leaf[chosen] is 10 x slower
 
 
-def take(examples: Examples, chosen: slice | Tensor) -> Examples:
+def take(examples: E, chosen: slice | Tensor) -> E:
     """Some of the examples."""
     return type(examples)(rows(examples.x, chosen), rows(examples.y, chosen))
 
 
-def batches(examples: Examples, size: int) -> Iterator[Examples]:
+def batches(examples: E, size: int) -> Iterator[E]:
     """All examples in order; the last batch may be short."""
     for start in range(0, len(examples), size):
         yield take(examples, slice(start, start + size))

@@ -5,18 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedavg import trees
 from fedavg.specs import Pluggable
+from fedavg.trees import Tree
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, which the help texts need not wait for
     import numpy as np
     from torch import Tensor
 
-#: What a module takes, and what its output is compared with: a tensor, a tuple of tensors or a dict of tensors. It has
-#: no narrower type since the task and its data agree on which.
-Tree: TypeAlias = Any
 #: The set that weights are judged on.
 Split = Literal["test", "train", "held", "triggered"]
 
@@ -72,6 +70,10 @@ class FederatedData(Pluggable, ABC):
     @abstractmethod
     def client(self, k: int) -> Examples:
         """The n_k training examples of client k."""
+
+    def at(self, round: int) -> FederatedData:
+        """The data as it is in a round; here always the same."""
+        return self
 
     @property
     def test(self) -> Examples | None:
@@ -138,12 +140,12 @@ class Sum:
     vector: Tensor
     weight: float
     count: int
-    #: The sums of each measure of the algorithm (`Algorithm.metrics`), as the fleet added them up.
-    sums: Mapping[str, Tensor] = field(default_factory=dict)
-    #: The values that follow from them; the server loop fills them in.
+    #: What clients measured (`Algorithm.metrics`), as it follows from `sums`; the server loop fills it in.
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: K, how many clients there were to draw from; the server loop fills it in.
     population: int = 0
+    #: The sums of each measure, as the fleet added them up.
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def mean(self) -> Tensor:

@@ -36,7 +36,7 @@ def test_the_weights_are_over_the_cohort_not_over_all_clients():
 def test_algorithm_1_as_the_paper_writes_it():
     """The whole run again in twenty lines of plain PyTorch, with the same draws."""
     from fedavg import seeds
-    from fedavg.samplers.cohort import sample_cohort
+    from fedavg.cohorts import sample_cohort
 
     plan = toy_plan(E="3,2:1", B=4, lr=0.2, lr_decay=0.9, rounds=3)
     data, w = plan.data, Model(plan.task, plan.seed).vector.clone()

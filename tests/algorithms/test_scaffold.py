@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 import torch
 
-from fedavg import train
-from toys import COUNTS, SLOPES, line_plan, toy_plan
+from fedavg import ArrayData, Examples, Task, train
+from fedavg.testing.problem import check_learns, small_plan
+from toys import COUNTS, SLOPES, line_plan, one_weight, toy_plan
 
 
 def states_after(plan):
@@ -55,3 +57,23 @@ def test_it_goes_to_the_optimum_of_all_where_fedavg_stays_off():
 def test_two_vectors_travel_each_way():
     one, two = (list(train(toy_plan(algorithm=name, rounds=1)))[-1] for name in ("fedavg", "scaffold"))
     assert (two.bytes_up, two.bytes_down) == (2 * one.bytes_up, 2 * one.bytes_down)
+
+
+#: A loss that is linear in the one weight: its gradient is the mean of x wherever the weight is.
+SLOPE = Task("slope", one_weight, loss=lambda o, y: o.mean(), metrics={"output": lambda o, y: o[:, 0]})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd:momentum=0.9", "sgd:momentum=0.5:nesterov=true"])
+def test_the_control_variate_of_a_constant_gradient_is_the_gradient_with_any_momentum(optimizer):
+    x = torch.tensor([[1.0], [3.0]])
+    data = ArrayData("slope", x, torch.zeros(2), [np.array([0, 1])], Examples(x, torch.zeros(2)))
+    plan = line_plan(task=SLOPE, data=data, algorithm="scaffold", optimizer=optimizer, E=4, rounds=2, lr=0.01)
+    first, second = list(train(plan))[1:]
+    assert first.state.slots["c"].item() == pytest.approx(2, rel=1e-4)
+    assert second.state.slots["c"].item() == pytest.approx(2, rel=1e-4)
+
+
+def test_with_momentum_it_still_learns_where_clients_differ():
+    """Five clients that lack one class each. A control variate that grew with the momentum led the weights away."""
+    plan = small_plan(algorithm="scaffold", optimizer="sgd:momentum=0.9", C=1.0, E=5, lr=0.02, rounds=12)
+    check_learns(plan, "scaffold with momentum")

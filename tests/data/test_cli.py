@@ -108,7 +108,7 @@ def test_show_plots(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_errors_of_the_plan() -> None:
-    with pytest.raises(PlanError, match="unknown data set 'cats'"):
+    with pytest.raises(PlanError, match="data: got 'cats'; expected one of mnist"):
         run("show", "cats")
     with pytest.raises(PlanError, match="partition: got 'x'; expected one of iid"):
         run("show", "mnist", "--partition", "x")

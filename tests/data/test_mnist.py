@@ -56,9 +56,10 @@ def test_the_official_files_equal_the_copy(real_data: Path, empty_dir: Path) -> 
 @pytest.mark.parametrize(
     ("name", "spec", "clients", "message"),
     [
-        ("mnits", "iid", 100, "unknown data set 'mnits'. Use one of: mnist"),
-        ("mnist:pixels=red", "iid", 100, r"data: got 'mnist:pixels=red'; expected 'mnist\[:pixels=unit\|centred\]'"),
-        ("mnist:centred", "iid", 100, "data: got 'mnist:centred'; expected"),
+        ("mnits", "iid", 100, "data: got 'mnits'; expected one of mnist:"),
+        ("mnist:pixels=red", "iid", 100, r"data: got 'mnist:pixels=red'; expected 'mnist:\[pixels=unit\|centred\]'"),
+        ("mnist:centred:unit", "iid", 100, "data: got 'mnist:centred:unit'; expected"),
+        ("mnist:size=3", "iid", 100, "data: got 'mnist:size=3'; expected"),
         ("mnist:pixels=unit:pixels=unit", "iid", 100, "expected 'mnist"),
         ("cifar10:pixels=centred", "iid", 100, "data: got 'cifar10:pixels=centred'; expected 'cifar10'"),
         ("mnist", "natural", 100, "mnist can not be split by natural. Use one of: iid, shards:\\[per_client=2"),

@@ -3,7 +3,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedavg.data.partition import IID, Natural, Shards, dirichlet, iid, natural, parse_partition, shards, unbalanced
+from fedavg.data.partition import (
+    IID,
+    Dirichlet,
+    Labels,
+    Natural,
+    Shards,
+    dirichlet,
+    iid,
+    natural,
+    parse_partition,
+    shards,
+    unbalanced,
+)
 from fedavg.errors import PlanError
 from fedavg.seeds import NONE, rng
 
@@ -101,16 +113,18 @@ def test_specs_are_read_and_written_back(spec: str, canonical: str) -> None:
     [
         (
             "",
-            r"partition: got ''; expected one of iid, shards:\[per_client=2\], dirichlet:ALPHA, .*natural, or 'mod",
+            r"partition: got ''; expected one of iid, .*, dirichlet:ALPHA:\[by=client\], .*or 'mod",
         ),
         ("by-moon", "partition: got 'by-moon'; expected one of iid"),
         ("iid:3", "got 'iid:3'; expected 'iid'"),
         ("shards:1.5", r"expected 'shards:\[per_client=2\]'"),
         ("shards:0", "got 0 shards for each client; expected 1 or more"),
-        ("dirichlet", "got 'dirichlet'; expected 'dirichlet:ALPHA'"),
+        ("dirichlet", r"got 'dirichlet'; expected 'dirichlet:ALPHA:\[by=client\]'"),
         ("dirichlet:0", "alpha is 0; expected a number above 0"),
         ("dirichlet:nan", "alpha is nan; expected a number above 0"),
-        ("dirichlet:x", "expected 'dirichlet:ALPHA'"),
+        ("dirichlet:x", r"expected 'dirichlet:ALPHA:\[by=client\]'"),
+        ("dirichlet:1:by=age", r"expected 'dirichlet:ALPHA:\[by=client\]'"),
+        ("labels:0", "got 0 for each client; expected 1 or more"),
         ("unbalanced:-1", "the exponent is -1; expected a number from 0"),
         ("unbalanced:inf", "the exponent is inf; expected a number from 0"),
         ("shards:inf", r"expected 'shards:\[per_client=2\]'"),
@@ -131,3 +145,35 @@ def test_more_parts_than_examples_is_refused() -> None:
 def test_natural_without_keys_is_refused() -> None:
     with pytest.raises(PlanError, match="needs a key per example"):
         Natural().deal(np.zeros(7), 2, draw())
+
+
+def test_labels_are_split_over_clients_by_a_dirichlet_of_their_own():
+    parts = Dirichlet(0.5, by="label").deal(MNIST_LIKE, 10, draw())
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(MNIST_LIKE)))
+    sizes = [len(part) for part in parts]
+    assert min(sizes) >= 10
+    assert max(sizes) > 2 * min(sizes)  # unlike the other form, sizes differ too
+    even = Dirichlet(10_000.0, by="label").deal(MNIST_LIKE, 10, draw())
+    assert max(map(len, even)) < 1.2 * min(map(len, even))
+
+
+def test_a_dirichlet_that_leaves_somebody_without_examples_is_given_up_with_a_reason():
+    with pytest.raises(PlanError, match="fewer than 10 examples; expected a larger alpha"):
+        Dirichlet(0.001, by="label").deal(np.repeat(np.arange(2), 50), 10, draw())
+
+
+def test_each_client_has_as_many_labels_as_asked_for_and_each_example_one_client():
+    parts = Labels(2).deal(MNIST_LIKE, 10, draw())
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(MNIST_LIKE)))
+    held = [set(MNIST_LIKE[part].tolist()) for part in parts]
+    assert all(len(labels) == 2 for labels in held)
+    assert all(k in labels for k, labels in enumerate(held))
+    for label in range(10):
+        shares = [int((MNIST_LIKE[part] == label).sum()) for part in parts if (MNIST_LIKE[part] == label).any()]
+        assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize(("labels", "clients", "message"), [(11, 20, "there are 10 labels"), (2, 9, "10 clients or")])
+def test_labels_that_can_not_be_shared_out_are_refused(labels, clients, message):
+    with pytest.raises(PlanError, match=message):
+        Labels(labels).deal(MNIST_LIKE, clients, draw())

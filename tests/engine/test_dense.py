@@ -137,7 +137,7 @@ def test_other_sizes_are_left_to_pytorch(inputs: int, outputs: int) -> None:
 def test_the_engine_is_named_after_it() -> None:
     trainer = Trainer(Task("net", lambda: Net(lambda large, x: large(x))), seed=0)
     trainer.choose_engine("auto", Examples(*points(4)))
-    assert trainer.engine.name == native.marked("graph with native dense layers")
+    assert trainer.engine.name == native.marked("graph with native steps")
 
 
 @pytest.mark.usefixtures("no_compiler")

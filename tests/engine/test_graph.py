@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedavg import Examples, Task
+from fedavg import Examples, Task, native
 from fedavg.engine import plain
 from fedavg.engine.emit import Emitter
 from fedavg.engine.graph import GraphEpoch
@@ -277,7 +277,7 @@ def test_what_can_not_be_traced_takes_the_plain_path(module, reason):
 def test_auto_takes_the_graph_when_it_can():
     trainer = Trainer(TOY, seed=0)
     trainer.choose_engine("auto", Examples(*points(6)))
-    assert trainer.engine.name == "graph"
+    assert trainer.engine.name in ("graph", native.marked("graph with native steps"))
     trainer = Trainer(TOY, seed=0)
     trainer.choose_engine("plain", Examples(*points(6)))
     assert trainer.engine.name == "plain"

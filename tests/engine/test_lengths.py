@@ -127,7 +127,7 @@ def test_nothing_is_compiled_after_the_start():
     trainer = Trainer(TOY, 0, "cpu", make_optimizer(plan.optimizer))
     examples = Examples(*blobs(20, seed=1))
     trainer.choose_engine("graph", Examples(examples.x[:4], examples.y[:4]))
-    make_ready(trainer, examples, sizes, plan)
+    make_ready(trainer, examples, sizes, plan.schedule("B").values, plan.drop_last)
     graph = trainer._epoch
     assert isinstance(graph, GraphEpoch)
     before = graph.compilations
@@ -143,7 +143,7 @@ def test_a_module_that_does_something_else_for_some_length_is_compiled_for_each(
     fast, slow = Trainer(task, seed=0), Trainer(task, seed=0)
     examples = Examples(*blobs(23, seed=3))
     fast.choose_engine("graph", Examples(examples.x[:10], examples.y[:10]))
-    make_ready(fast, examples, np.array([23, 20]), toy_plan(B=10))
+    make_ready(fast, examples, np.array([23, 20]), [10], drop_last=False)
     epoch(fast, examples, 10, 0.1)
     epoch(slow, examples, 10, 0.1)
     torch.testing.assert_close(fast.weights, slow.weights, rtol=1e-5, atol=1e-6)

@@ -94,7 +94,7 @@ def test_the_fast_path_equals_the_plain_one(name):
     for engine in ("graph", "plain"):
         trainer = Trainer(task, seed=0)
         trainer.choose_engine(engine, trees.take(make(11), slice(4)))
-        assert trainer.engine.name == engine
+        assert trainer.engine.name.split()[0] == engine
         losses[engine] = [float(epoch(trainer, make(11), 4, 0.1)) for _ in range(2)]
         ends[engine] = trainer.weights.clone()
         trainer.evaluate(make(11))
@@ -166,7 +166,7 @@ def test_a_transformer_of_hugging_face_trains_on_the_fast_path_as_on_the_plain_o
             epoch(trainer, texts(8), 4, 0.1)
         ends[engine] = trainer.weights - start
         if engine == "auto":
-            assert trainer.engine.name == "graph", trainer.engine.reason
+            assert trainer.engine.name.startswith("graph"), trainer.engine.reason
     assert (ends["auto"] - ends["plain"]).norm() <= 1e-4 * ends["plain"].norm()
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg import Ragged
-from fedavg.client import run_client
+from fedavg.client_path import run_client
 from fedavg.data import load
 from fedavg.data.posts_store import PostsStore, Writing, prepare
 from fedavg.errors import FedAvgError

@@ -6,7 +6,7 @@ import torch
 from fedavg.metrics import Accuracy, MacroF1
 from fedavg.metrics import goal as goal_module
 from fedavg.metrics import spread as spread_module
-from fedavg.metrics.spread import describe, names_of_sums, spread_of
+from fedavg.metrics.spread import describe, names_of_sums, spread_of, worst_of
 
 
 def test_the_worst_decile_is_on_the_bad_side():
@@ -22,6 +22,13 @@ def test_clients_count_once_each_and_those_without_predictions_not_at_all():
     sums = [{"accuracy": torch.tensor(pair, dtype=torch.float64)} for pair in ([1, 1], [0, 3], [0, 0])]
     found = spread_of({"accuracy": Accuracy()}, sums)["accuracy"]
     assert (found["p50"], found["variance"]) == (0.5, 0.25)
+
+
+def test_who_fares_worst_is_named_the_worst_first():
+    sums = [{"accuracy": torch.tensor(pair, dtype=torch.float64)} for pair in ([3, 4], [0, 0], [1, 4], [1, 4])]
+    assert worst_of({"accuracy": Accuracy()}, [7, 8, 9, 2], sums) == {
+        "accuracy": {"client": [2, 9, 7], "value": [0.25, 0.25, 0.75]}
+    }
 
 
 def test_sums_have_names():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fedavg
 from fedavg import Accuracy, FedAvg, MacroF1, Measure, Task
-from fedavg.client import Message
+from fedavg.client_path import Message
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import FleetError, PlanError, TaskError
 from fedavg.metrics import report

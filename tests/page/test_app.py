@@ -12,7 +12,7 @@ TOKEN = "secret-token"
 @pytest.fixture
 def client(tmp_path):
     finished(tmp_path / "runs" / "a", rounds=3)
-    finished(tmp_path / "runs" / "b", rounds=3, seed=1, lr=0.2)
+    finished(tmp_path / "runs" / "b", rounds=3, seed=1, lr=0.2, B="inf")
     library = Library(tmp_path / "runs")
     library.read_all()
     return TestClient(make_app(Shown(library), TOKEN), base_url="http://127.0.0.1:8000")
@@ -25,7 +25,8 @@ def ask(client, path):
 def test_the_index_lists_runs_and_what_differs(client):
     answer = ask(client, "index").json()
     assert [run["name"] for run in answer["runs"]] == ["a", "b"]
-    assert answer["options"] == ["lr", "seed"]
+    assert answer["options"] == ["B", "lr", "seed"]
+    assert answer["runs"][1]["plan"]["B"] == "inf"  # JSON has no infinity
     assert "test.accuracy" in answer["columns"]
 
 

@@ -1,73 +1,17 @@
 """The page in a real Chromium: what it shows, how it is used, and that it asks nobody but its own server."""
 
 import re
-import shutil
-import subprocess
-import sys
-from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 import pytest
 
-from page.runs import age, begin, finished, row
+from page.browsing import PATIENCE_MS, check_accessible, opened, served
+from page.runs import age, begin, finished, named, private, row, world
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-expect = playwright.expect
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+expect.set_options(timeout=PATIENCE_MS)
+pytest.importorskip("axe_playwright_python", reason="axe is not installed")
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 HOSTILE = "<script>document.title='owned'<"
-#: A busy machine is slow, not wrong.
-PATIENCE_MS = 30_000
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def served(*arguments):
-    """`fedavg page` as a user starts it; gives the address that it prints."""
-    command = [sys.executable, "-m", "fedavg", "page", *map(str, arguments), "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            yield line.split()[-1]
-        finally:
-            process.terminate()
-
-
-@contextmanager
-def opened(browser, address, **options):
-    """A page that must not log an error, nor ask anything of another place than the one it came from."""
-    context = browser.new_context(**options)
-    context.set_default_timeout(PATIENCE_MS)
-    tab = context.new_page()
-    faults = []
-    tab.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
-    tab.on("pageerror", lambda error: faults.append(str(error)))
-    tab.on("request", lambda request: _check_place(request.url, address, faults))
-    tab.goto(address)
-    tab.wait_for_selector("main[data-ready]")
-    try:
-        yield tab
-        assert faults == []
-    finally:
-        context.close()
-
-
-def _check_place(url, address, faults):
-    if not url.startswith("data:") and urlsplit(url).netloc != urlsplit(address).netloc:
-        faults.append(f"asked {url}")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +21,9 @@ def runs(tmp_path_factory):
         finished(root / f"slow-{seed}", rounds=20, seed=seed, lr=0.05)
     finished(root / "fast", rounds=20, lr=0.3, E=5)
     finished(root / HOSTILE, rounds=5, lr=0.2)
+    named(root / "named")
+    private(root / "private")
+    world(root / "world")
     torn = begin(root / "torn")
     torn.append(row(1))
     with torn.metrics_path.open("ab") as file:
@@ -102,7 +49,7 @@ def test_runs_are_listed_with_their_states(browser, address):
         expect(run_row(tab, "fast")).to_contain_text("finished")
         expect(run_row(tab, "torn")).to_contain_text("was cut off")
         expect(run_row(tab, "foreign")).to_contain_text("format 99")
-        assert tab.locator("path.curve").count() == 7  # fast, hostile, torn is a point of one, three seeds and a mean
+        expect(tab.locator("path.curve")).to_have_count(10)  # a run each, and the mean over three seeds
 
 
 def test_the_name_of_a_run_is_shown_as_text(browser, address):
@@ -123,7 +70,7 @@ def test_axes_bands_and_scale_can_be_chosen(browser, address):
         tab.get_by_label("band over seeds").uncheck()
         expect(tab.locator("path.area")).to_have_count(0)
         tab.get_by_label("log scale").check()
-        expect(tab.locator("path.curve")).to_have_count(6)
+        expect(tab.locator("path.curve")).to_have_count(8)
         assert "log=1" in tab.url
         tab.reload()
         expect(tab.get_by_label("log scale")).to_be_checked()
@@ -166,18 +113,66 @@ def test_all_of_it_works_by_keyboard(browser, address):
         expect(box).to_be_focused()
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_keeps_the_rules_of_accessibility(browser, address, width, scheme):
+VIEWS = ["#/runs", "#/runs?log=1&x=simulated&y=train_loss&lines=1", "#/round", "#/clients", "#/world"]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1280, "light"), (1280, "dark")])
+def test_every_view_keeps_the_rules_of_accessibility(browser, address, width, scheme):
     with opened(browser, address, viewport={"width": width, "height": 800}, color_scheme=scheme) as tab:
-        check_accessible(tab)
+        for view in VIEWS:
+            before = tab.locator("main").get_attribute("data-ready")
+            tab.evaluate("view => { location.hash = view }", view)
+            expect(tab.locator("main")).not_to_have_attribute("data-ready", before)
+            check_accessible(tab)
 
 
-def check_accessible(tab):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
-    found = axe.Axe().run(tab).response["violations"]
-    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
-    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "the page scrolls sideways"
+def test_a_round_is_shown_with_who_took_part(browser, address):
+    with opened(browser, address) as tab:
+        tab.get_by_role("link", name="Round", exact=True).click()
+        tab.get_by_role("combobox", name="run").select_option(label="named")
+        expect(tab.get_by_role("heading", name="Round 4")).to_be_visible()
+        tab.get_by_role("button", name="Earlier").click()
+        expect(tab.get_by_role("heading", name="Round 3")).to_be_visible()
+        expect(tab.locator("circle.f0, circle.f1")).to_have_count(2)
+        tab.get_by_text("Client by client").click()
+        expect(tab.get_by_role("row", name="7 late")).to_be_visible()
+        tab.get_by_label("Round number").fill("2")
+        tab.keyboard.press("Enter")
+        expect(tab.get_by_role("heading", name="Round 2")).to_be_visible()
+        tab.get_by_role("group", name=re.compile("norm and cosine")).focus()
+        tab.keyboard.press("ArrowRight")
+        expect(tab.locator(".tip")).to_contain_text("client 3")
+        tab.go_back()
+        expect(tab.get_by_role("heading", name="Round 3")).to_be_visible()
+
+
+def test_a_private_round_shows_the_budget_and_nobody(browser, address):
+    with opened(browser, address) as tab:
+        tab.get_by_role("link", name="Round", exact=True).click()
+        tab.get_by_role("combobox", name="run").select_option(label="private")
+        expect(tab.get_by_text("epsilon 2 of 8 is spent")).to_be_visible()
+        expect(tab.get_by_text("no single update is seen")).to_be_visible()
+        expect(tab.get_by_text("Client by client")).to_have_count(0)
+
+
+def test_clients_are_shown_with_their_data_and_their_share(browser, address):
+    with opened(browser, address) as tab:
+        tab.get_by_role("link", name="Clients", exact=True).click()
+        tab.get_by_role("combobox", name="run").select_option(label="named")
+        expect(tab.get_by_role("img", name="Labels of each client")).to_be_visible()  # embedded MNIST
+        expect(tab.get_by_role("heading", name="Who fares worst after round 4")).to_be_visible()
+        expect(tab.get_by_role("img", name="Rounds that each client reported in")).to_be_visible()
+        tab.get_by_role("combobox", name="run").select_option(label="private")
+        expect(tab.get_by_text("the plan keeps single clients from view")).to_have_count(2)
+
+
+def test_a_day_of_a_world_is_shown(browser, address):
+    with opened(browser, address) as tab:
+        tab.get_by_role("link", name="World", exact=True).click()
+        expect(tab.get_by_text("world, day 1 of 2")).to_be_visible()
+        expect(tab.get_by_role("img", name="Timeline: 4 rounds over 24 hours")).to_be_visible()
+        tab.get_by_role("combobox", name="day").select_option(label="2")
+        expect(tab.get_by_role("img", name="Timeline: 2 rounds over 24 hours")).to_be_visible()
 
 
 def test_a_run_that_trains_is_drawn_as_it_grows(browser, tmp_path):

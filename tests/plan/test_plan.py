@@ -60,7 +60,7 @@ def test_infinity_may_be_written_in_both_ways():
         ("engine", "fast", "engine: got 'fast'; expected one of auto, graph, plain"),
         ("algorithm", "magic", "algorithm: got 'magic'; expected one of fedavg, "),
         ("task", "imagenet", "task: got 'imagenet'; expected one of mnist-2nn, "),
-        ("data", "imagenet", "data: got 'imagenet'; expected one of mnist[:pixels=unit|centred], "),
+        ("data", "imagenet", "data: got 'imagenet'; expected one of mnist:[pixels=unit|centred], "),
         ("eval_train", "perhaps", "eval_train: got 'perhaps'; expected true or false"),
     ],
 )
@@ -182,7 +182,8 @@ def test_objects_are_shown_by_name():
 
 
 def test_a_setting_of_the_data_at_its_default_does_not_count_in_the_digest():
-    assert Plan(data="mnist:pixels=unit") == Plan(data="mnist")
+    assert Plan(data="mnist:pixels=unit") == Plan(data="mnist:unit") == Plan(data="mnist")
+    assert Plan(data="mnist:centred").data == "mnist:pixels=centred", "settings may go by place, as those of any part"
     centred = Plan(data="mnist:pixels=centred")
     assert centred.digest != Plan().digest
     assert make_plan(tomllib.loads(centred.to_toml())) == centred

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 import fedavg
+from fedavg.cohorts import sample_cohort
+from fedavg.dp.accounting import FixedSize, PoissonSampling, epsilon
 from fedavg.errors import PlanError, RunDirError
-from fedavg.privacy.accounting import FixedSize, PoissonSampling, epsilon
 from fedavg.runlog.rundir import RunDir
-from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import population_of, resolve_data, simulation
 from toys import TOY, toy_data, toy_plan
 

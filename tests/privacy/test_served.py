@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedavg.privacy.accounting import EveryRound, epsilon, epsilon_of
+from fedavg.dp.accounting import EveryRound, epsilon, epsilon_of
 from fedavg.privacy.ledger import Budget
 from fedavg.privacy.served import Attempt, BudgetSpent, Participation, ServedLedger
 

@@ -9,10 +9,10 @@ import torch
 
 import fedavg
 from fedavg import seeds
+from fedavg.cohorts import sample_cohort
+from fedavg.dp.accounting import EveryRound, epsilon
 from fedavg.errors import PlanError
-from fedavg.privacy.accounting import EveryRound, epsilon
 from fedavg.samplers import SAMPLERS, InTurns, Pool, PowerOfChoice, Sampler, Uniform, Weighted, make_sampler
-from fedavg.samplers.cohort import sample_cohort
 from fedavg.server import Round, train
 from fedavg.setup import population_of, resolve, simulation
 from toys import SIZES, toy_data, toy_plan

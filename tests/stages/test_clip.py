@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg import Sum, Update, Work, train
+from fedavg.cohorts import eligible
 from fedavg.draft import Draft
 from fedavg.errors import PlanError
 from fedavg.samplers import make_sampler
-from fedavg.samplers.cohort import eligible
 from fedavg.setup import population_of, simulation
 from fedavg.stages import make_stage
 from fedavg.stages.clip import NORM, Clip, shortened

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from fedavg import Update, Work, train
+from fedavg.dp.accounting import EveryRound, epsilon
 from fedavg.errors import PlanError
-from fedavg.privacy.accounting import EveryRound, epsilon
 from fedavg.stages import make_stage
 from toys import toy_plan
 

@@ -7,7 +7,8 @@
 The control variates c_i and c (at first 0) estimate the gradients of the client and of all; their difference takes out
 the drift of a client's steps towards its own optimum. The means weigh clients by n_k as FedAvg does, which for clients
 of one size is the paper's. The first round with lr = 1 is FedAvg, bit for bit. A client sends and is sent two vectors.
-With momentum, as NIID-Bench has it, c_i is the mean step over eta.
+With momentum K is how often gradients count in all, FedNova's |a_i|_1: else c_i would be a multiple of the gradient
+that it estimates, and since the drift passes through the momentum too, the clients' steps would run away.
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ class Scaffold(FedAvg):
         client.load(x)
         loss = client.epochs(work, Correction(drift=c - c_i))  # g_i(y) - c_i + c
         change = client.weights - x
-        K = work.epochs * client.steps(work.batch)
+        K = client.optimizer.effective_steps(work.epochs * client.steps(work.batch))
+        assert K, "see `check`"
         c_change = -c - change / (K * work.lr)
         client.state["c"] = c_i + c_change
         return Update(torch.cat([change, c_change]), weight=client.n, metrics={"train_loss": loss})

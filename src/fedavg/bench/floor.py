@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedavg import seeds, trees
-from fedavg.draft import cohort_size
+from fedavg.cohorts import cohort_size
 from fedavg.engine import plain
 from fedavg.engine.emit import call_source
 from fedavg.engine.memory import keep_freed_memory

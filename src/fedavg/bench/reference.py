@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from fedavg import trees
 from fedavg.bench.process_tree import Timed, cpu_seconds
+from fedavg.cohorts import sample_cohort
 from fedavg.engine.model import build
 from fedavg.engine.threads import one_thread
 from fedavg.errors import PlanError
 from fedavg.optimizers import SGD, make_optimizer
 from fedavg.plan import Plan
-from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import population_of, simulation
 from fedavg.tasks import Task
 from fedavg.types import Examples, FederatedData

@@ -9,29 +9,38 @@ import click
 
 from fedavg.cli.authority import authority
 from fedavg.cli.bench import bench
+from fedavg.cli.compare import compare, plot
+from fedavg.cli.completion import completion
 from fedavg.cli.data import data
 from fedavg.cli.doctor import doctor
 from fedavg.cli.evaluate import evaluate
+from fedavg.cli.export import export
+from fedavg.cli.export_model import export_model
 from fedavg.cli.fleet import certs, fleet_demo, join, serve
+from fedavg.cli.groups import GroupedCommands
+from fedavg.cli.man import man
 from fedavg.cli.operate import approve, revoke, status, token
 from fedavg.cli.page import page
 from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
+from fedavg.cli.study import study
 from fedavg.cli.sweep import sweep
+from fedavg.cli.world import world
 from fedavg.errors import FedAvgError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="fedavg")
 def cli() -> None:
     """Federated averaging (McMahan et al. 2017): simulate it, regenerate the paper, look at data, measure speed."""
 
 
 for command in (
-    run, resume, sweep, evaluate, personalise, serve, join, status, token, approve, revoke, certs, authority,
-    fleet_demo, privacy, paper, page, data, bench, doctor,
+    run, resume, sweep, compare, plot, evaluate, export, export_model, personalise, serve, join, status, token, approve,
+    revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor,
+    completion, man,
 ):  # fmt: skip
     cli.add_command(command)
 

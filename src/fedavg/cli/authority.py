@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedavg.cli.fleet import address
-from fedavg.cli.operate import check_url, needs_server_extra
+from fedavg.cli.operate import address, check_url, needs_server_extra
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:

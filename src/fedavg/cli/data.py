@@ -80,7 +80,7 @@ def info(name: str, data_dir: Path | None, as_json: bool) -> None:
         f"{dataset.name}: {dataset.summary}",
         f"licence           {dataset.licence}",
         f"partitions        {', '.join(dataset.partitions)} (the first is the default)",
-        *(f"{key:<17} {', '.join(values)} (the first is the default)" for key, values in dataset.settings.items()),
+        *(f"{key:<17} {', '.join(values)} (the first is the default)" for key, values in dataset.choices.items()),
         f"in the paper      {dataset.paper or 'not used'}",
     ]
     if listing["state"] == "missing":
@@ -142,7 +142,7 @@ def _listing(dataset: "Dataset", folder: Path) -> dict[str, Any]:
         "licence": dataset.licence,
         "clients": dataset.clients,
         "partitions": list(dataset.partitions),
-        "settings": {key: list(values) for key, values in dataset.settings.items()},
+        "settings": {key: list(values) for key, values in dataset.choices.items()},
     }
 
 

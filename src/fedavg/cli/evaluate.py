@@ -5,9 +5,12 @@ from pathlib import Path
 
 import click
 
+from fedavg.cli.completion import complete_run
+from fedavg.cli.run import chosen_fleet, fleet_options
+
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|MODEL")
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN|MODEL", shell_complete=complete_run)
 @click.option(
     "--data", default=None, metavar="NAME|FILE", help="A data set, or a file or folder of examples [the run's]."
 )
@@ -19,9 +22,17 @@ import click
 )
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that judge [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@fleet_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def evaluate(
-    source: Path, data: str | None, task: str | None, label: str, as_json: bool, **options: str | None
+    source: Path,
+    data: str | None,
+    task: str | None,
+    label: str,
+    fleet: str,
+    workers_per_node: int | None,
+    as_json: bool,
+    **options: str | None,
 ) -> None:
     """Judge the last model of a run directory, or the weights in a .safetensors file.
 
@@ -33,7 +44,8 @@ def evaluate(
     from fedavg.study.evaluate import evaluate as judge
 
     changes = {name: value for name, value in options.items() if value is not None}
-    found = judge(source, data, task, label, **changes)
+    clients = chosen_fleet(fleet, workers_per_node, options["workers"])
+    found = judge(source, data, task, label, clients, **changes)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
         return

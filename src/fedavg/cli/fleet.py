@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from fedavg.cli.operate import FILE, as_json_option, check_url, needs_server_extra
+from fedavg.cli.completion import complete_source
+from fedavg.cli.operate import FILE, address, as_json_option, check_url, needs_server_extra
 from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
 
@@ -15,15 +16,8 @@ if TYPE_CHECKING:
     from fedavg.types import Examples
 
 
-def address(text: str, what: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise PlanError(f"{what}: got '{text}'; expected HOST:PORT, as in 0.0.0.0:8443")
-    return host.strip("[]"), int(port)
-
-
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=complete_source)
 @plan_options
 @plan_settings
 @click.option("--listen", default="127.0.0.1:8443", metavar="HOST:PORT", help="Where clients connect [127.0.0.1:8443].")
@@ -34,6 +28,8 @@ def address(text: str, what: str) -> tuple[str, int]:
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs/fleet"), show_default=True,
               help="Tokens, metrics, the model, and the database unless --db is given.")  # fmt: skip
 @click.option("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or an SQLite file [RUN-DIR/fleet.db].")
+@click.option("--replica", is_flag=True, help="Be one of several processes that serve the run of one PostgreSQL --db.")
+@click.option("--replica-url", metavar="URL", help="Where other replicas reach this one [where it listens].")
 @click.option("--admin-listen", metavar="HOST:PORT", help="The operator's endpoints on an address of their own.")
 @click.option("--min-clients", type=click.IntRange(1), help="Clients to wait for before a round [a cohort].")
 @click.option("--deadline", type=float, default=600.0, show_default=True, help="Seconds that a round may take.")
@@ -72,6 +68,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from fedavg.fleets.http.server.guards import Guards
     from fedavg.fleets.http.server.logs import log_to_stderr
     from fedavg.fleets.http.server.rounds import Rules
+    from fedavg.programs.replica import Place, serve_replica
     from fedavg.programs.serve import JOIN_TOKEN, Address, Options
     from fedavg.programs.serve import serve as run_server
 
@@ -85,6 +82,10 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
         raise PlanError(
             "expected --cert and --key ('fedavg certs' makes them for trying out), or --insecure on loopback"
         )
+    if options["replica_url"] and not options["replica"]:
+        raise PlanError("--replica-url is for replicas; expected --replica as well")
+    if options["replica"] and options["client_ca"]:
+        raise PlanError("--client-ca: replicas ask each other without certificates of clients; expected no --client-ca")
     tls = server_context(options["cert"], options["key"], options["client_ca"]) if options["cert"] else None
     directory: Path = options["run_dir"]
     log_to_stderr()
@@ -94,31 +95,32 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
         click.echo(f"serving on {scheme}://{listen.host}:{port}; join token in {directory / JOIN_TOKEN}", err=True)
 
     admin = options["admin_listen"]
+    served = Options(
+        listen,
+        directory,
+        database=options["db"],
+        tls=tls,
+        admin=Address(*address(admin, "--admin-listen")) if admin else None,
+        rules=Rules(options["deadline"], options["over_selection"], options["quorum"]),
+        guards=Guards(
+            options["max_weight"],
+            options["times_median"],
+            options["norm_bound"],
+            options["anonymous"],
+            options["approval"],
+        ),
+        minimum=options["min_clients"],
+        authority=load_public(options["authority"]) if options["authority"] else None,
+        join_uses=options["join_uses"],
+        join_hours=options["join_hours"],
+        linger_s=options["linger"],
+    )
     try:
-        result = run_server(
-            plan,
-            Options(
-                listen,
-                directory,
-                database=options["db"],
-                tls=tls,
-                admin=Address(*address(admin, "--admin-listen")) if admin else None,
-                rules=Rules(options["deadline"], options["over_selection"], options["quorum"]),
-                guards=Guards(
-                    options["max_weight"],
-                    options["times_median"],
-                    options["norm_bound"],
-                    options["anonymous"],
-                    options["approval"],
-                ),
-                minimum=options["min_clients"],
-                authority=load_public(options["authority"]) if options["authority"] else None,
-                join_uses=options["join_uses"],
-                join_hours=options["join_hours"],
-                linger_s=options["linger"],
-            ),
-            ready=ready,
-        )
+        if options["replica"]:
+            certificate = options["cert"].read_text() if options["cert"] else None
+            result = serve_replica(plan, served, Place(options["replica_url"], certificate), ready=ready)
+        else:
+            result = run_server(plan, served, ready=ready)
     except Stopped as stopped:
         click.echo(str(stopped), err=True)
         return

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fedavg.errors import FedAvgError, FleetError
+from fedavg.errors import FedAvgError, FleetError, PlanError
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -25,6 +25,13 @@ def needs_server_extra() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise FedAvgError(f"the fleet needs {error.name}; install it with: pip install 'fedavg[server]'") from None
+
+
+def address(text: str, what: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise PlanError(f"{what}: got '{text}'; expected HOST:PORT, as in 0.0.0.0:8443")
+    return host.strip("[]"), int(port)
 
 
 def check_url(url: str, insecure: bool) -> None:

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedavg.cli.run import find_own_code
+from fedavg.cli.completion import complete_run
+from fedavg.cli.run import chosen_fleet, find_own_code, fleet_options
 
 if TYPE_CHECKING:
     from fedavg.study.personalise import Personalised
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=complete_run)
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Local epochs of fine-tuning.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate [that of the run's last round].")
 @click.option("--batch", type=click.IntRange(1), help="Batch size [that of the run's last round].")
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@fleet_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, with every client.")
 def personalise(
     run_dir: Path,
@@ -35,6 +37,8 @@ def personalise(
     share: float,
     workers: str | None,
     data_dir: str | None,
+    fleet: str,
+    workers_per_node: int | None,
     as_json: bool,
 ) -> None:
     """Fine-tune the last model of RUN_DIR on each client's own data, and judge it there on examples held out.
@@ -46,7 +50,8 @@ def personalise(
 
     changes = {name: value for name, value in {"workers": workers, "data_dir": data_dir}.items() if value is not None}
     find_own_code()
-    result = module.personalise(run_dir, epochs=epochs, lr=lr, batch=batch, share=share, **changes)
+    clients = chosen_fleet(fleet, workers_per_node, workers)
+    result = module.personalise(run_dir, epochs=epochs, lr=lr, batch=batch, share=share, fleet=clients, **changes)
     RunDir(run_dir).write_json("personalised.json", result.to_dict())
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))

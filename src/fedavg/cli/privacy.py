@@ -8,7 +8,7 @@ import click
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
-    from fedavg.privacy.accounting import Accountant, Sampling
+    from fedavg.dp.accounting import Accountant, Sampling
 
 
 @click.command()
@@ -54,7 +54,7 @@ def privacy(
 
 
 def _cases(clients: int, cohort: int) -> "list[tuple[Sampling, Accountant]]":
-    from fedavg.privacy.accounting import FixedSize, PoissonSampling
+    from fedavg.dp.accounting import FixedSize, PoissonSampling
 
     poisson, fixed = PoissonSampling(cohort / clients), FixedSize(clients, cohort)
     return [(poisson, "rdp"), (poisson, "pld"), (fixed, "rdp")]
@@ -68,7 +68,7 @@ def _answer(
     rounds: int | None,
     delta: float,
 ) -> dict[str, Any]:
-    from fedavg.privacy import accounting
+    from fedavg.dp import accounting
 
     if noise is None:
         assert epsilon is not None

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
 from datetime import datetime
 from itertools import count
@@ -12,22 +12,56 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedavg.cli.completion import complete_option, complete_run, complete_source
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
+    from fedavg.fleets import Fleet
     from fedavg.plan import Plan
     from fedavg.runner import Result
+    from fedavg.server import Event
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
-_fleet = click.option(
-    "--fleet",
-    default="local",
-    metavar="NAME",
-    help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
-)
+
+
+def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where clients run."""
+    fleet = click.option(
+        "--fleet",
+        default="local",
+        shell_complete=complete_option,
+        metavar="NAME",
+        help="Where clients run: local, ray, ray:auto, ray:HOST:PORT, or installed code by its name [local].",
+    )
+    per_node = click.option(
+        "--workers-per-node",
+        type=click.IntRange(1),
+        help="On Ray: workers on each node [one for each of its cores].",
+    )
+    return fleet(per_node(command))
+
+
+def chosen_fleet(fleet: str, workers_per_node: int | None, workers: str | None) -> "Fleet":
+    """The fleet that the options name; an option that would do nothing there is refused."""
+    from fedavg.fleets import make_fleet
+
+    kind, address, *_ = [*fleet.split(":"), "", ""]
+    if workers and kind == "ray" and address not in ("", "local") and "=" not in address:
+        raise PlanError(
+            f"--workers: got {workers} with --fleet {fleet}, whose nodes have workers of their own; expected "
+            "--workers-per-node, or neither"
+        )
+    return make_fleet(fleet if workers_per_node is None else f"{fleet}:workers_per_node={workers_per_node}")
+
+
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
 
+
+_track = click.option(
+    "--track", "tracked", multiple=True, metavar="NAME[:PLACE]",
+    help="Also tell another tool of each round, live: jsonl, tensorboard; may be repeated.",
+)  # fmt: skip
 
 plan_settings = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any option of the plan; may be repeated."
@@ -41,7 +75,14 @@ def plan_options(command: Callable[..., None]) -> Callable[..., None]:
     for spec in reversed(fields(Plan)):
         flag = spec.metadata["flag"] or f"--{spec.name.replace('_', '-')}"
         default = "" if spec.default in (None, ()) or "[" in spec.metadata["help"] else f" [{_shown(spec.default)}]"
-        option = click.option(flag, spec.name, default=None, metavar="VALUE", help=spec.metadata["help"] + default)
+        option = click.option(
+            flag,
+            spec.name,
+            default=None,
+            metavar="VALUE",
+            help=spec.metadata["help"] + default,
+            shell_complete=complete_option,
+        )
         command = option(command)
     return command
 
@@ -51,12 +92,13 @@ def _shown(default: object) -> str:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=complete_source)
 @plan_options
 @plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
 @click.option("--dry-run", is_flag=True, help="Print the plan in full with what follows from it, and stop.")
-@_fleet
+@fleet_options
+@_track
 @_plot
 @_quiet
 @_json
@@ -66,12 +108,16 @@ def run(
     run_dir: Path | None,
     dry_run: bool,
     fleet: str,
+    workers_per_node: int | None,
+    tracked: tuple[str, ...],
     plot: bool,
     quiet: bool,
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Train by a plan: SOURCE is a preset (mnist-2nn, mnist-cnn) or a TOML file.
+    """Train by a plan: SOURCE is a preset or a TOML file.
+
+    Presets: mnist-2nn, mnist-cnn, shakespeare-lstm, cifar-cnn, posts-lstm.
 
     \b
     fedavg run mnist-2nn -C 0.1 -E 1 -B 10 --lr 0.1 --rounds 100 --target 0.97
@@ -82,9 +128,7 @@ def run(
     find_own_code()
     given = {name: value for name, value in options.items() if value is not None}
     plan = load_plan(source, given | dict(setting(text) for text in settings))
-    from fedavg.fleets import make_fleet
-
-    clients = make_fleet(fleet)
+    clients = chosen_fleet(fleet, workers_per_node, options["workers"])
     if dry_run:
         _dry_run(plan, as_json)
         return
@@ -93,7 +137,8 @@ def run(
     _warn_of_seeded_noise(plan)
     directory = run_dir or _new_directory(Path(source).stem)
     try:
-        result = runner.run(plan, directory, fleet=clients, progress=not quiet)
+        with _tracking(tracked, directory, plan) as watch:
+            result = runner.run(plan, directory, watch, clients, progress=not quiet)
     finally:
         with suppress(OSError):  # a plan that proved bad leaves nothing behind
             directory.rmdir()
@@ -114,7 +159,7 @@ def _new_directory(name: str) -> Path:
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=complete_run)
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
 @click.option(
@@ -126,11 +171,21 @@ def _new_directory(name: str) -> Path:
 @click.option(
     "--start-method", default=None, metavar="VALUE", help="auto, fork, spawn or forkserver [as the plan has it]."
 )
-@_fleet
+@fleet_options
+@_track
 @_plot
 @_quiet
 @_json
-def resume(run_dir: Path, fleet: str, plot: bool, quiet: bool, as_json: bool, **options: str | None) -> None:
+def resume(
+    run_dir: Path,
+    fleet: str,
+    workers_per_node: int | None,
+    tracked: tuple[str, ...],
+    plot: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: str | None,
+) -> None:
     """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
 
     With --rounds, a run is made longer: the result is that of a run that was planned so.
@@ -142,8 +197,21 @@ def resume(run_dir: Path, fleet: str, plot: bool, quiet: bool, as_json: bool, **
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     plan = RunDir(run_dir).plan(**changes)
     _warn_of_seeded_noise(plan)
-    result = runner.resume(run_dir, None, fleet, progress=not quiet, **changes)
+    clients = chosen_fleet(fleet, workers_per_node, options["workers"])
+    with _tracking(tracked, run_dir, plan) as watch:
+        result = runner.resume(run_dir, watch, clients, progress=not quiet, **changes)
     _report(result, plot, as_json)
+
+
+def _tracking(
+    tracked: tuple[str, ...], directory: Path, plan: "Plan"
+) -> "AbstractContextManager[Callable[[Event], None] | None]":
+    """What tells other tools of the run; one that is not there is refused before anything begins."""
+    if not tracked:
+        return nullcontext()
+    from fedavg.study.track import new_tracker, tracking
+
+    return tracking([new_tracker(text, directory) for text in tracked], plan)
 
 
 def _warn_of_seeded_noise(plan: "Plan") -> None:

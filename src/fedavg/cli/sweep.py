@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedavg.cli.completion import complete_source
 from fedavg.cli.run import find_own_code, plan_settings, setting
 from fedavg.errors import PlanError
 from fedavg.machine import cores
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=complete_source)
 @click.option(
     "--grid",
     "axes",

@@ -4,6 +4,7 @@ Adding a data set is one file with a `Dataset` and one line in `DATASETS`.
 """
 
 from pathlib import Path
+from typing import Any
 
 from fedavg.data.cifar10 import CIFAR10
 from fedavg.data.dataset import Dataset, Request
@@ -16,7 +17,7 @@ from fedavg.data.posts import POSTS
 from fedavg.data.shakespeare import SHAKESPEARE
 from fedavg.data.synthetic_posts import SYNTHETIC_POSTS
 from fedavg.errors import PlanError
-from fedavg.specs import usage
+from fedavg.specs import parse_spec, usage, written
 from fedavg.types import FederatedData
 
 DATASETS: dict[str, Dataset] = {
@@ -85,21 +86,14 @@ def dataset_named(text: str) -> Dataset:
     return read_name(text)[0]
 
 
-def read_name(text: str) -> tuple[Dataset, dict[str, str]]:
-    """The data set that a text names, and the value of each of its settings.
+def read_name(text: str) -> tuple[Dataset, Any]:
+    """The data set that a text names, and its settings.
 
     >>> read_name("mnist:pixels=centred")[1]
-    {'pixels': 'centred'}
+    Settings(pixels='centred')
     """
-    name, *parts = text.split(":")
-    if name not in DATASETS:
-        raise PlanError(f"unknown data set {text!r}. Use one of: {', '.join(DATASETS)}.")
-    dataset = DATASETS[name]
-    given = dict(part.split("=", 1) for part in parts if "=" in part)
-    wrong = any(value not in dataset.settings.get(key, ()) for key, value in given.items())
-    if wrong or len(given) != len(parts):
-        raise PlanError(f"data: got '{text}'; expected '{dataset.usage}'")
-    return dataset, {key: given.get(key, values[0]) for key, values in dataset.settings.items()}
+    settings: Any = parse_spec(text, {name: dataset.settings for name, dataset in DATASETS.items()}, "data")
+    return DATASETS[text.partition(":")[0]], settings
 
 
 def canonical(text: str) -> str:
@@ -109,5 +103,4 @@ def canonical(text: str) -> str:
     ('mnist', 'mnist:pixels=centred')
     """
     dataset, settings = read_name(text)
-    told = [f"{key}={value}" for key, value in settings.items() if value != dataset.settings[key][0]]
-    return ":".join([dataset.name, *told])
+    return written(dataset.name, settings)

@@ -78,7 +78,7 @@ CIFAR10 = Dataset(
     summary="50,000 + 10,000 colour images of ten classes, 32 x 32",
     licence="none stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009)",
     clients=_CLIENTS,
-    partitions=("iid", "shards", "dirichlet", "unbalanced"),
+    partitions=("iid", "shards", "dirichlet", "labels", "unbalanced", "zoned"),
     files=(
         RemoteFile(
             (

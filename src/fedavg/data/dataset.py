@@ -1,10 +1,12 @@
 """What a data set is to the registry: a name, its files, how clients may be made, and one function that loads it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedavg.data.partition import Partition
+from fedavg.specs import choices, usage
 from fedavg.types import FederatedData
 
 
@@ -35,6 +37,11 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
+class NoSettings:
+    """For a data set of which there is one kind only."""
+
+
+@dataclass(frozen=True)
 class Request:
     """What a plan asks of a data set."""
 
@@ -42,8 +49,8 @@ class Request:
     clients: int | None
     seed: int
     data_dir: Path
-    #: The data set's settings, each with its value.
-    settings: Mapping[str, str] = field(default_factory=dict)
+    #: The data set's settings: an object of its own class for them.
+    settings: Any = NoSettings()
 
 
 def no_facts(_: FederatedData) -> Mapping[str, int]:
@@ -66,8 +73,8 @@ class Dataset:
     paper: str = ""
     #: Counts that `fedavg data info` shows beside the paper's.
     facts: Callable[[FederatedData], Mapping[str, int]] = no_facts
-    #: What may be set after the name, as in mnist:pixels=centred: the values of each setting, the default first.
-    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: What may be set after the name, as in mnist:pixels=centred: the fields of a frozen dataclass.
+    settings: type = NoSettings
     #: What the loader takes out of `files`; where all of it is in the data directory, `files` are not needed.
     contents: tuple[RemoteFile, ...] = ()
     #: True where one of the files is enough: they are editions of the same thing, best first.
@@ -81,5 +88,10 @@ class Dataset:
 
     @property
     def usage(self) -> str:
-        """How its name is written, with its settings: mnist[:pixels=unit|centred]."""
-        return self.name + "".join(f"[:{key}={'|'.join(values)}]" for key, values in self.settings.items())
+        """How its name is written, with its settings: mnist:[pixels=unit|centred]."""
+        return usage({self.name: self.settings})[0]
+
+    @property
+    def choices(self) -> Mapping[str, tuple[str, ...]]:
+        """The values that each setting may have, the default first."""
+        return choices(self.settings)

@@ -13,7 +13,8 @@ from fedavg import trees
 from fedavg.data.values import Values, as_column, as_leaf
 from fedavg.errors import DataError
 from fedavg.ragged import Ragged
-from fedavg.types import Examples, FederatedData, Tree
+from fedavg.trees import Tree
+from fedavg.types import Examples, FederatedData
 
 
 @final

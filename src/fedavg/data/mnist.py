@@ -5,7 +5,9 @@ example of the paper's time. y: (N,) int64.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,22 +18,28 @@ from fedavg.data.download import locate
 from fedavg.data.federated import ArrayData
 from fedavg.data.idx import parse_idx, read_bytes
 from fedavg.seeds import NONE, rng
+from fedavg.specs import written
 from fedavg.types import Examples, FederatedData
 
 _CLIENTS = 100
-#: Where pixels may lie -> what the data is then called. The first is the default.
-_NAMES = {"unit": "mnist", "centred": "mnist:pixels=centred"}
 _MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Where pixels lie: in [0, 1], or in [-0.5, 0.5]."""
+
+    pixels: Literal["unit", "centred"] = "unit"
+
+
 def load(request: Request) -> FederatedData:
-    train, test = (_scaled(half, request.settings["pixels"]) for half in read(request.data_dir))
+    train, test = (_scaled(half, request.settings.pixels) for half in read(request.data_dir))
     draw = rng(request.seed, NONE, NONE, "partition")
     parts = request.partition.deal(train.y.numpy(), request.clients or _CLIENTS, draw)
-    return ArrayData(_NAMES[request.settings["pixels"]], train.x, train.y, parts, test)
+    return ArrayData(written("mnist", request.settings), train.x, train.y, parts, test)
 
 
 def _scaled(examples: Examples, pixels: str) -> Examples:
@@ -93,10 +101,10 @@ MNIST = Dataset(
     summary="60,000 + 10,000 grey images of digits, 28 x 28; a copy is in the package",
     licence="CC BY-SA 3.0",
     clients=_CLIENTS,
-    partitions=("iid", "shards", "dirichlet", "unbalanced"),
+    partitions=("iid", "shards", "dirichlet", "labels", "unbalanced", "zoned"),
     files=tuple(FILES.values()),
     load=load,
     paper="100 clients x 600 training examples, IID or two shards of 300 each; 10,000 test",
-    settings={"pixels": tuple(_NAMES)},
+    settings=Settings,
     built_in=True,
 )

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Literal
 
 import numpy as np
 
@@ -58,6 +59,51 @@ def dirichlet(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha:
     return parts
 
 
+def dirichlet_by_label(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
+    """Each label is split over the clients by a Dirichlet of its own (NIID-Bench, Li et al. 2022): sizes differ too.
+
+    Drawn again until everybody has ten examples at least.
+    """
+    _need(len(labels), 10 * clients, f"dirichlet:{alpha:g}:by=label")
+    pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    for _attempt in range(1000):
+        ends = [np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] for _ in pools]
+        cut = [np.split(pool, np.rint(end * len(pool)).astype(int)) for pool, end in zip(pools, ends, strict=True)]
+        parts = [np.concatenate(pieces) for pieces in zip(*cut, strict=True)]
+        if min(map(len, parts)) >= 10:
+            return parts
+    raise PlanError(
+        f"partition dirichlet:{alpha:g}:by=label: in 1,000 draws some client had fewer than 10 examples; expected a "
+        "larger alpha, or fewer clients"
+    )
+
+
+def by_labels(labels: np.ndarray, clients: int, rng: np.random.Generator, per_client: int) -> Parts:
+    """Each client has so many labels (NIID-Bench's #C = k): client i the i-th, in turns, and others at random.
+
+    The examples of a label are shared out alike among the clients that have it.
+    """
+    values = np.unique(labels)
+    if per_client > len(values):
+        raise PlanError(f"partition labels:{per_client}: there are {len(values)} labels; expected as many or fewer")
+    if clients < len(values):
+        raise PlanError(
+            f"partition labels:{per_client}: expected {len(values)} clients or more, so that no label is lost"
+        )
+    held = []
+    for k in range(clients):
+        own = k % len(values)
+        others = rng.choice(np.delete(np.arange(len(values)), own), per_client - 1, replace=False)
+        held.append({own, *others.tolist()})
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for place, label in enumerate(values):
+        holders = [k for k in range(clients) if place in held[k]]
+        shares = np.array_split(rng.permutation(np.flatnonzero(labels == label)), len(holders))
+        for k, share in zip(holders, shares, strict=True):
+            parts[k].append(share)
+    return [np.concatenate(share) for share in parts]
+
+
 def unbalanced(labels: np.ndarray, clients: int, rng: np.random.Generator, exponent: float) -> Parts:
     """IID content in unequal amounts: the i-th largest client holds about i^-exponent as much as the largest.
 
@@ -75,6 +121,28 @@ def natural(keys: np.ndarray) -> Parts:
     """A client per distinct key (an author, a role), in the order of the keys; examples keep their order."""
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     return np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def zoned(labels: np.ndarray, clients: int, rng: np.random.Generator, zones: int) -> Parts:
+    """Labels go with time zones: client k lives in zone k mod `zones`, and a zone's clients share its labels alone.
+
+    The labels are dealt to the zones in rising order, as evenly as they go; within a zone examples are dealt as by iid.
+    Zones are those of the world `diurnal`, so that who is there goes with the data.
+    """
+    values = np.unique(labels)
+    if not 1 <= zones <= min(len(values), clients):
+        raise PlanError(
+            f"partition zoned:{zones} with {len(values)} labels and {clients} clients: expected from 1 zone to as "
+            "many as there are labels and clients"
+        )
+    parts: Parts = [np.empty(0, np.int64)] * clients
+    for zone, own in enumerate(np.array_split(values, zones)):
+        members = np.arange(zone, clients, zones)
+        rows = rng.permutation(np.flatnonzero(np.isin(labels, own)))
+        _need(len(rows), len(members), f"zoned:{zones}")
+        for k, part in zip(members, np.array_split(rows, len(members)), strict=True):
+            parts[k] = part
+    return parts
 
 
 def some_of(parts: Parts, clients: int | None, rng: np.random.Generator) -> Parts:
@@ -167,20 +235,40 @@ class Shards(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each client's labels from a Dirichlet, equal sizes.
+    """Each client's labels from a Dirichlet, equal sizes; by=label: each label's clients, so that sizes differ too.
 
     >>> str(Dirichlet(0.5))
     'dirichlet:0.5'
     """
 
     alpha: float
+    by: Literal["client", "label"] = "client"
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < inf:
             raise PlanError(f"partition dirichlet: alpha is {self.alpha:g}; expected a number above 0")
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        return dirichlet(labels, clients, rng, self.alpha)
+        rule = dirichlet if self.by == "client" else dirichlet_by_label
+        return rule(labels, clients, rng, self.alpha)
+
+
+@dataclass(frozen=True)
+class Labels(Partition):
+    """So many labels to each client, and the examples of a label shared out alike among those who have it.
+
+    >>> str(Labels(2))
+    'labels:2'
+    """
+
+    per_client: int
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise PlanError(f"partition labels: got {self.per_client} for each client; expected 1 or more")
+
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        return by_labels(labels, clients, rng, self.per_client)
 
 
 @dataclass(frozen=True)
@@ -216,12 +304,32 @@ class Natural(Partition):
         )
 
 
+@dataclass(frozen=True)
+class Zoned(Partition):
+    """Labels by time zone, as the world `diurnal` has them.
+
+    >>> str(Zoned(2))
+    'zoned:2'
+    """
+
+    zones: int
+
+    def __post_init__(self) -> None:
+        if self.zones < 1:
+            raise PlanError(f"partition zoned: got {self.zones} zones; expected 1 or more")
+
+    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        return zoned(labels, clients, rng, self.zones)
+
+
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": IID,
     "shards": Shards,
     "dirichlet": Dirichlet,
+    "labels": Labels,
     "unbalanced": Unbalanced,
     "natural": Natural,
+    "zoned": Zoned,
 }
 
 

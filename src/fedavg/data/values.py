@@ -14,7 +14,7 @@ from torch import Tensor
 from fedavg import trees
 from fedavg.errors import DataError
 from fedavg.ragged import Ragged
-from fedavg.types import Tree
+from fedavg.trees import Tree
 
 #: What a column can be made of: arrays, tensors, nested lists.
 Values = np.ndarray | Tensor | Sequence[Any]

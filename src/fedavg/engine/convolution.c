@@ -13,7 +13,7 @@
  */
 #include <stdlib.h>
 
-#include "vectors.h"
+#include "pooling.h"
 
 /* Rows of a product whose complex sums fit in the registers, and a divisor of LANES that does. */
 #if LANES == 16

@@ -6,7 +6,7 @@
  */
 #include <stdlib.h>
 
-#include "vectors.h"
+#include "pooling.h"
 
 /* Pixels side by side, or taps of a kernel, whose sums fit in the registers. */
 #if LANES == 8

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from fedavg.engine.folding import Folding
 from fedavg.engine.lengths import Rows
 from fedavg.engine.tape import Op, Ref, Tape
 
@@ -87,12 +88,8 @@ class Emitter:
 
     def __init__(self, tape: Tape, kind: Kind = Kind()) -> None:  # noqa: B008
         self._tape, self._kind, self._fold = tape, kind, _fold(kind)
-        self._maker = {name: op for op in tape.ops for name in op.outputs if name}
-        self._uses = [name for op in tape.ops for name in op.refs] + [tape.loss, *filter(None, tape.gradients)]
+        self._folding = Folding(tape)
         self._mutated = {tape.roots[name] for op in tape.ops for name in op.written}
-        #: What a product that stands at the end must not be made from: there, parameters may have been stepped.
-        self._unsafe = self._mutated | set(tape.parameters)
-        self._folded: set[str] = set()
         #: By how many rows they have: ones to sum rows with.
         self._ones: dict[int | Rows, str] = {}
 
@@ -104,7 +101,7 @@ class Emitter:
         inside: list[str] = []
         fixed = set(self._tape.parameters)
         for op in self._tape.ops:
-            if self._folded & set(filter(None, op.outputs)):
+            if self._folding.folded & set(filter(None, op.outputs)):
                 continue
             if self._starts_backward(op):
                 before.append(f"{op.outputs[0]} = torch.ones([], device=data[0].device)")
@@ -151,51 +148,27 @@ class Emitter:
 
     def _product(self, to: str, gradient: str) -> str:
         """Where the gradient is a matrix product, it is added to its target as it is computed."""
-        chain = self._chain(gradient, aten.t.default)
-        if not self._foldable(chain, aten.mm.default):
+        found = self._folding.product(gradient)
+        if found is None:
             return ""
-        self._folded.update(chain)
-        a, b = (factor.name for factor in self._maker[chain[-1]].args)
-        if len(chain) % 2 == 0:  # an odd number of transposes stands between the product and the gradient
-            a, b = f"{b}.t()", f"{a}.t()"
+        a, b = (f"{found.b}.t()", f"{found.a}.t()") if found.turned else (found.a, found.b)
         return f"{to}.addmm_({a}, {b}{self._fold.scales})"
 
     def _row_sum(self, to: str, parameter: str, gradient: str) -> list[str]:
         """Where it is the sum over the rows of a matrix, as for a bias, that is a product with ones if they are few."""
-        chain = self._chain(gradient, aten.view.default)
-        if not self._foldable(chain, aten.sum.dim_IntList) or self._maker[chain[-1]].args[1] != [0]:
+        matrix = self._folding.row_sum(parameter, gradient)
+        if matrix is None:
             return []
-        matrix = self._maker[chain[-1]].args[0].name
-        rows, *columns = self._tape.layouts[matrix].shape
-        if tuple(columns) != self._tape.layouts[parameter].shape or len(columns) != 1:
-            return []
+        rows = self._tape.layouts[matrix].shape[0]
         if isinstance(rows, int) and rows > FEW_ROWS:
             return []
-        self._folded.update(chain)
+        self._folding.fold_row_sum(gradient)
         ones = self._ones.setdefault(rows, f"ones_{len(self._ones)}")
         few = f"{to}.addmv_({matrix}.t(), {ones}{self._fold.scales})"
         if isinstance(rows, int):
             return [few]
         many = self._fold.rest.format(to=to, g=f"{matrix}.sum(0)")
         return [f"if {_word(rows, int)} <= {FEW_ROWS}:", f"    {few}", "else:", f"    {many}"]
-
-    def _chain(self, name: str, passed: Any) -> list[str]:
-        """The gradient, and what it is a view of by one kind of operator, back to where it was computed."""
-        chain = [name]
-        while name in self._maker and self._maker[name].func is passed:
-            name = self._maker[name].args[0].name
-            chain.append(name)
-        return chain
-
-    def _foldable(self, chain: list[str], computed_by: Any) -> bool:
-        """Computed so, for this update alone, from what nobody overwrites before the end of the step."""
-        maker = self._maker.get(chain[-1])
-        return (
-            maker is not None
-            and maker.func is computed_by
-            and all(self._uses.count(name) == 1 for name in chain)
-            and not any(self._tape.roots[factor] in self._unsafe for factor in maker.refs)
-        )
 
 
 def _lines(op: Op) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedavg import trees
-from fedavg.types import Tree
+from fedavg.trees import Tree
 
 
 @dataclass(frozen=True)

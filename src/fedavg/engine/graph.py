@@ -14,6 +14,7 @@ batch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,8 +24,9 @@ from fedavg import trees
 from fedavg.engine.convolution import FastConvolutions
 from fedavg.engine.dense import fuse_steps, is_fused
 from fedavg.engine.emit import Emitter, Kind
-from fedavg.engine.lengths import for_all_lengths
+from fedavg.engine.lengths import Recording
 from fedavg.engine.model import Model
+from fedavg.engine.native_epoch import Arena, native_epoch
 from fedavg.engine.pooled import fuse_pooling, is_pooled
 from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, record
 from fedavg.optimizers.optimizer import Correction, Folded, Steps, step_with
@@ -65,8 +67,9 @@ class GraphEpoch:
         self._empty = torch.empty(0, device=model.vector.device)
         self._gradient: Tensor | None = None
         self._compiled: dict[Any, tuple[Epoch, list[Tensor]]] = {}
-        #: By the shape of examples: what was recorded, for all lengths; None where there is no such thing.
-        self._tapes: dict[Any, Tape | None] = {}
+        #: By the shape of examples: a step for all lengths; None where there is no such thing.
+        self._recordings: dict[Any, Recording | None] = {}
+        self._arena = Arena()
         #: How many native functions were compiled.
         self.compilations = 0
 
@@ -87,23 +90,38 @@ class GraphEpoch:
     def prepare(self, batch: Examples, kind: Kind = Kind()) -> tuple[Epoch, list[Tensor]]:  # noqa: B008
         """The native function for batches shaped like this one, and what it is given; compiled when first asked for."""
         leaves = (*trees.leaves(batch.x), *trees.leaves(batch.y))
-        shape = (kind.steps_weights, *((leaf.shape[1:], leaf.dtype) for leaf in leaves))
-        if shape not in self._tapes:
-            self._tapes[shape] = self._for_all_lengths(batch, kind)
-        tape = self._tapes[shape]
-        key = (kind, shape, None if tape else len(batch))
+        shape = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        if shape not in self._recordings:
+            both = self._twice(batch)
+            self._recordings[shape] = both if both.joined() else None
+        known = self._recordings[shape]
+        key = (kind, shape, None if known else len(batch))
         if key not in self._compiled:
-            tape = tape or self._recorded(batch, kind)
-            self._compiled[key] = compile_epoch(tape, kind), tape.state_tensors
+            self._compiled[key] = self._compile(known or Recording([self._recorded(batch)], [len(batch)]), kind)
             self.compilations += 1
         return self._compiled[key]
 
-    def _for_all_lengths(self, batch: Examples, kind: Kind) -> Tape | None:
+    def _twice(self, batch: Examples) -> Recording:
         if len(batch) < ENOUGH:
             batch = Examples(*(trees.joined([tree] * ENOUGH) for tree in (batch.x, batch.y)))
-        shorter = trees.take(batch, slice(0, len(batch) - 1))
-        tapes = [self._recorded(examples, kind) for examples in (batch, shorter)]
-        return for_all_lengths(tapes[0], len(batch), tapes[1], len(shorter))
+        both = [batch, trees.take(batch, slice(0, len(batch) - 1))]
+        return Recording([self._recorded(examples) for examples in both], [len(examples) for examples in both])
+
+    def _compile(self, recording: Recording, kind: Kind) -> tuple[Epoch, list[Tensor]]:
+        """By our own kernels if each operator has one, else as TorchScript."""
+        whole = recording.joined()
+        assert whole, "looked at when it was recorded"
+        tape = recording.joined(fuse_steps) or whole if kind.steps_weights and self._on_cpu else whole
+        own = native_epoch(tape, kind, self._arena, recording.lengths[0]) if self._on_cpu else None
+        if own:
+            self.native.add("steps")
+            return own, tape.state_tensors
+        tape = recording.joined(partial(self._fused, kind=kind)) or whole
+        if self.kernels.used or any(map(is_pooled, tape.ops)):
+            self.native.add("convolution")
+        if any(map(is_fused, tape.ops)):
+            self.native.add("dense layers")
+        return compile_epoch(tape, kind), tape.state_tensors
 
     def kind_of(self, steps: Steps) -> Kind:
         """What is compiled for such steps."""
@@ -112,25 +130,28 @@ class GraphEpoch:
 
     def one_by_one(self) -> None:
         """From now on each length of batches is recorded for itself."""
-        self._tapes = dict.fromkeys(self._tapes)
+        self._recordings = dict.fromkeys(self._recordings)
         self._compiled = {}
 
-    def _recorded(self, batch: Examples, kind: Kind) -> Tape:
-        """A step, which does not count, with kernels of our own where there are any."""
+    def _recorded(self, batch: Examples) -> Tape:
+        """A step, which does not count."""
         with self._model.unchanged(), torch.random.fork_rng(devices=[]):
             try:
-                tape = record(self._model, batch, self.kernels)
+                return record(self._model, batch, self.kernels)
             except LooksAtData:
                 with as_a_compiler():
-                    tape = record(self._model, batch, self.kernels)
-        if self._empty.device.type == "cpu":
-            tape = fuse_pooling(tape)
-            tape = fuse_steps(tape) if kind.steps_weights else tape
-        if self.kernels.used or any(map(is_pooled, tape.ops)):
-            self.native.add("convolution")
-        if any(map(is_fused, tape.ops)):
-            self.native.add("dense layers")
-        return tape
+                    return record(self._model, batch, self.kernels)
+
+    def _fused(self, tape: Tape, kind: Kind) -> Tape:
+        """The same step, with operators of our own where there are any."""
+        if not self._on_cpu:
+            return tape
+        tape = fuse_pooling(tape)
+        return fuse_steps(tape) if kind.steps_weights else tape
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self._empty.device.type == "cpu"
 
     def _call(self, folded: Folded, steps: Steps) -> Call:
         """The steps as numbers and vectors: the gradient has pull (w - towards) + drift added to it."""

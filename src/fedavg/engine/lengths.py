@@ -5,6 +5,7 @@ proportion to the length: it becomes `Rows`. Where that does not hold (a loss ov
 counts its rows in another way), each length is recorded for itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,19 @@ class Rows:
 
     def at(self, length: int) -> int | float:
         return float(self.times * length) if self.is_float else self.times * length
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step as it was recorded at one length of batches, or at two of which one tape can be made."""
+
+    tapes: list[Tape]
+    lengths: list[int]
+
+    def joined(self, change: Callable[[Tape], Tape] = lambda tape: tape) -> Tape | None:
+        """Its tape, after a change; None if there is no one tape for both."""
+        tapes = [change(tape) for tape in self.tapes]
+        return tapes[0] if len(tapes) == 1 else for_all_lengths(tapes[0], self.lengths[0], tapes[1], self.lengths[1])
 
 
 class Differs(Exception):

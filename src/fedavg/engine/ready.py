@@ -1,25 +1,24 @@
 """What a run will need is compiled before it starts: which lengths batches have is known from the clients' sizes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 
 from fedavg.engine.lengths import batch_lengths
 from fedavg.engine.trainer import Trainer
-from fedavg.plan import Plan
 from fedavg.types import Examples
 
 #: Lengths of batches that the step is proved on before round 1, at most: the shortest ones, and the longest.
 PROVED: Final = 12
 
 
-def make_ready(trainer: Trainer, examples: Examples, sizes: np.ndarray, plan: Plan) -> None:
-    """Prove the trainer's step on batches of the lengths that clients of these sizes will have, and compile it."""
-    lengths = sorted({length for length in _lengths(sizes, plan) if length})
+def make_ready(
+    trainer: Trainer, examples: Examples, sizes: np.ndarray, batches: Iterable[float], drop_last: bool
+) -> None:
+    """Prove the trainer's step on batches of the lengths that clients of these sizes will have, and compile it.
+
+    `batches` are the values of B that the run will have.
+    """
+    lengths = sorted({length for batch in batches for length in batch_lengths(sizes, batch, drop_last) if length})
     trainer.ready_for(lengths if len(lengths) <= PROVED else [*lengths[: PROVED - 1], lengths[-1]], examples)
-
-
-def _lengths(sizes: np.ndarray, plan: Plan) -> Iterator[int]:
-    for batch in plan.schedule("B").values:
-        yield from batch_lengths(sizes, batch, plan.drop_last)

@@ -1,21 +1,27 @@
 """Batches of one example: a module with batch normalisation can not be trained on one, and epochs may end with one."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from fedavg import trees
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import TaskError
-from fedavg.plan import Plan
 from fedavg.types import Examples
 
 #: Clients named in the message, at most.
 NAMED = 5
 
 
-def check_single(trainer: Trainer, examples: Examples, sizes: np.ndarray, plan: Plan) -> None:
-    """Refuse, before round 1, a module that fails on batches of one if a client of these sizes meets one."""
-    for batch in plan.schedule("B").values:
-        short = np.flatnonzero(_ends_with_one(sizes, batch, plan.drop_last))
+def check_single(
+    trainer: Trainer, examples: Examples, sizes: np.ndarray, batches: Iterable[float], drop_last: bool
+) -> None:
+    """Refuse, before round 1, a module that fails on batches of one if a client of these sizes meets one.
+
+    `batches` are the values of B that the run will have.
+    """
+    for batch in batches:
+        short = np.flatnonzero(_ends_with_one(sizes, batch, drop_last))
         if not len(short):
             continue
         reason = trainer.trial(trees.take(examples, slice(0, 1)))

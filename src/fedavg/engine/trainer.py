@@ -22,7 +22,8 @@ from fedavg.native import marked
 from fedavg.optimizers import SGD, Correction, Optimizer, Steps
 from fedavg.optimizers.optimizer import fresh
 from fedavg.tasks.task import Task
-from fedavg.types import Examples, Tree
+from fedavg.trees import Tree
+from fedavg.types import Examples
 
 #: One pass over prepared examples in order, in batches: the sum of their losses.
 Epoch = Callable[[Examples, int, Steps], Tensor]

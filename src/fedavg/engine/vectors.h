@@ -1,10 +1,9 @@
-/* What the kernels share: vectors as wide as the machine's, and, over channels, pooling.
- *
- * A pooled plane has the largest of the pixels in a window that is moved over the plane, after ReLU if asked; a window
- * that stands over the end has fewer pixels. `from` says which pixel of the window it was (row by row), the first if
- * several are the same, and NOWHERE if ReLU made it 0: that is all that the gradient needs.
- */
+/* What the kernels share: vectors as wide as the machine's. */
+#pragma once
 #include <string.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -15,7 +14,6 @@
 #else
 #error "nothing is gained here without wide vectors"
 #endif
-#define NOWHERE 255
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -26,68 +24,60 @@ typedef unsigned char bytes __attribute__((vector_size(LANES), aligned(1), may_a
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec v) { *(vec *)to = v; }
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
+INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE ints choose(ints which, ints yes, ints no) { return (which & yes) | (~which & no); }
 
-/* A window of so many pixels each way, moved by `stride`; the size of what comes out; whether ReLU is taken. */
-typedef struct {
-    int window, stride, height, width, relu;
-} Pooling;
-
-/* The largest of (rows, columns) pixels, and its place in a window. As PyTorch pools: what is not a number wins. */
-INLINE void largest(const int window, const int rows, const int columns, const vec *plane, int row, vec added,
-                    vec *best, ints *place) {
-    *best = *plane + added, *place = (ints){0};
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) {
-            const vec value = plane[r * row + c] + added;
-            const ints larger = (value > *best) | (value != value);
-            *best = (vec)choose(larger, (ints)value, (ints)*best);
-            *place = choose(larger, (ints){0} + (r * window + c), *place);
-        }
+/* The first `count` numbers of a vector, and zeros; nothing behind them is touched. */
+INLINE vec load_some(const float *from, int count) {
+    if (count >= LANES) return load(from);
+#if LANES == 16
+    return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#elif LANES == 8
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return (vec)_mm256_maskload_ps(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes));
+#else
+    float parts[LANES] = {0};
+    memcpy(parts, from, count * sizeof(float));
+    return load(parts);
+#endif
 }
 
-/* LANES channels of planes (rows, columns), `row` vectors from one row to the next, plus `added`, to pooled ones whose
- * pixels are `step` apart. */
-INLINE void pool_by(const int window, const Pooling *how, const vec *plane, int row, int rows, int columns, vec added,
-                    long step, float *y, unsigned char *from) {
-    for (int i = 0; i < how->height; i++)
-        for (int j = 0; j < how->width; j++, y += step, from += step) {
-            const int top = i * how->stride, left = j * how->stride;
-            const int down = smaller(window, rows - top), across = smaller(window, columns - left);
-            const vec *at = plane + top * row + left;
-            vec best;
-            ints place;
-            if (down == window && across == window) largest(window, window, window, at, row, added, &best, &place);
-            else largest(window, down, across, at, row, added, &best, &place);
-            if (how->relu) {
-                const ints off = best <= 0.0f;
-                best = (vec)(~off & (ints)best);
-                place = choose(off, (ints){0} + NOWHERE, place);
-            }
-            store(y, best);
-            *(bytes *)from = __builtin_convertvector(place, bytes);
-        }
+INLINE void store_some(float *to, vec v, int count) {
+    if (count >= LANES) {
+        store(to, v);
+        return;
+    }
+#if LANES == 16
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
+#elif LANES == 8
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_maskstore_ps(to, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes), (__m256)v);
+#else
+    float parts[LANES];
+    store(parts, v);
+    memcpy(to, parts, count * sizeof(float));
+#endif
 }
 
-static void pool(const Pooling *how, const vec *plane, int row, int rows, int columns, vec added, long step, float *y,
-                 unsigned char *from) {
-    if (how->window == 2) pool_by(2, how, plane, row, rows, columns, added, step, y, from); /* the usual ones, faster */
-    else if (how->window == 3) pool_by(3, how, plane, row, rows, columns, added, step, y, from);
-    else pool_by(how->window, how, plane, row, rows, columns, added, step, y, from);
+/* The first `count` numbers of v, and zeros. */
+INLINE vec first_of(vec v, int count) {
+    if (count >= LANES) return v;
+#if LANES == 16
+    return (vec)_mm512_maskz_mov_ps((__mmask16)((1u << count) - 1), (__m512)v);
+#endif
+    float parts[LANES];
+    store(parts, v);
+    return load_some(parts, count);
 }
 
-/* The gradient by the dense planes (rows, columns), from that of the pooled ones. */
-static void spread(const Pooling *how, const float *dy, const unsigned char *from, long step, int rows, int columns,
-                   vec *plane) {
-    memset(plane, 0, (long)rows * columns * sizeof(vec));
-    for (int i = 0; i < how->height; i++)
-        for (int j = 0; j < how->width; j++, dy += step, from += step) {
-            const int top = i * how->stride, left = j * how->stride;
-            const int down = smaller(how->window, rows - top), across = smaller(how->window, columns - left);
-            const vec gradient = load(dy);
-            const ints place = __builtin_convertvector(*(const bytes *)from, ints);
-            for (int r = 0; r < down; r++)
-                for (int c = 0; c < across; c++)
-                    plane[(top + r) * columns + left + c] += (vec)((place == r * how->window + c) & (ints)gradient);
-        }
+INLINE float total(vec v) {
+#if LANES == 16
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    float parts[LANES];
+    store(parts, v);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+    return parts[0];
+#endif
 }

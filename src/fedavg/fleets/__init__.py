@@ -1,8 +1,10 @@
 """Where clients run. Only this folder knows. A fleet that needs no server of its own has a name here."""
 
+from fedavg.errors import FleetError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
 from fedavg.fleets.local import LocalFleet
 from fedavg.fleets.ray.fleet import RayFleet
+from fedavg.fleets.simulated import SimulatedFleet
 from fedavg.fleets.timed import in_world
 from fedavg.specs import make
 
@@ -14,4 +16,24 @@ def make_fleet(value: str | Fleet) -> Fleet:
     return make(value, Fleet)  # type: ignore[type-abstract]
 
 
-__all__ = ["FLEETS", "Abandoned", "CohortResult", "Fleet", "LocalFleet", "RayFleet", "in_world", "make_fleet"]
+def make_simulated(value: str | Fleet) -> SimulatedFleet:
+    """The same for what needs all clients at hand, such as fine-tuning."""
+    fleet = make_fleet(value)
+    if not isinstance(fleet, SimulatedFleet):
+        raise FleetError(
+            f"fleet: got {type(fleet).__name__}, whose clients are not simulated; expected 'local' or 'ray'"
+        )
+    return fleet
+
+
+__all__ = [
+    "FLEETS",
+    "Abandoned",
+    "CohortResult",
+    "Fleet",
+    "LocalFleet",
+    "RayFleet",
+    "in_world",
+    "make_fleet",
+    "make_simulated",
+]

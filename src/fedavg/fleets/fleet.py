@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from fedavg.cohorts import Among
 from fedavg.engine.trainer import Engine
 from fedavg.errors import FleetError
 from fedavg.fleets.attendance import Attendance, joined
 from fedavg.metrics import add_up
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
-from fedavg.samplers.cohort import Among
 from fedavg.setup import Setup
 from fedavg.specs import Pluggable
 from fedavg.types import Cohort, Examples, Part, Population, Slots, Split, Sum, Update, Work
@@ -53,7 +53,7 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
     weight = fsum(total.weight for total in totals)
     measured = add_up([{name: sums.tolist() for name, sums in total.sums.items()} for total in totals])
     return CohortResult(
-        total=Sum(sum(others, start=first), weight, sum(total.count for total in totals), measured),
+        total=Sum(sum(others, start=first), weight, sum(total.count for total in totals), sums=measured),
         bytes_up=sum(result.bytes_up for result in results),
         largest_up=max(result.largest_up for result in results),
         bytes_down=sum(result.bytes_down for result in results),

@@ -41,8 +41,6 @@ class LocalFleet(SimulatedFleet):
     [0, 1]
     """
 
-    gives_singles = True
-
     def check(self, plan: Plan) -> None:
         check_not_imported(method_of(plan))
         if plan.device == "cpu":

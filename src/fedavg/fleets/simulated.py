@@ -21,11 +21,12 @@ from torch import Tensor
 
 from fedavg import seeds
 from fedavg.codecs import make_codec
-from fedavg.draft import cohort_size
+from fedavg.cohorts import Among, cohort_size, sample_cohort
 from fedavg.engine.memory import keep_freed_memory, let_go_of_start_up
 from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
+from fedavg.errors import DataError
 from fedavg.fleets.attendance import Attendance
 from fedavg.fleets.fleet import CohortResult, Fleet, join
 from fedavg.fleets.pool import Finished, Pool
@@ -47,11 +48,11 @@ from fedavg.metrics import add_up, report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.metrics.training import sums_over, unmasked_sums
 from fedavg.plan import Plan
-from fedavg.samplers.cohort import Among, sample_cohort
 from fedavg.setup import Setup, check_population, population_of, proved_trainer, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import to_float
 from fedavg.types import Cohort, FederatedData, Part, Population, Split, Sum, Update, Work
+from fedavg.world import make_world
 
 if TYPE_CHECKING:
     from fedavg.secagg.ring import DecodedSum
@@ -67,6 +68,7 @@ class SimulatedFleet(Fleet, ABC):
     """Simulates all clients of a plan by a pool of workers, wherever those are."""
 
     simulates = True
+    gives_singles = True
 
     def __init__(self) -> None:
         #: Where clients keep what they carry from round to round; None: it is gone at the end.
@@ -74,6 +76,8 @@ class SimulatedFleet(Fleet, ABC):
         self._scratch = ExitStack()
         #: Cohorts so far: each has a sum of its own, and a round may have several.
         self._cohorts = 0
+        #: The round under way.
+        self._round = 1
 
     def open(self, plan: Plan) -> Population:
         self.check(plan)
@@ -127,10 +131,16 @@ class SimulatedFleet(Fleet, ABC):
         return self.draw_among(round, weights, Among(population, cohort_size(self._setup.plan.C, population)))
 
     def population_at(self, round: int) -> Population:
-        return self._population
+        data = self._data.at(round)
+        if data is self._data:
+            return self._population
+        if not data.sizes.any():
+            raise DataError(f"in round {round} no client has any example left; expected fewer rounds or deletions")
+        return population_of(data)
 
     def draw_among(self, round: int, weights: Tensor, among: Among) -> Cohort:
         asked: list[int] = []
+        self._round = round
 
         def losses(clients: Sequence[int]) -> np.ndarray:
             asked.extend(clients)
@@ -144,18 +154,21 @@ class SimulatedFleet(Fleet, ABC):
     def _losses(self, weights: Tensor, clients: Sequence[int]) -> np.ndarray:
         """The mean loss of each client on what it trains on, shape (len(clients),)."""
         self._pool.share(weights)
-        metrics, results = self._setup.task.judged_by, self._pool.run([EvalJob("train", k) for k in clients]).results
+        metrics, results = (
+            self._setup.task.judged_by,
+            self._pool.run([EvalJob("train", k, self._round) for k in clients]).results,
+        )
         return np.array([report(metrics, add_up([r.sums]))["loss"] for r in results if isinstance(r, Evaluated)])
 
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult:
         if self._states and self._kept_in is None:  # there is no checkpoint to go back to
             self._states.settle(work.round - 1)
-        results = []
+        results, sizes = [], self._data.at(work.round).sizes
         for part in parts:
             self._pool.share(part.shared)
             self._cohorts += 1
             # Largest clients first, so that no worker is left with a large one at the end.
-            order = sorted(part.cohort, key=lambda k: (-int(self._data.sizes[k]), k))
+            order = sorted(part.cohort, key=lambda k: (-int(sizes[k]), k))
             terms = self._terms(part, work)
             encoding = terms.encoding if terms else None
             finished = self._pool.run([TrainJob(k, work, self._cohorts, encoding) for k in order])
@@ -168,7 +181,9 @@ class SimulatedFleet(Fleet, ABC):
         seen = {k: t.seen for k, t in zip(cohort, finished.results, strict=True) if isinstance(t, Trained) and t.seen}
         trained = [result for result in finished.results if isinstance(result, Trained)]
         vector = to_float(finished.ring) if finished.ring is not None else self._nothing()
-        total = Sum(vector, fsum(t.weight for t in trained), len(trained), sums_over(self._setup.measures, trained))
+        total = Sum(
+            vector, fsum(t.weight for t in trained), len(trained), sums=sums_over(self._setup.measures, trained)
+        )
         down = make_codec("float32").encode(part.shared, self._rng(work, "codec"))
         sent = [t.bytes_up for t in trained]
         told = zip(cohort, trained, strict=True) if self._setup.remembers else ()
@@ -198,7 +213,7 @@ class SimulatedFleet(Fleet, ABC):
         decoded = terms.encoding.decode(outcome.aggregate.ring, len(outcome.aggregate.survivors))
         self._tell_of_capped(decoded, terms.encoding.weight_cap)
         measured = unmasked_sums(self._setup.measures, decoded)
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, sums=measured)
         costs = outcome.clients.values()
         down = sum(cost.bytes_down for cost in costs) + len(cohort) * make_codec("float32").max_bytes(len(part.shared))
         up = [cost.bytes_up for cost in costs]
@@ -217,21 +232,28 @@ class SimulatedFleet(Fleet, ABC):
 
     def evaluate(self, weights: Tensor, on: Split) -> dict[str, float]:
         self._pool.share(weights)
-        results = self._pool.run(eval_jobs(self._setup, self._data, on)).results
+        results = self._pool.run(eval_jobs(self._setup, self._data, on, self._round)).results
         pieces = [result.sums for result in results if isinstance(result, Evaluated)]
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients:
         self._pool.share(weights)
         clients = judges(self._setup, round, np.flatnonzero(self._data.held_sizes))
-        results = self._pool.run([EvalJob("held", k) for k in clients]).results
+        results = self._pool.run([EvalJob("held", k, round) for k in clients]).results
         pieces = [result for result in results if isinstance(result, Evaluated)]
         down = len(clients) * make_codec("float32").max_bytes(len(weights))
         metrics = self._setup.task.judged_by
         if self._setup.secagg:
             return self._judged_masked(dict(zip(clients, pieces, strict=True)), weights, round, down)
         sent = len(clients) * SUM_BYTES * sum(metric.size for metric in metrics.values())
-        return judged_by_clients(metrics, pieces, sent, down)
+        named = clients if self._setup.shows_updates else ()
+        return judged_by_clients(metrics, pieces, sent, down, named, self._groups(clients))
+
+    def _groups(self, clients: Sequence[int]) -> list[int]:
+        """The group of each client in the plan's world; nothing without one, or where it has only one."""
+        world = self._setup.plan.world
+        groups = make_world(world).groups(self._population.count) if world is not None else np.zeros(1, np.int64)
+        return groups[list(clients)].tolist() if groups.any() else []
 
     def _judged_masked(self, pieces: dict[int, Evaluated], weights: Tensor, round: int, down: int) -> OnClients:
         """The sums of all clients together, through a session of their own: nobody sees one client's."""

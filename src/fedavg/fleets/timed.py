@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from fedavg.codecs import make_codec
-from fedavg.draft import cohort_size
+from fedavg.cohorts import Among, cohort_size
 from fedavg.errors import FleetError, PlanError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
-from fedavg.samplers.cohort import Among
 from fedavg.samplers.memory import Memory, Seen, from_slots, learned, to_slots
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Errands, Part, Population, Slots, Split, Work

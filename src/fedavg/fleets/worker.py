@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
-from fedavg.client import Client, run_client
+from fedavg.client import Client
+from fedavg.client_path import run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
 from fedavg.fleets.attendance import Seen, see
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, add_up, report
-from fedavg.metrics.spread import OnClients, spread_of, whole_report
+from fedavg.metrics.spread import OnClients, spread_of, whole_report, worst_of
 from fedavg.metrics.training import masked_numbers
 from fedavg.setup import Setup
 from fedavg.states import StateStore
@@ -47,6 +48,8 @@ class EvalJob:
 
     split: Split
     piece: int
+    #: The round whose data it is.
+    round: int = 1
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Worker:
         self._sum = ExactSum(ring)
         self._size = len(ring)
         self._cohort = 0
-        self._pieces: dict[Split, list[Examples]] = {}
+        self._pieces: dict[Split, tuple[FederatedData, list[Examples]]] = {}
         #: What is done with a job, by its kind.
         self.handlers: dict[type[Job], Callable[[Any], Result]] = {
             TrainJob: self._train,
@@ -141,7 +144,7 @@ class Worker:
             self._sum.reset()
             self._cohort = job.cohort
         try:
-            examples = self._data.client(job.client)
+            examples = self._data.at(job.work.round).client(job.client)
             message = run_client(self._setup, self._trainer, job.client, examples, job.work, self.shared, self._states)
             vector = self._decoded(message.frame, job.client)
             if job.encoding:  # bounds can not be kept on what is masked
@@ -156,7 +159,8 @@ class Worker:
                 self._sum.add(update.vector, update.weight)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        told = self._setup.shows_updates and bool(update.vector.isfinite().all())
+        finite = not self._setup.single_updates or bool(update.vector.isfinite().all())  # a sum refuses what is not
+        told = self._setup.shows_updates and finite
         seen = see(update, self._setup.plan.seed) if told else None
         return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound, single=single, seen=seen)
 
@@ -189,17 +193,18 @@ class Worker:
         return Tuned(k, client.n, len(held), shared, report(metrics, trainer.evaluate(held)))
 
     def _examples(self, job: EvalJob) -> Examples:
+        data = self._data.at(job.round)
         if job.split == "train":
-            return self._data.client(job.piece)
+            return data.client(job.piece)
         if job.split == "held":
-            return self._data.held(job.piece)
-        return self._judged_on(job.split)[job.piece]
+            return data.held(job.piece)
+        return self._judged_on(job.split, data)[job.piece]
 
-    def _judged_on(self, split: Split) -> list[Examples]:
-        """Made once: a trigger takes a copy of the test set."""
-        if split not in self._pieces:
-            self._pieces[split] = server_pieces(self._setup, self._data, split)
-        return self._pieces[split]
+    def _judged_on(self, split: Split, data: FederatedData) -> list[Examples]:
+        """Made once, as long as the data does not change: a trigger takes a copy of the test set."""
+        if split not in self._pieces or self._pieces[split][0] is not data:
+            self._pieces[split] = (data, server_pieces(self._setup, data, split))
+        return self._pieces[split][1]
 
 
 def judged(trainer: Trainer, examples: Examples, whose: str) -> Evaluated:
@@ -224,11 +229,11 @@ def server_pieces(setup: Setup, data: FederatedData, split: Split) -> list[Examp
     return test_pieces(setup.task, setup.attack.triggered(data.test))
 
 
-def eval_jobs(setup: Setup, data: FederatedData, split: Split) -> list[Job]:
+def eval_jobs(setup: Setup, data: FederatedData, split: Split, round: int) -> list[Job]:
     """The pieces of a set. They do not depend on the number of workers, so neither do the sums over them."""
     if split == "train":
-        return [EvalJob(split, int(k)) for k in np.flatnonzero(data.sizes)]
-    return [EvalJob(split, piece) for piece in range(len(server_pieces(setup, data, split)))]
+        return [EvalJob(split, int(k), round) for k in np.flatnonzero(data.at(round).sizes)]
+    return [EvalJob(split, piece, round) for piece in range(len(server_pieces(setup, data, split)))]
 
 
 def describe(data: FederatedData, job: Job, index: int) -> Busy:
@@ -253,12 +258,21 @@ def judges(setup: Setup, round: int, able: np.ndarray) -> list[int]:
 
 
 def judged_by_clients(
-    metrics: Mapping[str, Metric], pieces: Sequence[Evaluated], bytes_up: int, bytes_down: int
+    metrics: Mapping[str, Metric],
+    pieces: Sequence[Evaluated],
+    bytes_up: int,
+    bytes_down: int,
+    clients: Sequence[int] = (),
+    groups: Sequence[int] = (),
 ) -> OnClients:
-    """What clients found, each with its own sums."""
+    """What clients found, each with its own sums; `clients` says whose they are, where that may be recorded, and
+    `groups` which group of the plan's world each belongs to, where it has groups."""
     each = [{name: torch.tensor(sums, dtype=torch.float64) for name, sums in piece.sums.items()} for piece in pieces]
-    total = add_up([piece.sums for piece in pieces])
-    return OnClients(len(pieces), whole_report(metrics, total), spread_of(metrics, each), bytes_up, bytes_down)
+    worst = worst_of(metrics, clients, each) if clients else {}
+    whole = whole_report(metrics, add_up([piece.sums for piece in pieces]))
+    sums = {g: add_up([p.sums for p, own in zip(pieces, groups, strict=True) if own == g]) for g in sorted(set(groups))}
+    by_group = {str(group): whole_report(metrics, own) for group, own in sums.items()}
+    return OnClients(len(pieces), whole, spread_of(metrics, each), bytes_up, bytes_down, worst, by_group)
 
 
 def judged_together(

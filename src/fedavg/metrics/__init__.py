@@ -57,6 +57,8 @@ def by_name(given: MetricsGiven, loss: LossFunction) -> dict[str, Metric]:
         given = [part.strip() for part in given.split(",") if part.strip()]
     if isinstance(given, Mapping):
         return {name: _made(name, metric, loss) for name, metric in given.items()}
+    if not isinstance(given, Iterable):
+        raise TaskError(f"metrics: got {given!r}; expected a list such as ['accuracy', 'f1:10'], or a dict with names")
     made = [_made("", metric, loss) for metric in given]
     names = [metric.name for metric in made]
     if len(set(names)) < len(names):

@@ -14,6 +14,8 @@ from fedavg.metrics.metric import Metric, report
 QUANTILES: Final = (10, 50, 90)
 #: The share of clients that fare worst, whose mean is recorded.
 WORST: Final = 0.1
+#: Clients that are named for faring worst, at the most.
+NAMED: Final = 10
 #: What is told of a metric's spread.
 SPREADS: Final = (*(f"p{q}" for q in QUANTILES), "variance", "worst_decile")
 
@@ -31,9 +33,13 @@ class OnClients:
     spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
+    #: For each metric the clients that fare worst, and how they fare; empty where single clients may not be known.
+    worst: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    #: The metrics over the examples of each group of the plan's world.
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value or name not in ("worst", "groups")}
 
 
 def spread_of(metrics: Mapping[str, Metric], by_client: Sequence[Mapping[str, Tensor]]) -> dict[str, dict[str, float]]:
@@ -57,6 +63,21 @@ def describe(values: Sequence[float], higher_is_better: bool | None) -> dict[str
     if higher_is_better is not None:
         count = ceil(WORST * len(in_order))
         found["worst_decile"] = float(np.mean(in_order[:count] if higher_is_better else in_order[-count:]))
+    return found
+
+
+def worst_of(
+    metrics: Mapping[str, Metric], clients: Sequence[int], by_client: Sequence[Mapping[str, Tensor]]
+) -> dict[str, dict[str, list[float]]]:
+    """For each metric of which it is known what is better, the clients that fare worst, the worst first."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, metric in metrics.items():
+        if metric.higher_is_better is None:
+            continue
+        sign = 1 if metric.higher_is_better else -1
+        values = [(sign * metric.value(sums[name]), k) for k, sums in zip(clients, by_client, strict=True)]
+        chosen = sorted((value, k) for value, k in values if isfinite(value))[:NAMED]
+        found[name] = {"client": [k for _, k in chosen], "value": [sign * value for value, _ in chosen]}
     return found
 
 

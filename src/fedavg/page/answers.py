@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from fedavg.errors import FedAvgError
 from fedavg.page import views
 from fedavg.page.compare import AXES
 from fedavg.page.library import Library
+from fedavg.page.partitions import Partitions
 from fedavg.page.record import Record
+
+if TYPE_CHECKING:  # it needs packages of the server extra
+    from fedavg.page.fleet import LiveFleet
 
 Answer = dict[str, Any]
 
@@ -21,14 +25,26 @@ class NotThere(FedAvgError):
 class Shown:
     """All that the page shows: the runs below a folder, a live fleet, or both."""
 
-    def __init__(self, library: Library | None) -> None:
-        self._library = library
+    def __init__(self, library: Library | None, fleet: "LiveFleet | None" = None) -> None:
+        self._library, self._fleet = library, fleet
         self.closed = False
+        self._partitions = Partitions()
 
     @property
     def version(self) -> int:
         """Grows when something is new."""
-        return self._library.version if self._library else 0
+        return sum(each.version for each in (self._library, self._fleet) if each)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        for each in (self._library, self._fleet):
+            if each:
+                each.start()
+
+    def stop(self) -> None:
+        for each in (self._library, self._fleet):
+            if each:
+                each.stop()
 
     def answer(self, query: str) -> Answer:
         """The answer to a path with its parameters, as in 'curves?x=round&y=test.accuracy'."""
@@ -41,13 +57,24 @@ class Shown:
                 return self._curves(parameters)
             case ["run", id, "round", number] if number.isascii() and number.isdigit():
                 return self._round(id, int(number[:9]))
+            case ["run", id, "clients"]:
+                with self._records() as records:
+                    return views.clients(_one(records, id))
+            case ["run", id, "world"]:
+                with self._records() as records:
+                    return _known(views.world(_one(records, id), parameters.get("day", ["0"])[0]))
+            case ["fleet"] if self._fleet:
+                return self._fleet.answer()
+            case ["run", id, "partition"]:
+                return self._partition(id)
         raise NotThere(f"there is no '{path}'")
 
     def _index(self) -> Answer:
+        shown = {"fleet": self._fleet is not None, "library": self._library is not None}
         if self._library is None:
-            return views.index([], Path()) | {"fleet": True}
+            return views.index([], Path()) | shown
         with self._library.looking() as records:
-            return views.index(list(records.values()), self._library.root)
+            return views.index(list(records.values()), self._library.root) | shown
 
     def _curves(self, parameters: Mapping[str, Sequence[str]]) -> Answer:
         x, y = parameters.get("x", ["round"])[0], parameters.get("y", [""])[0]
@@ -60,14 +87,24 @@ class Shown:
     def _round(self, id: str, number: int) -> Answer:
         with self._records() as records:
             found = views.one_round(_one(records, id), number)
-        if found is None:
-            raise NotThere(f"round {number} is not on record")
-        return found
+        return _known(found, f"round {number} is not on record")
+
+    def _partition(self, id: str) -> Answer:
+        """Data takes its time to be read: the records are not kept waiting for it."""
+        with self._records() as records:
+            plan, identity = dict(_one(records, id).plan), dict(_one(records, id).identity)
+        return self._partitions.of(plan, identity)
 
     def _records(self) -> Any:
         if self._library is None:
             raise NotThere("no runs are shown here")
         return self._library.looking()
+
+
+def _known(answer: Answer | None, problem: str = "this run has no simulated clock") -> Answer:
+    if answer is None:
+        raise NotThere(problem)
+    return answer
 
 
 def _one(records: Mapping[str, Record], id: str) -> Record:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 #: Parts of a row that are shown for one round alone: they are lists and words, or say again what a column says.
-_APART: Final = frozenset({"ledger", "cohort", "digest"})
+_APART: Final = frozenset({"ledger", "who", "worst", "digest"})
 
 
 class Columns:
@@ -56,6 +56,8 @@ def leaves(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, floa
     [('round', 1.0), ('test.accuracy', 0.5)]
     """
     for name, value in row.items():
+        if isinstance(value, list) and prefix.endswith("groups."):
+            value = {str(place): each for place, each in enumerate(value)}
         if isinstance(value, Mapping) and name not in _APART:
             yield from leaves(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):

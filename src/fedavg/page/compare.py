@@ -37,8 +37,12 @@ def group_of(plan: Mapping[str, Any]) -> str:
 
 def drawable(records: Iterable[Record]) -> list[str]:
     """The columns of any of the runs that can be drawn: results first, costs last."""
-    names = dict.fromkeys(name for record in records for name in record.columns.names if name not in _NOT_DRAWN)
+    names = dict.fromkeys(name for record in records for name in record.columns.names if _is_drawn(name))
     return sorted(names, key=lambda name: (_rank(name), name))
+
+
+def _is_drawn(name: str) -> bool:
+    return name not in _NOT_DRAWN and not name.startswith("world.groups.")
 
 
 def _rank(name: str) -> int:

@@ -7,6 +7,7 @@ import json
 import os
 import tomllib
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -57,6 +58,8 @@ class Record:
 
     def _forget(self) -> None:
         self.columns, self._starts, self._link, self._offset = Columns(), array("q"), "", 0
+        #: In how many rounds each client reported, where rows say who did.
+        self.reported: Counter[int] = Counter()
         self._inode, self._damage = 0, ""
         #: Is there more to read; was the last line cut off?
         self._more = self._torn = False
@@ -179,6 +182,8 @@ class Record:
             self._starts.append(self._offset)
             self._offset += len(line)
         self.columns.extend(found.rows)
+        for row in found.rows:
+            self.reported.update(_who_reported(row))
         self._link = found.link
         if found.damage:
             self._damage = f"metrics.jsonl: {found.damage}; 'fedavg resume' computes what follows again"
@@ -194,6 +199,13 @@ class Record:
         except (OSError, ValueError):
             return None  # rewritten just now: the next refresh reads it anew
         return found if isinstance(found, dict) and found.get("round") == round else None
+
+
+def _who_reported(row: Document) -> list[int]:
+    who = (row.get("cohort") or {}).get("who")
+    if not who:
+        return []
+    return [k for k, outcome in zip(who["client"], who["outcome"], strict=False) if outcome == "reported"]
 
 
 def _reason(error: Exception) -> str:

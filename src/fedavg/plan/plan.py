@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fedavg.algorithms import Algorithm
     from fedavg.attacks import Attack
     from fedavg.codecs import Codec
+    from fedavg.data.changes import Changes
     from fedavg.data.partition import Partition
     from fedavg.metrics import Metric
     from fedavg.optimizers import Optimizer
@@ -72,6 +73,11 @@ class Plan:
         None,
         Optional(PartParser("fedavg.data.partition", "Partition")),
         "how clients get examples: iid, shards, dirichlet:0.5, ... [the data set's own]",
+    )
+    changes: Union[str, "Changes", None] = option(
+        None,
+        Optional(PartParser("fedavg.data.changes", "Changes")),
+        "data that changes by round: arrivals, deletions, window, drift",
     )
     clients: int | None = option(None, Optional(integer(1)), "K, the number of clients [the data set's own]")
     holdout: float = option(

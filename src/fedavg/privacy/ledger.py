@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedavg.dp.accounting import EveryRound, Sampling, spending
 from fedavg.errors import PlanError
-from fedavg.privacy.accounting import EveryRound, Sampling, spending
 from fedavg.stages.stage import Mechanism
 
 if TYPE_CHECKING:

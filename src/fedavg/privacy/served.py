@@ -17,18 +17,14 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedavg.errors import FedAvgError, PlanError, RunDirError
+from fedavg.dp.accounting import spending
+from fedavg.errors import FedAvgError, RunDirError
 from fedavg.files import write_atomically
-from fedavg.privacy.accounting import EveryRound, spending
-from fedavg.privacy.ledger import Budget, check_limit
-
-if TYPE_CHECKING:
-    from fedavg.setup import Setup
-
+from fedavg.privacy.ledger import Budget
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -155,25 +151,3 @@ def _recorded(path: Path) -> list[tuple[int, int]]:
             row = json.loads(line)
             rows.append((row["round"], row["attempt"]))
     return rows
-
-
-def served(setup: "Setup") -> "Setup":
-    """The setup with what its rounds cost over the network; a plan whose promise can not be kept there is refused."""
-    if setup.budget is None:
-        return setup
-    if setup.plan.noise_source == "seeded":
-        raise PlanError(
-            "noise_source: got 'seeded', with which whoever has the plan can take the noise off again; a private run "
-            "over the network needs 'os'"
-        )
-    if setup.plan.clients is None:
-        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
-    by_clients = any(stage.mechanism and stage.mechanism.by == "clients" for stage in setup.stages)
-    if by_clients and setup.secagg is None:
-        raise PlanError(
-            "noise where=clients: over the network the server would see each update with a share of the noise alone; "
-            "expected secagg, as in secagg = 'complete:4:1', or where=server"
-        )
-    budget = replace(setup.budget, sampling=EveryRound())
-    check_limit(setup.plan.dp_epsilon, budget)
-    return replace(setup, budget=budget)

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg.client import Message, run_client
+from fedavg.client_path import Message, run_client
 from fedavg.data.holdout import hold_out
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
@@ -31,6 +31,7 @@ from fedavg.fleets.http.device.judge import check_judging, sums_frame
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.masked import MaskedRounds
 from fedavg.fleets.http.device.models import Models
+from fedavg.fleets.http.device.pending import Pending, Settled
 from fedavg.fleets.http.device.plans import PlanOnDevice, resolve_sent
 from fedavg.fleets.http.device.policy import (
     LONGEST_WAIT_S,
@@ -80,25 +81,6 @@ HELD_S: Final = 25.0
 _NOT_NOW: Final = ("wrong-round", "round-closed", "upload-token-unknown")
 
 
-@dataclass(frozen=True)
-class Pending:
-    """Work that was begun, and is remembered until it is known whether it counted. `token` uploads it without a name.
-
-    It is noted before the training, which changes what this client keeps between rounds: that is taken back should the
-    work come to nothing.
-    """
-
-    round: int
-    attempt: int
-    model: str
-    token: str | None
-    trained: bool = False
-    accepted: bool = False
-
-    def answers(self, offer: WorkOffer) -> bool:
-        return (self.round, self.attempt, self.model) == (offer.round, offer.attempt, offer.model)
-
-
 class Device:
     """One client. `directory` holds its key, its number, what it keeps between rounds and its pending update.
 
@@ -138,6 +120,7 @@ class Device:
         self._states = ClientStates(directory / "states", durable=True)
         self._allowance = Allowance(self._files, self._policy.max_rounds_per_day)
         self._pending = self._files.read_as("update.json", Pending)
+        self._settled = self._files.read_as("settled.json", Settled) or Settled(0)
         self._until = inf
 
     def run(self) -> int:
@@ -153,7 +136,8 @@ class Device:
             plan = self._setup.plan
             self._trained_on, self._held = hold_out(self._examples, plan.holdout, plan.seed, self._k)
             self._trainer = self._setup.new_trainer(self._trained_on)
-            check_single(self._trainer, self._trained_on, np.array([len(self._trained_on)]), self._setup.plan)
+            plan, sizes = self._setup.plan, np.array([len(self._trained_on)])
+            check_single(self._trainer, self._trained_on, sizes, plan.schedule("B").values, plan.drop_last)
             self._models = Models(self._link, self._files, self._setup.downlink)
             least = fewest_survivors(self._policy, self._setup)
             parts = (self._setup, self._k, self._link, self._files, self._message, self._found, self._signer, least)
@@ -205,6 +189,14 @@ class Device:
         try:
             check_offer(self._policy, self._setup, self._numbers, offer)
             self._masking.check(offer)
+            if (
+                offer.round <= self._settled.round
+            ):  # of a replica that was paused; to train again would count twice here
+                raise Declined(
+                    "bad-offer",
+                    f"round {offer.round} is offered, but an update of this device is in round {self._settled.round}; "
+                    "to do rounds again from an older database, remove settled.json here",
+                )
             if not self._has_begun(offer) and not self._allowance.left():
                 most = self._policy.max_rounds_per_day
                 raise Declined("many-rounds", f"this device takes part in {most} rounds a day at the most")
@@ -366,6 +358,8 @@ class Device:
         if self._pending and self._setup.keeps_state:
             if keep_state:
                 self._states.settle(self._pending.round)
+                self._settled = Settled(self._pending.round)
+                self._files.write_json("settled.json", asdict(self._settled))
             else:
                 self._states.discard(self._k, self._pending.round)
         self._pending = None

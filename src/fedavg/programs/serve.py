@@ -9,7 +9,7 @@ import logging
 import signal
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from safetensors.torch import load, save
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
-from fedavg.draft import cohort_size
+from fedavg.cohorts import cohort_size
 from fedavg.engine.model import model_sha256
 from fedavg.errors import DiskError, PlanError
 from fedavg.files import write_atomically
@@ -36,14 +37,14 @@ from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
-from fedavg.privacy.served import BudgetSpent, ServedLedger, served
+from fedavg.privacy.served import BudgetSpent, ServedLedger
 from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, finish
 from fedavg.samplers import make_sampler
 from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
-from fedavg.setup import Setup, population_of, resolve, resolve_data
+from fedavg.setup import Setup, population_of, resolve, resolve_data, served
 from fedavg.types import FederatedData, State
 
 log = logging.getLogger("fedavg.fleet")
@@ -98,40 +99,45 @@ def serve(
 
     `ready` is called with the port once clients can connect.
     """
-    _check_plan(plan)
-    _check_plain(options)
-    _check_guards(plan, options.guards)
-    _check_times(options)
-    _check_authority(plan, options)
+    check_options(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
-    setup = _resolve(plan, data, options.rules)
-    _check_minimum(setup, options.minimum)
+    setup = resolve_served(plan, data, options.rules)
+    check_minimum(setup, options.minimum)
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         store.save_run(plan.to_toml(), plan.digest, "devices")
-        _check_nothing_lost(RunDir(options.directory), store.committed())  # before anything is written or listens
+        check_nothing_lost(RunDir(options.directory), store.committed())  # before anything is written or listens
         hub.know(store.clients())
-        ledger = _ledger(setup, store, options.directory)
+        ledger = ledger_of(setup, store, options.directory)
         fleet = HttpFleet(
             population_of(data), data.test, hub, store, options.rules, options.minimum, options.authority, ledger
         )
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
-        stack.enter_context(_stopped_by_signals(hub))
-        port = stack.enter_context(_listening(app, plan, hub, store, options))
+        stack.enter_context(stopped_by_signals(hub))
+        port = stack.enter_context(listening(app, plan, hub, store, options))
         gc.collect()
         gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
         if ready:
             ready(port)
-        result = _follow(setup, fleet, hub, store, options.directory, watch)
-        _say_goodbye(hub, result, options.linger_s)
+        result = follow(setup, fleet, hub, store, options.directory, watch)
+        say_goodbye(hub, result, options.linger_s)
         return result
 
 
-def _resolve(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
+def check_options(plan: Plan, options: Options) -> None:
+    """Refuses what can not be served, or would have no effect."""
+    _check_plan(plan)
+    _check_plain(options)
+    _check_guards(plan, options.guards)
+    _check_times(options)
+    _check_authority(plan, options)
+
+
+def resolve_served(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
     """The plan for the clients that will come, as many as its data has; of that the server keeps the test set."""
     clients = population_of(data)
     setup = served(resolve(plan, clients, data.test))
@@ -150,14 +156,14 @@ def _resolve(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
     return setup
 
 
-def _ledger(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:
+def ledger_of(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:
     """What the run has cost so far, from the record of who took part."""
     if setup.budget is None:
         return None
     return ServedLedger(setup.budget, setup.plan.dp_epsilon, directory / LEDGER, store.attempts())
 
 
-def _check_minimum(setup: Setup, minimum: int | None) -> None:
+def check_minimum(setup: Setup, minimum: int | None) -> None:
     least = setup.secagg.shares.least if setup.secagg and setup.secagg.shares else 0
     most = setup.plan.clients
     if minimum is not None and most is not None and minimum > most:
@@ -185,6 +191,12 @@ def _check_plan(plan: Plan) -> None:
             f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
             "'turns', or one that needs neither everyone nor losses"
         )
+    for name in ("world", "changes"):
+        if getattr(plan, name) is not None:
+            raise PlanError(
+                f"{name}: got '{getattr(plan, name)}'; real devices come and go, and their data changes, by "
+                "themselves: expected none. When a round ends is for --deadline, --over-selection and --quorum to say"
+            )
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
 
@@ -239,8 +251,11 @@ def _check_plain(options: Options) -> None:
 
 
 @contextmanager
-def _listening(app: FleetApp, plan: Plan, hub: Hub, store: Store, options: Options) -> Iterator[int]:
-    """Serve clients, and the operator, until the end."""
+def listening(
+    app: FleetApp, plan: Plan, hub: Hub, store: Store, options: Options, more: Sequence[BaseRoute] = ()
+) -> Iterator[int]:
+    """Serve clients, and the operator, until the end; and what `more` there is."""
+    app.asgi.router.routes.extend(more)
     admin = Admin(app, hub, store, _admin_token(store, plan, options), hub.stop)
     listeners = []
     if options.admin is None:
@@ -278,12 +293,16 @@ def _admin_token(store: Store, plan: Plan, options: Options) -> bytes:
     uses = options.join_uses or plan.clients or JOIN_USES
     expires = int(time() + 3600 * options.join_hours)
     store.add_token(keys.token_hash(join), uses, "made at the first start", None, expires)
-    store.set_note(ADMIN_TOKEN, keys.token_hash(admin).hex())
-    return keys.token_hash(admin)
+    kept = store.first_note(ADMIN_TOKEN, keys.token_hash(admin).hex())
+    if kept != keys.token_hash(admin).hex():  # another replica was first: its tokens are the ones
+        store.remove_token(keys.token_hash(join))
+        for name in (ADMIN_TOKEN, JOIN_TOKEN):
+            (directory / name).unlink()
+    return bytes.fromhex(kept)
 
 
 @contextmanager
-def _stopped_by_signals(hub: Hub) -> Iterator[None]:
+def stopped_by_signals(hub: Hub) -> Iterator[None]:
     """SIGTERM and Ctrl-C park the round under way and end the server in good order, if it is the program itself."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only a program's main thread is told of signals; what runs a server elsewhere stops it by the hub
@@ -296,15 +315,15 @@ def _stopped_by_signals(hub: Hub) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: Path, watch: Watcher | None) -> Result:
+def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: Path, watch: Watcher | None) -> Result:
     """The server loop, with each round committed before anybody hears of it."""
     run = RunDir(directory)
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
-    start = _parked(store)
+    start = parked(store)
     rows: list[dict[str, Any]] = store.committed()
     run.write_rows(rows)
     state = start.state if start else None
-    hub.committed(start.round if start else 0)
+    hub.history.commit(start.round if start else 0, None)
     spent = None
     if not (start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped"):
         try:
@@ -326,7 +345,7 @@ def _follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: P
     return fleet.retried(lambda: finish(setup, rows, state, fleet.engine, run, spent))
 
 
-def _check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
+def check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
     """A round is in the database before it is in the metrics: more of them there means that the database lost some."""
     if run.recorded() > len(rows):
         raise StoreError(
@@ -344,7 +363,7 @@ def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -
         fleet.retried(lambda: run.write_rows(rows))
 
 
-def _parked(store: Store) -> Start | None:
+def parked(store: Store) -> Start | None:
     found = store.last_state()
     if found is None or found[0] == 0:
         return None
@@ -374,7 +393,7 @@ def _contiguous(state: State) -> dict[str, Any]:
     return {name: tensor.contiguous() for name, tensor in to_tensors(state).items()}
 
 
-def _say_goodbye(hub: Hub, result: Result, linger_s: float) -> None:
+def say_goodbye(hub: Hub, result: Result, linger_s: float) -> None:
     """Stay until everyone knows that it is over, or for as long as was asked."""
     hub.polls.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, counted=None))
     until = monotonic() + linger_s

@@ -27,14 +27,14 @@ class MeanAroundMedian(Coordinatewise):
 
     def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:
         """In rising order the n - f nearest values stand next to each other: f + 1 places to look at."""
-        kept = values.shape[1] - faults
+        kept = len(values) - faults
         center = middle(values)
-        reach = np.stack([
-            np.maximum(center - values[:, first], values[:, first + kept - 1] - center) for first in range(faults + 1)
-        ])  # fmt: skip
+        reach = np.stack(
+            [np.maximum(center - values[first], values[first + kept - 1] - center) for first in range(faults + 1)]
+        )
         first = reach.argmin(axis=0)
-        before = np.cumsum(values, axis=1, dtype=np.float64)
-        everyone = np.arange(len(values))
-        below = np.where(first > 0, before[everyone, first - 1], 0.0)
-        mean: np.ndarray = (before[everyone, first + kept - 1] - below) / kept
+        sums = np.zeros((len(values) + 1, values.shape[1]))
+        np.cumsum(values, axis=0, dtype=np.float64, out=sums[1:])
+        everyone = np.arange(values.shape[1])
+        mean: np.ndarray = (sums[first + kept, everyone] - sums[first, everyone]) / kept
         return mean

@@ -22,7 +22,7 @@ class Median(Coordinatewise):
 
 
 def middle(values: np.ndarray) -> np.ndarray:
-    """The median of each row of values in rising order, shape (T, n) to (T,), float64."""
-    n = values.shape[1]
-    center: np.ndarray = (values[:, (n - 1) // 2].astype(np.float64) + values[:, n // 2]) / 2
+    """The median of each column of values in rising order, shape (n, T) to (T,), float64."""
+    n = len(values)
+    center: np.ndarray = (values[(n - 1) // 2].astype(np.float64) + values[n // 2]) / 2
     return center

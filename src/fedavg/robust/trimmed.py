@@ -25,5 +25,5 @@ class TrimmedMean(Coordinatewise):
         return faulty_clients(self.faulty, clients)
 
     def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:
-        kept: np.ndarray = values[:, faults : values.shape[1] - faults].mean(axis=1, dtype=np.float64)
+        kept: np.ndarray = values[faults : len(values) - faults].mean(axis=0, dtype=np.float64)
         return kept

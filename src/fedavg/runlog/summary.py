@@ -6,6 +6,8 @@ from math import isfinite, isnan, nan
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from fedavg.engine.trainer import Engine
 from fedavg.metrics import Metric
 from fedavg.metrics.goal import Goal, improved, stalled
@@ -13,6 +15,7 @@ from fedavg.metrics.rows import by_clients, in_training, judged, watched
 from fedavg.plan import Plan
 from fedavg.privacy.ledger import budget_spent
 from fedavg.runlog.curves import rounds_to_target
+from fedavg.world.report import described
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,14 @@ class Summary:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     #: How clients judged the last model that they were asked about.
     on_clients: dict[str, Any] | None = None
+    #: For a run in a world: hours and bytes to the target, wasted work, who took part (`fedavg.world.report`).
+    world: dict[str, Any] | None = None
     #: Which round the model in best.safetensors is of, and the value of the metric that it was chosen by.
     best_model: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if value or name not in ("privacy", "on_clients", "best_model")
-        }
+        seldom = ("privacy", "on_clients", "world", "best_model")
+        return {name: value for name, value in asdict(self).items() if value or name not in seldom}
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[float]]]:
@@ -115,6 +117,7 @@ def summarise(
     sha256: str,
     run_dir: str | None,
     spent: dict[str, Any] | None = None,
+    reported: np.ndarray | None = None,
     ended_by: str | None = None,
     best_model: dict[str, Any] | None = None,
 ) -> Summary:
@@ -147,8 +150,26 @@ def summarise(
         privacy=spent or (rows[-1].get("ledger") if rows else None),
         metrics=found,
         on_clients=asked[-1] if asked else None,
+        world=_in_world(rows, crossed, reported),
         best_model=best_model,
     )
+
+
+def _in_world(
+    rows: Sequence[dict[str, Any]], crossed: float | None, reported: np.ndarray | None
+) -> dict[str, Any] | None:
+    """What the run came to on the simulated clock; `crossed` is the round at which it reached its target."""
+    timed = [row["world"] for row in rows if row.get("world")]
+    if not timed:
+        return None
+    found = described(timed, reported)
+    if crossed is not None:
+        rounds = [0, *(row["round"] for row in rows)]
+        hours = [0.0, *(row["closed_s"] / 3600 for row in timed)]
+        sent = np.cumsum([0, *(row["bytes_up"] + row["bytes_down"] for row in rows)])
+        found |= {"hours_to_target": float(np.interp(crossed, rounds, hours))}
+        found |= {"bytes_to_target": int(np.interp(crossed, rounds, sent))}
+    return found
 
 
 def _final_and_best(values: Sequence[float], metric: Metric | None) -> dict[str, float]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedavg.dp.accounting import Sampling
 from fedavg.errors import PlanError
-from fedavg.privacy.accounting import Sampling
 from fedavg.samplers.memory import Memory
 from fedavg.specs import Pluggable
 

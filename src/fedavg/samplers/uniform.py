@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedavg.privacy import accounting
+from fedavg.dp import accounting
 from fedavg.samplers.sampler import Pool, Sampler
 
 

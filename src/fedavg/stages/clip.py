@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import exp, hypot, inf, isfinite, sqrt
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,11 +21,8 @@ from torch import Tensor
 
 from fedavg.errors import PlanError
 from fedavg.specs import bound
-from fedavg.stages.stage import Stage
+from fedavg.stages.stage import Stage, Whole
 from fedavg.types import Slots, Sum, Update, Work
-
-if TYPE_CHECKING:
-    from fedavg.draft import Draft
 
 #: Under its name the adaptive norm is kept on the server and travels to the clients.
 NORM: Final = "clip_norm"
@@ -78,16 +75,16 @@ class Clip(Stage):
     def held_within(self, least: float, largest: float) -> "Clip":
         return replace(self, norms=(self.norm * min(least, 1.0), self.norm * max(largest, 1.0)))
 
-    def bind(self, draft: "Draft") -> "Clip":
-        layers = _layers(draft) if self.per == "layer" else ()
-        multiplier = draft.noise_multiplier if self.adapts else 0.0
-        noise = self.bits_noise or (max(draft.cohort_size / 20, multiplier) if multiplier else 0.0)
+    def bind(self, whole: Whole) -> "Clip":
+        layers = _layers(whole) if self.per == "layer" else ()
+        multiplier = whole.noise_multiplier if self.adapts else 0.0
+        noise = self.bits_noise or (max(whole.cohort_size / 20, multiplier) if multiplier else 0.0)
         if self.adapts and multiplier and noise <= multiplier / 2:
             raise PlanError(
                 f"clip: bits_noise is {noise:g}; expected more than half of the noise multiplier {multiplier:g}: "
                 "the count alone would cost more than the round may"
             )
-        enforced = not any(stage.exceeds_bounds for stage in draft.stages)
+        enforced = not any(stage.exceeds_bounds for stage in whole.stages)
         return replace(self, layers=layers, multiplier=multiplier, bits_noise=noise, enforced=enforced)
 
     def sensitivity(self, work: Work) -> float:
@@ -173,14 +170,14 @@ def _length(vector: Tensor) -> float:
     return float(vector.double().norm())
 
 
-def _layers(draft: "Draft") -> tuple[tuple[int, int], ...]:
+def _layers(whole: Whole) -> tuple[tuple[int, int], ...]:
     """Where each module's numbers begin and end in an update."""
     from fedavg.engine.model import Model
 
-    slots = Model(draft.task, draft.plan.seed).slots
+    slots = Model(whole.task, 0).slots
     ends = [(slot.name.rpartition(".")[0], slot.offset, slot.offset + slot.shape.numel()) for slot in slots]
     groups = [list(group) for _, group in groupby(ends, key=lambda end: end[0])]
     once = [(group[0][1], group[-1][2]) for group in groups]
     size = once[-1][1]
-    copies = range(draft.algorithm.vectors_up)
+    copies = range(whole.vectors_up)
     return tuple((copy * size + start, copy * size + end) for copy in copies for start, end in once)

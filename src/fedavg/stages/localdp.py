@@ -58,6 +58,6 @@ class LocalDP(Stage):
 
 @lru_cache
 def _sigma(epsilon: float, delta: float) -> float:
-    from fedavg.privacy.accounting import gaussian_sigma
+    from fedavg.dp.accounting import gaussian_sigma
 
     return gaussian_sigma(epsilon, delta)

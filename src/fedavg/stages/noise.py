@@ -13,20 +13,17 @@ not quite one, but closer than can be told at a standard deviation of a few step
 
 from dataclasses import dataclass, replace
 from math import ceil, isfinite, sqrt
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedavg.dp.discrete import discrete_gaussian
 from fedavg.errors import Diverged, PlanError
-from fedavg.privacy.discrete import discrete_gaussian
 from fedavg.specs import bound
-from fedavg.stages.stage import Mechanism, Stage
+from fedavg.stages.stage import Mechanism, Stage, Whole
 from fedavg.types import Sum, Update, Work
-
-if TYPE_CHECKING:
-    from fedavg.draft import Draft
 
 #: The largest whole number up to which float32 has every one.
 _WHOLE: Final = 2**24
@@ -65,10 +62,10 @@ class Noise(Stage):
         name = f"{'discrete gaussian' if self.bits else 'gaussian'}, {self.where}"
         return Mechanism(name, self.multiplier, "clients" if self.where == "clients" else "server", self.bits)
 
-    def bind(self, draft: "Draft") -> "Noise":
+    def bind(self, whole: Whole) -> "Noise":
         """Finds the bound on what a client can change; there is one, or the plan is refused."""
-        bounds = [stage.bind(draft) for stage in draft.stages if stage.bounds]
-        return replace(self, clip=bounds[-1], cohort=draft.cohort_size) if bounds else self
+        bounds = [stage.bind(whole) for stage in whole.stages if stage.bounds]
+        return replace(self, clip=bounds[-1], cohort=whole.cohort_size) if bounds else self
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         """Metrics of a client are not noised, so under differential privacy they do not leave it."""

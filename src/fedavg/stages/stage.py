@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from fedavg.specs import Pluggable
-from fedavg.types import Slots, Sum, Update, Work
-
-if TYPE_CHECKING:
-    from fedavg.draft import Draft
+from fedavg.tasks.task import Task
+from fedavg.types import Population, Slots, Sum, Update, Work
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,35 @@ class Mechanism:
     by: Literal["server", "clients", "each"]
     #: Noise in multiples of 2^-bits; 0 for continuous noise.
     bits: int = 0
+
+
+class Whole(Protocol):
+    """What a stage may know of the plan that it is part of."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def stages(self) -> tuple["Stage", ...]: ...
+
+    @property
+    def vectors_up(self) -> int:
+        """How many vectors of the model's size an update has, end to end."""
+
+    @property
+    def population(self) -> Population | None:
+        """Who the clients are; None where whoever comes takes part."""
+
+    @property
+    def clients(self) -> Population:
+        """The same, for a stage that can not do without: a PlanError where nobody knows."""
+
+    @property
+    def cohort_size(self) -> int: ...
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
 
 
 class Stage(Pluggable):
@@ -79,7 +106,7 @@ class Stage(Pluggable):
         """This stage, its bound never below `least` nor above `largest` times the first one, where it adapts."""
         return self
 
-    def bind(self, draft: "Draft") -> "Stage":
+    def bind(self, whole: Whole) -> "Stage":
         """This stage with what it needs to know of the rest: the model's layout, the cohort, other stages."""
         return self
 

@@ -9,17 +9,13 @@ two estimators). W is taken as public.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedavg.errors import PlanError
 from fedavg.specs import bound
-from fedavg.stages.stage import Stage
+from fedavg.stages.stage import Stage, Whole
 from fedavg.types import Population, Sum, Update, Work
-
-if TYPE_CHECKING:
-    from fedavg.draft import Draft
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,9 @@ class Weigh(Stage):
     def weighs_alike(self) -> bool:  # type: ignore[override]
         return self.cap == "equal"
 
-    def bind(self, draft: "Draft") -> "Weigh":
-        everyone = self._everyone(draft.population)
-        return replace(self, denominator=everyone * draft.cohort_size / draft.clients.with_data) if everyone else self
+    def bind(self, whole: Whole) -> "Weigh":
+        everyone = self._everyone(whole.population)
+        return replace(self, denominator=everyone * whole.cohort_size / whole.clients.with_data) if everyone else self
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
         return replace(update, weight=self._weight(update.weight))

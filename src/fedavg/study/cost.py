@@ -22,14 +22,13 @@ import numpy as np
 import torch
 
 from fedavg import machine, seeds, trees
-from fedavg.draft import cohort_size
+from fedavg.cohorts import cohort_size, sample_cohort
 from fedavg.engine.memory import keep_freed_memory, trim
 from fedavg.engine.trainer import Trainer
 from fedavg.fleets.start import method_of
 from fedavg.fleets.worker import TrainJob, Worker
 from fedavg.plan import Plan
 from fedavg.samplers import make_sampler
-from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import Setup, population_of
 from fedavg.states import ClientStates
 from fedavg.study.rates import Rates

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fedavg import seeds
-from fedavg.draft import cohort_size
+from fedavg.cohorts import cohort_size
 from fedavg.engine.model import Model
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer

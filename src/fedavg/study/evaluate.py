@@ -15,7 +15,7 @@ from fedavg.data import ArrayData
 from fedavg.data.own import read_examples
 from fedavg.engine.model import Model
 from fedavg.errors import DataError, PlanError, RunDirError, TaskError
-from fedavg.fleets import LocalFleet
+from fedavg.fleets import Fleet, make_simulated
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan, load_plan, make_plan
 from fedavg.runlog.rundir import RunDir
@@ -46,13 +46,15 @@ def evaluate(
     data: DataGiven | None = None,
     task: str | Task | None = None,
     label: str = "label",
+    fleet: str | Fleet = "local",
     **changes: Any,
 ) -> Judgement:
     """Judge the last model of a run directory, or the weights in a .safetensors file, which needs its `task`.
 
     `data` is a data set's name, federated data, or a file or folder of examples (.npz, .csv, .parquet with the column
     `label`) that are all judged on. Without it a run is judged on its own data, also by clients if they hold examples
-    out. `changes` are further options of the plan, such as metrics, workers and data_dir.
+    out. `fleet` is where it is judged: a simulated one. `changes` are further options of the plan, such as metrics,
+    workers and data_dir.
     """
     path = Path(source)
     if path.is_dir():
@@ -64,7 +66,7 @@ def evaluate(
     else:
         plan = make_plan({"task": task, **_on(data, label), **changes})
         weights = _read_weights(path, resolve_task(plan))
-    return _judge(plan, weights)
+    return _judge(plan, weights, fleet)
 
 
 def _of_run(
@@ -113,8 +115,8 @@ def _read_weights(path: Path, task: Task) -> Tensor:
     return model.vector
 
 
-def _judge(plan: Plan, weights: Tensor) -> Judgement:
-    with closing(LocalFleet()) as fleet:
+def _judge(plan: Plan, weights: Tensor, where: str | Fleet) -> Judgement:
+    with closing(make_simulated(where)) as fleet:
         setup = resolve(plan, fleet.open(plan), fleet.test)
         if not setup.judged_by_server and not setup.judged_by_clients:
             raise DataError(f"{_name(plan)} has no test set, and no client holds examples out; expected either")

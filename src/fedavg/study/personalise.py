@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedavg.data import HeldOut
 from fedavg.errors import DataError, RunDirError, TaskError
-from fedavg.fleets import LocalFleet
+from fedavg.fleets import Fleet, make_simulated
 from fedavg.fleets.worker import Tuned, TuneJob
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
@@ -98,12 +98,13 @@ def personalise(
     lr: float | None = None,
     batch: float | None = None,
     share: float = 0.2,
+    fleet: str | Fleet = "local",
     **changes: Any,
 ) -> Personalised:
     """Fine-tune the last model of a run for every client, and judge it there. What is not given is as the run had it.
 
     A run that was started from Python with its own task or data needs them again, as `resume` does. Runtime
-    options (workers, data_dir) may be changed. The result does not depend on the number of workers.
+    options (workers, data_dir) may be changed, and the simulated fleet. The result depends on neither.
     """
     directory = RunDir(Path(run_dir))
     plan = directory.plan(**changes)
@@ -114,7 +115,7 @@ def personalise(
     settings = FineTuning(epochs, batch or work.batch, lr or work.lr, plan.holdout or share)
     data = resolve_data(plan)
     held_out = _held_out(data, share, plan.seed)
-    clients = _tune_all(plan, held_out, start.state.weights, settings)
+    clients = _tune_all(plan, held_out, start.state.weights, settings, fleet)
     metric, direction = _compared_by(plan)
     skipped = len(held_out) - len(clients)
     return Personalised(start.round, settings, held_out is not data, metric, direction, clients, skipped)
@@ -124,7 +125,9 @@ def _held_out(data: FederatedData, share: float, seed: int) -> FederatedData:
     return data if data.held_sizes.any() else HeldOut(data, share, seed)
 
 
-def _tune_all(plan: Plan, data: FederatedData, weights: Tensor, settings: FineTuning) -> tuple[Tuned, ...]:
+def _tune_all(
+    plan: Plan, data: FederatedData, weights: Tensor, settings: FineTuning, where: str | Fleet
+) -> tuple[Tuned, ...]:
     able = [int(k) for k in np.flatnonzero(data.held_sizes)]
     if not able:
         raise DataError(f"{data.name}: no client has examples to hold out; expected some: use a larger share")
@@ -132,7 +135,7 @@ def _tune_all(plan: Plan, data: FederatedData, weights: Tensor, settings: FineTu
         plan, data=data, partition=None, clients=None, holdout=0.0, algorithm="fedavg", codec="float32",
         downlink="float32", stages=(), secagg="none", dp_epsilon=None, dp_delta=None,
     )  # fmt: skip
-    with closing(LocalFleet()) as fleet:
+    with closing(make_simulated(where)) as fleet:
         fleet.start(resolve(bare, fleet.open(bare), fleet.test))
         return tuple(fleet.fine_tune(weights, [TuneJob(k, settings.epochs, settings.batch, settings.lr) for k in able]))
 

@@ -14,7 +14,7 @@ from fedavg import trees
 from fedavg.errors import TaskError
 from fedavg.metrics import Metric, MetricsGiven, by_name, default_metrics
 from fedavg.specs import Pluggable
-from fedavg.types import Tree
+from fedavg.trees import Tree
 
 
 def as_float(x: Tensor) -> Tensor:

@@ -71,8 +71,8 @@ class Everyone(Closing):
 class Deadline(Closing):
     """Ends so many seconds after it began, or earlier if m have reported.
 
-    >>> str(Deadline(600, over=1.3))
-    'deadline:600:1.3'
+    >>> str(Deadline(300, over=1.3))
+    'deadline:300:1.3'
     """
 
     deadline: float = 600.0
@@ -88,8 +88,8 @@ class Deadline(Closing):
 class Quorum(Closing):
     """Ends when a share of m has reported.
 
-    >>> str(Quorum(0.8))
-    'quorum:0.8'
+    >>> str(Quorum(0.7))
+    'quorum:0.7'
     """
 
     share: float = 0.8

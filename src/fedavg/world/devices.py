@@ -66,7 +66,7 @@ class Alike(Devices):
     """All alike: examples a second, MB/s up and down, and seconds of latency.
 
     >>> str(Alike(speed=50))
-    'alike:50.0'
+    'alike:50'
     """
 
     speed: float = 100.0

@@ -132,3 +132,31 @@ def gini(counts: np.ndarray) -> float:
         return 0.0
     ranks = np.arange(1, n + 1)
     return float(2 * (ranks * np.sort(counts)).sum() / (n * total) - (n + 1) / n)
+
+
+def described(rows: Sequence[Mapping[str, Any]], reported: np.ndarray | None = None) -> dict[str, Any]:
+    """What the rounds of a run come to; `reported` is how often each client has, shape (K,), where that is known.
+
+    `wasted` is the share of the devices' time that led to no report. `groups` has for each group its share of reports.
+    `gini` tells how unequally clients take part (0: all alike), and `never` how many have not reported once.
+    """
+    total = {name: sum(row[name] for row in rows) for name in ("asked", "late", "dropped", "spent_s", "wasted_s")}
+    counts = {name: sum(row["groups"][name][2] for row in rows) for name in rows[0]["groups"]}
+    everything = sum(counts.values()) or 1
+    stale = [row["staleness"]["mean"] for row in rows if row.get("staleness")]
+    found: dict[str, Any] = {
+        "hours": rows[-1]["closed_s"] / 3600,
+        "waited_hours": sum(row["waited_s"] for row in rows) / 3600,
+        "asked": total["asked"],
+        "late": total["late"] / max(total["asked"], 1),
+        "dropped": total["dropped"] / max(total["asked"], 1),
+        "wasted": total["wasted_s"] / max(total["spent_s"], 1e-9),
+        "wasted_bytes": sum(row["wasted_up"] + row["wasted_down"] for row in rows),
+        "abandoned": sum(len(row.get("abandoned", ())) for row in rows),
+        "groups": {name: count / everything for name, count in counts.items()},
+    }
+    if stale:
+        found["staleness"] = float(np.mean(stale))
+    if reported is not None:
+        found |= {"gini": gini(reported), "never": int(np.count_nonzero(reported == 0))}
+    return found

@@ -58,7 +58,7 @@ PATIENCE_S = 120.0
 
 FORK = get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["fedavg.cli.fleet", "fedavg.cli.report", "fedavg.programs.serve", "fedavg.programs.device", "psycopg"]
+    ["fedavg.cli.fleet", "fedavg.cli.report", "fedavg.programs.replica", "fedavg.programs.device", "psycopg"]
 )
 
 
@@ -295,6 +295,10 @@ class Hand:
         answer = wait_until(lambda: isinstance(found := self.poll(1.0), WorkOffer) and found, "work")
         assert isinstance(answer, WorkOffer)
         return answer
+
+    def offered_nothing(self) -> bool:
+        """Asks once: true if there is no work for it now."""
+        return not isinstance(self.poll(0), WorkOffer)
 
     def frame(self, offer: WorkOffer, vector: torch.Tensor | None = None) -> bytes:
         """An update of all zeros, or of these numbers."""

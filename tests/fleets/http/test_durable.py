@@ -21,12 +21,12 @@ from harness import PATIENCE_S, Fleet, Hand, Server, serving, start_command, str
 from tiny import DATA, SIZES, tiny_plan
 
 import fedavg
+from fedavg.cohorts import sample_cohort
 from fedavg.fleets.http.protocol.messages import DoneAnswer, WorkOffer
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.programs.serve import Address, Options, serve
 from fedavg.runlog.rundir import RunDir
-from fedavg.samplers.cohort import sample_cohort
 from fedavg.setup import population_of, resolve_data
 
 CLIENTS = len(SIZES)

@@ -30,7 +30,9 @@ def rows(path):
 
 def found(row):
     """What clients found, without what it cost to hear of it."""
-    return {name: row["on_clients"][name] for name in ("clients", "metrics", "spread")}
+    return {
+        name: row["on_clients"][name] for name in ("clients", "metrics", "spread", "worst") if name in row["on_clients"]
+    }
 
 
 def simulated(plan, path):

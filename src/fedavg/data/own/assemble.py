@@ -10,7 +10,8 @@ from fedavg.data.partition import Partition, parse_partition
 from fedavg.data.values import Pair, as_leaf, as_ragged, form, is_words, joined, numbered, rows_of
 from fedavg.errors import DataError
 from fedavg.seeds import NONE, rng
-from fedavg.types import Examples, Tree
+from fedavg.trees import Tree
+from fedavg.types import Examples
 
 #: The share of each client's examples that makes the test set where none is given.
 HELD_OUT: Final = 0.2

@@ -29,8 +29,14 @@ def _unpack_plan(data: np.ndarray) -> Plan:
     try:
         plan: Plan = cloudpickle.loads(data.data)
     except ImportError as error:
-        raise FleetError(f"{error}, which the plan needs; install it there, or send it along: code=FOLDER") from error
+        raise FleetError(f"{error}, which the plan needs") from error
     return plan
+
+
+def _told(error: FedAvgError) -> FedAvgError:
+    """With what to do about it, where code is missing on a node alone."""
+    missing = isinstance(error.__cause__, ImportError)
+    return type(error)(f"{error}; install it there, or send it along: code=FOLDER") if missing else error
 
 
 class Actor:
@@ -42,7 +48,7 @@ class Actor:
             self._station = Station(_unpack_plan(plan))
             return self._station.introduction()
         except FedAvgError as error:
-            return error
+            return _told(error)
         except Exception:
             return TaskError(f"a worker could not get ready:\n{traceback.format_exc()}")
 

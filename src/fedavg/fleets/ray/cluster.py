@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from socket import create_connection
 from typing import Any, Final
 
 from fedavg.errors import FleetError
@@ -17,6 +18,8 @@ from fedavg.fleets.ray.rings import supported
 LOCAL: Final = "local"
 #: The address of whatever Ray this machine is part of.
 AUTO: Final = "auto"
+#: So long a cluster may take to answer at its address, in seconds.
+CONNECT_S: Final = 20.0
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,20 @@ def connect(address: str, cpus: int, code: Path | None) -> bool:
     if code:
         options["runtime_env"] = {"py_modules": [str(code)]}
     try:
+        _check_reachable(address)
         with _environment(_OF_OUR_OWN | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if own else {}):
             ray.init(address, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise FleetError(f"no Ray at '{address}': {_first_line(error)}; expected one: ray start --head, or another "
                          "version of Ray or Python here, the cluster's own") from error  # fmt: skip
     return True
+
+
+def _check_reachable(address: str) -> None:
+    """Ray would try for many minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon:
+        create_connection((host, int(port)), CONNECT_S).close()
 
 
 #: A Ray of our own tells nobody of itself.

@@ -4,8 +4,8 @@ Results come in the order of the jobs.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final, final
 
@@ -48,38 +48,37 @@ class Shared:
         self.with_slots: set[int] = set()
 
 
+@dataclass(frozen=True)
+class Means:
+    """What all lists of a run are done with."""
+
+    crew: Crew
+    data: FederatedData
+    states: ClientStates | None
+    watchdog: Watchdog
+    #: Numbers of an update.
+    size: int
+    #: True if each client's bytes travel with the calls.
+    apart: bool
+    #: Numbers that rise, one for each call.
+    calls: Iterator[int]
+
+
 @final
 class Dispatch:
     """The jobs of one list on their way."""
 
-    def __init__(
-        self,
-        crew: Crew,
-        data: FederatedData,
-        states: ClientStates | None,
-        watchdog: Watchdog,
-        shared: Shared,
-        jobs: Sequence[Job],
-        size: int,
-        calls: Any,
-    ) -> None:
-        """`size`: numbers of an update; `calls` gives numbers that rise, one for each call."""
-        self._crew, self._data, self._states, self._watchdog = crew, data, states, watchdog
-        self._shared, self._jobs, self._size, self._calls = shared, jobs, size, calls
-        sizes = [describe(data, job, index).size for index, job in enumerate(jobs)]
-        self._handout = Handout(sizes, self._most_at_once())
+    def __init__(self, means: Means, shared: Shared, jobs: Sequence[Job]) -> None:
+        self._crew, self._data, self._states, self._watchdog = means.crew, means.data, means.states, means.watchdog
+        self._shared, self._jobs, self._size, self._calls = shared, jobs, means.size, means.calls
+        sizes = [describe(means.data, job, index).size for index, job in enumerate(jobs)]
+        most = max(1, pieces.CALL_BYTES // (8 * max(means.size, 1))) if means.apart else None
+        self._handout = Handout(sizes, most)
         self._results: list[Result | None] = [None] * len(jobs)
         self._total: Tensor | None = None
         self._call_of: dict[int, int] = {}
         self._watched: dict[int, int] = {}
         self._asked_at: dict[int, float] = {}
-
-    def _most_at_once(self) -> int | None:
-        """Where each client's bytes travel with the calls, no more than fit; else a worker's whole share."""
-        masked = any(isinstance(job, TrainJob) and job.encoding for job in self._jobs)
-        if not masked and self._states is None:
-            return None
-        return max(1, pieces.CALL_BYTES // (8 * max(self._size, 1)))
 
     def run(self) -> Finished:
         """Have all jobs done."""
@@ -178,11 +177,13 @@ class Dispatch:
         job, result = self._jobs[number], self._results[number]
         assert isinstance(job, TrainJob)
         data = fetched(member, key, held)
-        if kind == "ring":
-            assert isinstance(result, Trained)
-            self._results[number] = replace(result, ring=bytes(data))
-        elif self._states:
+        if kind == "state":
+            assert self._states
             self._states.save(client, job.work.round, unpacked(data))
+        else:
+            assert isinstance(result, Trained)
+            whole = replace(result, ring=bytes(data)) if kind == "ring" else replace(result, single=data)
+            self._results[number] = whole
 
     def _lose(self, slot: int, error: RayError) -> None:
         if isinstance(error, RayTaskError):  # our own code failed there, which another worker would not mend

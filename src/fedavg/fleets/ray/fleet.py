@@ -50,6 +50,8 @@ class RayFleet(SimulatedFleet):
         check_installed()
         if plan.device != "cpu":
             raise PlanError(f"device: got '{plan.device}'; workers on Ray train on processors: expected 'cpu'")
+        if plan.start_method != "auto":
+            raise PlanError(f"start_method: got '{plan.start_method}'; Ray starts its own workers: expected 'auto'")
 
     def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> Pool:
         from fedavg.fleets.ray.pool import ActorPool

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedavg.fleets.pool import Finished, Pool
 from fedavg.fleets.ray.actor import Actor
 from fedavg.fleets.ray.crew import Crew
-from fedavg.fleets.ray.dispatch import Dispatch, Shared
+from fedavg.fleets.ray.dispatch import Dispatch, Means, Shared
 from fedavg.fleets.ray.station import Facts
 from fedavg.fleets.watchdog import Watchdog
 from fedavg.fleets.worker import Job
@@ -37,11 +37,11 @@ class ActorPool(Pool):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """`size`: numbers of an update."""
-        self._data, self._states, self._size = data, states, size
-        self._watchdog = Watchdog(setup.plan.worker_timeout)
-        self._calls = count(1)
         self._told_of_full = False
         self.crew = Crew(setup.plan, facts, workers_per_node, actor, options or {})
+        apart = bool(states or setup.secagg or setup.single_updates)
+        watchdog = Watchdog(setup.plan.worker_timeout)
+        self._means = Means(self.crew, data, states, watchdog, size, apart, count(1))
         try:
             self.crew.start()
         except BaseException:
@@ -62,10 +62,7 @@ class ActorPool(Pool):
             )
 
     def run(self, jobs: Sequence[Job]) -> Finished:
-        dispatch = Dispatch(
-            self.crew, self._data, self._states, self._watchdog, self._shared, jobs, self._size, self._calls
-        )
-        return dispatch.run()
+        return Dispatch(self._means, self._shared, jobs).run()
 
     def close(self) -> None:
         self.crew.close()

@@ -32,7 +32,7 @@ from fedavg.setup import Setup, population_of, probed, proved_trainer, resolve, 
 from fedavg.states import packed, unpacked
 from fedavg.types import FederatedData
 
-#: What `fetch` takes: a client's ring or state, or the sum.
+#: What `fetch` takes: a client's ring, update or state, or the sum.
 Key = tuple[str, int]
 SUM: Final[Key] = ("sum", 0)
 
@@ -97,7 +97,7 @@ def _rounding(setup: Setup, data: FederatedData, trainer: Trainer) -> str:
 class _Carried:
     """What clients keep, for the time of one call: it came with the call, and is fetched after it."""
 
-    def __init__(self, held: dict[Key, bytes]) -> None:
+    def __init__(self, held: dict[Key, bytes | bytearray]) -> None:
         self.came: dict[int, bytearray] = {}
         self._held = held
 
@@ -121,7 +121,7 @@ class Station:
         size = len(trainer.weights)
         ring, self._place = new_ring(self._setup.update_size(size))
         self._size = len(ring)
-        self._held: dict[Key, bytes] = {}
+        self._held: dict[Key, bytes | bytearray] = {}
         self._arriving = b""
         self._carried = _Carried(self._held)
         states = self._carried if self._setup.keeps_state else None
@@ -173,7 +173,7 @@ class Station:
             if isinstance(done, FedAvgError):
                 error = done
             else:
-                results[index] = self._without_ring(job, done)
+                results[index] = self._without_update(job, done)
         self._carried.came.clear()
         return Report(results, seconds, error, {key: len(held) for key, held in self._held.items()})
 
@@ -183,12 +183,14 @@ class Station:
             self._current, self._began = begun[0] if begun else -1, monotonic()
         return begun
 
-    def _without_ring(self, job: Job, result: Result) -> Result:
-        """A client's ring elements are fetched in pieces."""
-        if not isinstance(job, TrainJob) or not isinstance(result, Trained) or not result.ring:
+    def _without_update(self, job: Job, result: Result) -> Result:
+        """A client's update, or its ring elements, is fetched in pieces."""
+        if not isinstance(job, TrainJob) or not isinstance(result, Trained):
             return result
-        self._held["ring", job.client] = result.ring
-        return replace(result, ring=b"")
+        for kind, data in (("ring", result.ring), ("single", result.single)):
+            if data:
+                self._held[kind, job.client] = data
+        return replace(result, ring=b"", single=bytearray())
 
     def add_up(self, rings: list[RingPlace]) -> np.ndarray:
         """The sum of the rings of this node's workers."""

@@ -53,7 +53,8 @@ export function lineChart() {
   const body = h("div");
   const values = h("details", {}, h("summary", {}, "Values as a table"), body);
   const plot = h("div", { class: "chart", tabindex: 0, role: "group" }, svg, tip);
-  const element = h("div", {}, plot, spoken, values);
+  const names = h("ul", { class: "key" });
+  const element = h("div", {}, plot, names, spoken, values);
   let spec = null, frame = null, at = null;
 
   function draw() {
@@ -86,7 +87,7 @@ export function lineChart() {
       svg.append(s("line", { class: "grid", x1: side.left, x2: width - side.right, y1: Y(value), y2: Y(value) }),
         s("text", { x: side.left - 8, y: Y(value) + 4, "text-anchor": "end" }, spec.yWords(value)));
     }
-    for (const value of ticks(xLow, xHigh, width / 110)) {
+    for (const value of (spec.xTicks?.filter((each) => each >= xLow && each <= xHigh) || ticks(xLow, xHigh, width / 110)).filter((each) => spec.xName !== "round" || Number.isInteger(each))) {
       svg.append(s("line", { class: "axis", x1: X(value), x2: X(value), y1: height - side.bottom, y2: height - side.bottom + 5 }),
         s("text", { x: X(value), y: height - side.bottom + 20, "text-anchor": "middle" }, spec.xWords(value)));
     }
@@ -182,8 +183,10 @@ export function lineChart() {
     element,
     draw(next) {
       spec = { xWords: number, yWords: number, bands: [], ...next };
-      const names = spec.series.slice(0, 6).map((each) => `${each.name}, last ${each.y.length ? spec.yWords(each.y.at(-1)) : "none"}`);
-      plot.setAttribute("aria-label", `Chart: ${spec.label}. ${spec.series.length} curves. ${names.join(". ")}. Use the arrow keys to read values.`);
+      names.replaceChildren(...(spec.key ? spec.series.filter((each) => !each.thin).map((each) => h("li", {}, sample(each.look), each.name)) : []));
+      names.hidden = !spec.key;
+      const said = spec.series.slice(0, 6).map((each) => `${each.name}, last ${each.y.length ? spec.yWords(each.y.at(-1)) : "none"}`);
+      plot.setAttribute("aria-label", `Chart: ${spec.label}. ${spec.series.length} curves. ${said.join(". ")}. Use the arrow keys to read values.`);
       draw();
       if (values.open) tell();
     },

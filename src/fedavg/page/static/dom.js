@@ -71,8 +71,8 @@ export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e").replace("-", "−");
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return value.toLocaleString("en", { maximumSignificantDigits: size < 1 ? 4 : 5 });
+  const words = Number.isInteger(value) ? value.toLocaleString("en") : value.toLocaleString("en", { maximumSignificantDigits: size < 1 ? 4 : 5 });
+  return words.replace("-", "−");
 }
 
 export function bytes(value) {

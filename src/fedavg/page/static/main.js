@@ -1,10 +1,15 @@
 // Which view is shown, by the address after '#'; views are asked to update when something is new.
 
 import { h } from "./dom.js";
+import { fleetView } from "./fleet.js";
+import { clientsView } from "./clients.js";
+import { roundView } from "./round.js";
 import { runsView } from "./runs.js";
 import { ask, exported, follow, Missing } from "./source.js";
+import { worldView } from "./world.js";
 
-const VIEWS = { runs: ["Runs", runsView] };
+const RUNS = { runs: ["Runs", runsView], round: ["Round", roundView], clients: ["Clients", clientsView], world: ["World", worldView] };
+const FLEET = { fleet: ["Fleet", fleetView] };
 const main = document.getElementById("main"), link = document.getElementById("link"), list = document.getElementById("views");
 let shown = null, current = null, busy = false, again = false;
 
@@ -24,20 +29,26 @@ function go(name, parameters) {
   show(false);
 }
 
+/** The run that is looked at stays the same from view to view. */
+function kept(key) {
+  const run = place().parameters.run;
+  return run && key !== "runs" ? `?run=${encodeURIComponent(run)}` : "";
+}
+
 function tabs(name) {
-  list.replaceChildren(...Object.entries(VIEWS).map(([key, [words]]) => h("li", {}, h("a", { href: `#/${key}`, "aria-current": key === name ? "page" : null }, words))));
+  list.replaceChildren(...Object.entries(VIEWS).map(([key, [words]]) => h("li", {}, h("a", { href: `#/${key}${kept(key)}`, "aria-current": key === name ? "page" : null }, words))));
 }
 
 async function show(moved) {
   const { name, parameters } = place();
   if (current?.name !== name) {
     current = { name };
-    tabs(name);
     shown = VIEWS[name][1](parameters, go);
     main.replaceChildren(...shown.element.childNodes);
     document.title = `${VIEWS[name][0]} – fedavg`;
     if (moved) { main.focus(); window.scrollTo(0, 0); }
   }
+  tabs(name);
   await update(parameters);
 }
 
@@ -73,6 +84,7 @@ function linked(state) {
 
 window.addEventListener("hashchange", () => show(true));
 window.addEventListener("popstate", () => show(false));
-await ask("index");
+const shows = await ask("index");
+const VIEWS = { ...(shows.library ? RUNS : {}), ...(shows.fleet ? FLEET : {}) };
 await show(false);
 follow(() => update(), linked);

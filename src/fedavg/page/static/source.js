@@ -13,6 +13,8 @@ export async function ask(path) {
     return answers[path];
   }
   const response = await fetch(`api/${path}`);
+  const told = response.headers.get("content-type")?.startsWith("application/json");
+  if (!told) throw new Missing(`The page's server failed with ${response.status}; what it wrote to its terminal says why.`);
   const answer = await response.json();
   if (!response.ok) throw new Missing(answer.error);
   return answer;

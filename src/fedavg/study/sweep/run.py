@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.campaign.here import known_here, pursue_here
 from fedavg.campaign.records import Records
-from fedavg.draft import goal_of
+from fedavg.checks import goal_of
 from fedavg.errors import FedAvgError, PlanError
 from fedavg.files import write_atomically
 from fedavg.machine import cores

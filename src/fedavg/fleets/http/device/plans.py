@@ -8,8 +8,7 @@ from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.http.device.enrolment import Enrolment
 from fedavg.fleets.http.device.policy import MOST_CLIENTS, Declined
 from fedavg.plan import Plan, make_plan
-from fedavg.privacy.served import served
-from fedavg.setup import Setup, resolve_on_device
+from fedavg.setup import Setup, resolve_on_device, served
 from fedavg.specs import importing_only
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Final
 
+from fedavg.dp.accounting import EveryRound, spending
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.plan import Plan
-from fedavg.privacy.accounting import EveryRound, spending
 from fedavg.privacy.shares import SharedNoise
 from fedavg.setup import Setup
 from fedavg.stages.stage import Stage

@@ -13,14 +13,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from fedavg.client import Message
+from fedavg.client_path import Message
+from fedavg.dp.accounting import epsilon_of
 from fedavg.errors import FleetError
 from fedavg.files import write_atomically
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.policy import DELTA
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.locks import wait_for_lock
-from fedavg.privacy.accounting import epsilon_of
 from fedavg.privacy.served import BudgetSpent
 from fedavg.setup import Setup
 

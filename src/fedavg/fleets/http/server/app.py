@@ -46,10 +46,11 @@ from fedavg.fleets.http.server.gates import (
 )
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.limits import Buckets
-from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS, Refusal, later
+from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS, Refusal
 from fedavg.fleets.http.server.rounds import Receipt
-from fedavg.fleets.http.server.signatures import Signatures
-from fedavg.fleets.http.server.store import EnrolRefused, Store, StoreError
+from fedavg.fleets.http.server.signatures import Elsewhere, Signatures
+from fedavg.fleets.http.server.storage import storage_failures
+from fedavg.fleets.http.server.store import EnrolRefused, Store
 from fedavg.fleets.http.server.turns import UPLOAD_BYTES, Turns
 from fedavg.plan import Plan
 
@@ -66,11 +67,12 @@ UPDATE_REFUSED: Final = 422
 class FleetApp:
     """The client-facing side of a server; `asgi` is the application."""
 
-    def __init__(self, plan: Plan, hub: Hub, store: Store) -> None:
-        self._plan, self._hub, self._store = plan, hub, store
+    def __init__(self, plan: Plan, hub: Hub, store: Store, elsewhere: Elsewhere | None = None) -> None:
+        """`elsewhere` is what other replicas know, if there are any."""
+        self._plan, self._hub, self._store, self._elsewhere = plan, hub, store, elsewhere
         self._plan_toml = plan.to_toml()
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
-        self._signatures = Signatures(hub.presence)
+        self._signatures = Signatures(hub.presence, elsewhere)
         #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="update")
         self.requests: metrics.Requests = metrics.Requests()
@@ -167,12 +169,18 @@ class FleetApp:
                 await self._woken(call.k, message.wait_s)
             finally:
                 self._hub.presence.release(call.k)
+            await self._catch_up()
             self._signatures.check_revoked(call.k)
             answer = self._hub.polls.answer(call.k)
         answer = answer or self._hub.polls.wait_answer(held)
         if message.holding is not None and isinstance(answer, Settling):
             answer = replace(answer, counted=await self._counted(call.k, message.holding))
         return json_answer(answer)
+
+    async def _catch_up(self) -> None:
+        """Other replicas may be ahead of this one."""
+        if self._elsewhere is not None:
+            await self._elsewhere.catch_up()
 
     async def _counted(self, k: int, held: Holding) -> bool | None:
         """Is the update that a client holds part of its round? None while that is open; without names nobody knows."""
@@ -208,6 +216,8 @@ class FleetApp:
     async def _model(self, call: Call) -> Response:
         """Content-addressed, so it never changes and anyone may keep it; ranges let a cut download go on."""
         digest = call.request.path_params["digest"]
+        if self._hub.models.content(digest) is None:
+            await self._catch_up()
         data = self._hub.models.content(digest)
         if data is None:
             raise Refusal("no-such-model", "this model is not on offer (any more); poll for work")
@@ -216,6 +226,8 @@ class FleetApp:
     async def _changes(self, call: Call) -> Response:
         """The last changes that lead to a model, each after its length: for who has had an earlier one."""
         digest, count = call.request.path_params["digest"], path_number(call.request, "count")
+        if self._hub.models.content(digest) is None:
+            await self._catch_up()
         data = self._hub.models.changes(digest, count)
         if data is None:
             raise Refusal("no-such-model", "so many changes of this model are not on offer; fetch the whole model")
@@ -248,11 +260,13 @@ class FleetApp:
     async def _in_thread(self, take: Callable[[Any, int, int, memoryview], Receipt], call: Call) -> Receipt:
         """Have a large body looked at beside the event loop."""
         arguments = (call.source, call.round, call.attempt, memoryview(call.body))
-        return await asyncio.get_running_loop().run_in_executor(self._workers, take, *arguments)
+        with storage_failures():
+            return await asyncio.get_running_loop().run_in_executor(self._workers, take, *arguments)
 
     async def _report(self, call: Call) -> Response:
         message = parse_body(ReportRequest, call.body)
-        awaited = self._hub.collecting.fail(call.k, message.round, message.attempt, message.reason)
+        fail = self._hub.collecting.fail
+        awaited = await self.blocking(fail, call.k, message.round, message.attempt, message.reason)
         if not awaited and message.round > 0:
             raise Refusal("wrong-round", "no update of this client is wanted in that round")
         self._hub.reported(call.k, message.reason)
@@ -279,13 +293,8 @@ class FleetApp:
 
     async def blocking(self, call: Callable[..., Any], *arguments: object) -> Any:
         """A call of the database, which may take its time, in a thread."""
-        try:
+        with storage_failures():
             return await asyncio.get_running_loop().run_in_executor(None, call, *arguments)
-        except StoreError as error:
-            log.error("database", extra={"detail": str(error)})
-            if not error.retryable:
-                raise Refusal("storage-refused", str(error)) from None
-            raise Refusal("storage", "the server can not write at the moment; come back", later(5)) from None
 
 
 def _settle(poll: "asyncio.Future[None]") -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fedavg.fleets.http.server.claims import Claims
 from fedavg.fleets.http.server.conduct import Conduct, outstanding
 from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.presence import Presence
@@ -26,18 +27,36 @@ if TYPE_CHECKING:
 class Collecting:
     """Thread-safe; every method takes the locks by itself."""
 
-    def __init__(self, guards: Guards, shared: Shared, presence: Presence, conduct: Conduct) -> None:
+    def __init__(self, guards: Guards, shared: Shared, presence: Presence, conduct: Conduct, claims: Claims) -> None:
         self._guards, self._shared, self._presence, self._conduct = guards, shared, presence, conduct
+        self._claims = claims
         #: Taken before the shared lock by whoever may end the collecting, and kept while an update is added, so that a
         #: closed round's sum is whole.
         self.adding = Lock()
         self.current: UnderWay | None = None
 
-    def open(self, round: OpenRound, groups: Iterable[Group], session: "SecureRound | None" = None) -> None:
-        """Begin to collect: updates, or the messages of a session of secure aggregation."""
+    def weight_cap(self) -> float:
+        """What an update counts for at the most, of a round that begins now."""
+        median = self._presence.median_examples()
+        return inf if median is None else self._guards.times_median * median
+
+    def open(
+        self,
+        round: OpenRound,
+        groups: Iterable[Group],
+        session: "SecureRound | None" = None,
+        cap: float | None = None,
+    ) -> None:
+        """Begin to collect: updates, or the messages of a session of secure aggregation.
+
+        The attempt that is under way already stays as it is: others may count on what this server has of it.
+        """
         with self._shared.changed:
-            median = self._presence.median_examples()
-            cap = inf if median is None else self._guards.times_median * median
+            if self.current and not session and self.current.round.continues(round):
+                self.current.round.deadline = round.deadline
+                self._shared.wake(round.invited)
+                return
+            cap = self.weight_cap() if cap is None else cap
             collected = [Collected(group) for group in groups]
             of_client = {k: each for each in collected for k in each.group.clients}
             self.current = UnderWay(round, collected, of_client, session, cap)
@@ -63,14 +82,14 @@ class Collecting:
             with self.adding, self._shared.changed:
                 round.tick(monotonic())
             with self._shared.changed:
-                if round.phase is not RoundPhase.COLLECTING or self._shared.stopping:
+                if round.phase is not RoundPhase.COLLECTING or self._shared.over:
                     self._strike_absent(round)
                     return round.phase
                 self._shared.changed.wait(max(0.0, min(round.deadline - monotonic(), 1.0)))
 
     def _strike_absent(self, round: OpenRound) -> None:
         """Who was asked and failed, or said nothing until the deadline, is not asked again for a while."""
-        if self._shared.stopping or self._guards.anonymous:
+        if self._shared.over or self._guards.anonymous:
             return
         now, asked = monotonic(), set(round.invited) - self._presence.revoked
         silent = asked - round.accepted if now >= round.deadline else set()
@@ -78,14 +97,16 @@ class Collecting:
 
     def fail(self, k: int, round: int, attempt: int, why: str) -> bool:
         """A client will not send its update; false if it was not asked for one."""
-        with self.adding, self._shared.changed:
+        with self.adding:
             current = self.current.round if self.current else None
             if not current or (current.round, current.attempt) != (round, attempt) or k not in current.invited:
                 return False
             assert self.current
-            self.current.why[k] = why
-            current.fail(k, monotonic())
-            self._shared.changed.notify_all()
+            self._claims.fail(k, round, attempt, why)
+            with self._shared.changed:
+                self.current.why[k] = why
+                current.fail(k, monotonic())
+                self._shared.changed.notify_all()
             return True
 
     def lose(self, clients: Iterable[int]) -> None:

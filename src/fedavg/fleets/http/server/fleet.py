@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
+from fedavg.cohorts import eligible, sample_cohort
 from fedavg.data.holdout import held_out
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
@@ -26,11 +27,12 @@ from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.fleets.attendance import Attendance
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
 from fedavg.fleets.http.protocol.wire import check_names
+from fedavg.fleets.http.server.gathering import Gathering, OwnSum, Total
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation, Invitations
 from fedavg.fleets.http.server.judging import Judging
 from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
-from fedavg.fleets.http.server.store import Store, StoreError
+from fedavg.fleets.http.server.store import Deposed, Store, StoreError
 from fedavg.fleets.http.server.underway import Group, Received
 from fedavg.fleets.worker import judged, test_pieces
 from fedavg.metrics import Measure, add_up, report
@@ -38,7 +40,6 @@ from fedavg.metrics.spread import OnClients
 from fedavg.metrics.training import masked_bounds, sums_over, unmasked_sums
 from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt, ServedLedger
-from fedavg.samplers.cohort import eligible, sample_cohort
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Update, Work
 
@@ -68,6 +69,8 @@ class Stopped(FedAvgError):
 class HttpFleet(Fleet):
     """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
 
+    `gathering` is how the sum of a round comes together; without it, it is all here.
+
     `population` is what the plan was made for, `test` what the server itself judges models on. `authority` is the
     public key that signed sessions of secure aggregation are checked by. `ledger` is what the run has spent of its
     clients' privacy; None for a run that is not private.
@@ -86,10 +89,12 @@ class HttpFleet(Fleet):
         minimum: int | None,
         authority: bytes | None = None,
         ledger: ServedLedger | None = None,
+        gathering: Gathering | None = None,
     ) -> None:
         self._population, self.test, self.ledger = population, test, ledger
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
         self._authority = authority
+        self._gathering = gathering or OwnSum(hub.collecting)
         self._session: ServerSession | None = None
         self._cohort: Sequence[int] = ()
         self.engine = Engine("devices", "each client trains by its own engine")
@@ -108,7 +113,7 @@ class HttpFleet(Fleet):
             self._judge.fit(trees.take(self.test, slice(0, 2)))
         initial = self._judge.weights.clone()
         untrained = self.evaluate(initial, "test").get("loss", inf) if setup.judged_by_server else inf
-        self._invitations = Invitations(setup, self._hub.models, self._hub.guards, self._rules, len(initial), untrained)
+        self.invitations = Invitations(setup, self._hub.models, self._hub.guards, self._rules, len(initial), untrained)
         return initial
 
     def close(self) -> None:
@@ -180,7 +185,7 @@ class HttpFleet(Fleet):
         self._cohort = cohort.clients
         if self.ledger:
             self.ledger.check(work.round, cohort.clients)
-        invitation = self._invitations.new(parts, work, self._attempt)
+        invitation = self.invitations.new(parts, work, self._attempt)
         self._begin(work.round, cohort.clients, invitation)
         collect = self._collect_masked if self._setup.secagg else self._collect
         result = collect(invitation)
@@ -223,10 +228,14 @@ class HttpFleet(Fleet):
 
     def _collect(self, invitation: Invitation) -> CohortResult | Abandoned:
         """The sum over the updates that came, or why the round is abandoned."""
-        self._hub.collecting.open(invitation.round, invitation.groups)
-        if self._hub.collecting.wait() is RoundPhase.COMMITTING:
-            return self._result(invitation)
-        return Abandoned(self._hub.collecting.abandoned_because())
+        collecting, gathering = self._hub.collecting, self._gathering
+        cap = self.retried(lambda: gathering.open(invitation.round, collecting.weight_cap()))
+        collecting.open(invitation.round, invitation.groups, cap=cap)
+        while collecting.wait() is RoundPhase.COMMITTING:
+            totals = self.retried(gathering.totals)
+            if totals is not None:
+                return self._result(invitation, totals)
+        return Abandoned(collecting.abandoned_because())
 
     def _collect_masked(self, invitation: Invitation) -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
@@ -248,7 +257,7 @@ class HttpFleet(Fleet):
         measures, bounds = self._setup.measures, group.metric_bounds(max(examples))
         problem = implausible(decoded, encoding, examples, masked_bounds(measures, bounds, decoded))
         measured = unmasked_sums(measures, decoded)
-        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, measured)
+        total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, sums=measured)
         if problem:  # its clients open no second sum of this round, so that it is over, without a change
             rest = self._hub.sessions.discard()
             log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": rest})
@@ -309,11 +318,11 @@ class HttpFleet(Fleet):
         assert self._setup.secagg
         return self._rules.deadline_s / (SECURE_PHASES + self._setup.secagg.signed)
 
-    def _result(self, invitation: Invitation) -> CohortResult:
+    def _result(self, invitation: Invitation, totals: Sequence[Total]) -> CohortResult:
         """The groups' sums as one; a group of which nobody answered does not count."""
         measures = self._setup.measures
-        totals = zip(self._hub.collecting.totals(), invitation.scales, invitation.staleness, strict=True)
-        answered = [(_summed(measures, *total, staleness), scale) for total, scale, staleness in totals if total[-1]]
+        each = zip(totals, invitation.scales, invitation.staleness, strict=True)
+        answered = [(_summed(measures, *total, staleness), scale) for total, scale, staleness in each if total[-1]]
         result = join([total for total, _ in answered], [scale for _, scale in answered])
         return replace(result, bytes_down=invitation.bytes_down, attendance=self._attendance(invitation, result))
 
@@ -364,6 +373,8 @@ class HttpFleet(Fleet):
     def _check_stop(self) -> None:
         if self._hub.shared.stopping:
             raise Stopped("stopped by the operator; start the server again with the same database to go on")
+        if self._hub.shared.deposed:
+            raise Deposed("another replica leads now")
 
 
 def _summed(
@@ -374,7 +385,7 @@ def _summed(
     staleness: int,
 ) -> CohortResult:
     sent = [r.bytes_up for r in received]
-    total = Sum(vector, fsum(r.weight for r in received), len(received), sums_over(measures, received))
+    total = Sum(vector, fsum(r.weight for r in received), len(received), sums=sums_over(measures, received))
     seen = {r.client: r.seen for r in received if r.client is not None and r.seen}
     there = Attendance(len(received), seen, staleness={staleness: len(received)})
     return CohortResult(total, sum(sent), max(sent), 0, attendance=there, singles=singles or None)

@@ -136,7 +136,7 @@ class Signed(Gate):
         self._signatures = signatures
 
     async def __call__(self, call: Call, then: Handler) -> Response:
-        fields, client = self._signatures.authenticated(call.request)
+        fields, client = await self._signatures.signed(call.request)
         return await then(replace(call, fields=fields, source=client.k))
 
 

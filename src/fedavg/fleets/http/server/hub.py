@@ -7,6 +7,7 @@ whoever adds to the sum or closes the round. Whoever needs both takes the second
 
 from collections.abc import Sequence
 
+from fedavg.fleets.http.server.claims import Alone, Claims
 from fedavg.fleets.http.server.collecting import Collecting
 from fedavg.fleets.http.server.conduct import Conduct
 from fedavg.fleets.http.server.guards import Guards
@@ -24,16 +25,17 @@ from fedavg.fleets.http.server.store import ClientRow
 class Hub:
     """One of each part, all under one lock. `rest_s` is how long a client is not invited after its first strike."""
 
-    def __init__(self, guards: Guards, rest_s: float = 60.0) -> None:
+    def __init__(self, guards: Guards, rest_s: float = 60.0, claims: Claims | None = None) -> None:
         self.guards = guards
+        claims = claims or Alone()
         self.shared = Shared()
         self.updates = Updates()
         conduct = Conduct(rest_s)
         self.presence = Presence(self.shared, conduct)
         self.models = OfferedModels(self.shared)
         self.history = History(self.shared)
-        self.collecting = Collecting(guards, self.shared, self.presence, conduct)
-        self.intake = Intake(guards, self.shared, self.presence, self.collecting, self.updates)
+        self.collecting = Collecting(guards, self.shared, self.presence, conduct, claims)
+        self.intake = Intake(guards, self.shared, self.presence, self.collecting, self.updates, claims)
         self.sessions = Sessions(self.shared, self.presence, conduct, self.collecting, self.intake, self.updates)
         self.polls = Polls(self.shared, self.presence, self.collecting, self.intake, self.history)
 

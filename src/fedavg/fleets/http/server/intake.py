@@ -15,6 +15,7 @@ from typing import cast
 from fedavg.errors import Diverged
 from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected, UpdateFault, UpdateRefused, decode_update, max_frame_bytes
+from fedavg.fleets.http.server.claims import Claims
 from fedavg.fleets.http.server.collecting import Collecting
 from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.metrics import Updates
@@ -30,10 +31,16 @@ class Intake:
     """Thread-safe; every method takes the locks by itself."""
 
     def __init__(
-        self, guards: Guards, shared: Shared, presence: Presence, collecting: Collecting, updates: Updates
+        self,
+        guards: Guards,
+        shared: Shared,
+        presence: Presence,
+        collecting: Collecting,
+        updates: Updates,
+        claims: Claims,
     ) -> None:
         self._guards, self._shared, self._presence = guards, shared, presence
-        self._collecting, self._updates = collecting, updates
+        self._collecting, self._updates, self._claims = collecting, updates, claims
 
     def offer(self, k: int) -> WorkOffer | JudgeOffer | None:
         """What a client that was invited is asked for; None if it has had the token that it may have."""
@@ -97,10 +104,18 @@ class Intake:
                 return verdict
             if current is not self._collecting.current or current.session:
                 return Receipt.WRONG_ROUND
-            size = _add(collected, source, update)
+            verdict = self._claims.claim(source, round, attempt)
+            if verdict is not Receipt.ACCEPTED:
+                return verdict
+            try:
+                size = _add(collected, source, update)
+            except UpdateRefused:
+                self._claims.release(source, round, attempt)
+                raise
             with self._shared.changed:
                 if isinstance(source, int):
                     collected.sizes[source] = size
+                    collected.sources.add(source)
                 client = source if isinstance(source, int) else None
                 measured = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
                 collected.received.append(Received(update.weight, measured, len(frame), client, seen))

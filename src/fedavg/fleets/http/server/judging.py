@@ -69,7 +69,9 @@ class Judging:
             return self._hub.collecting.abandoned_because()
         ((_, _, received),) = self._hub.collecting.totals()
         pieces = [Evaluated(self._by_metric(each.metrics)) for each in received]
-        return judged_by_clients(self._metrics, pieces, sum(each.bytes_up for each in received), down)
+        named = self._setup.shows_updates and not self._hub.guards.anonymous
+        clients = [each.client for each in received if each.client is not None] if named else []
+        return judged_by_clients(self._metrics, pieces, sum(each.bytes_up for each in received), down, clients)
 
     def _masked(self, opened: OpenRound, group: Group, down: int) -> OnClients | str:
         """Nothing but the sum over all devices is ever seen here."""

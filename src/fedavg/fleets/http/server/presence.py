@@ -1,10 +1,10 @@
 """Who is enrolled, and who of them is there now and may be invited. It knows nothing of rounds."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from statistics import median_low
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,13 @@ PRESENT_S: Final = 90.0
 HELD: Final = 12_000
 
 
+class Word(NamedTuple):
+    """The last that was heard of a client: when, and whether it was there for work."""
+
+    said: float
+    there: bool
+
+
 class Presence:
     """Thread-safe; every method takes the lock by itself."""
 
@@ -27,6 +34,10 @@ class Presence:
         self._seen: dict[int, float] = {}
         self._held: Counter[int] = Counter()
         self._held_in_all = 0
+        #: When clients said that they are not eligible, for other replicas to hear.
+        self._away: dict[int, float] = {}
+        #: What other replicas heard of clients: by replica, when each of them was there, or said that it is not.
+        self._elsewhere: dict[int, dict[int, Word]] = {}
         self.revoked: set[int] = set()
         #: Clients that have opened a sum of the round under way: they open no other, so they are not invited again.
         self.opened: set[int] = set()
@@ -74,8 +85,10 @@ class Presence:
             new = eligible and k not in self._seen
             if eligible:
                 self._seen[k] = monotonic()
+                self._away.pop(k, None)
             else:
                 self._seen.pop(k, None)
+                self._away[k] = monotonic()
             if new:
                 self._shared.changed.notify_all()
 
@@ -112,11 +125,47 @@ class Presence:
         with self._shared.changed:
             sizes = np.zeros(max(self._clients, default=-1) + 1, np.int64)
             now = monotonic()
-            for k, seen in self._seen.items():
+            for k, seen in self._last_seen().items():
                 there = (seen >= now - PRESENT_S or self._held[k]) and (opened or k not in self.opened)
-                if there and self._clients[k].approved and not self._conduct.rests(k, now):
+                if there and self._may_come(k) and not self._conduct.rests(k, now):
                     sizes[k] = self._clients[k].examples
             return sizes
+
+    def _may_come(self, k: int) -> bool:
+        """Another replica may have heard of a client that is not known here yet."""
+        return k in self._clients and self._clients[k].approved and k not in self.revoked
+
+    def _last_seen(self) -> Mapping[int, float]:
+        """When each client was there, by the last word of it on any replica."""
+        if not self._elsewhere:
+            return self._seen
+        last = {k: Word(seen, True) for k, seen in self._seen.items()}
+        last |= {k: Word(said, False) for k, said in self._away.items()}
+        for words in self._elsewhere.values():
+            for k, word in words.items():
+                last[k] = max(last.get(k, word), word)
+        return {k: word.said for k, word in last.items() if word.there}
+
+    # What replicas tell each other
+
+    def words(self) -> list[tuple[int, float, bool]]:
+        """What was heard of clients here: who, how many seconds ago, and whether it was there."""
+        with self._shared.changed:
+            now = monotonic()
+            there = [(k, 0.0 if self._held[k] else now - seen, True) for k, seen in self._seen.items()]
+            return there + [(k, now - said, False) for k, said in self._away.items() if said >= now - PRESENT_S]
+
+    def hear(self, replica: int, words: Iterable[tuple[int, float, bool]]) -> None:
+        """What another replica has heard."""
+        with self._shared.changed:
+            now = monotonic()
+            self._elsewhere[replica] = {k: Word(now - ago, there) for k, ago, there in words}
+            self._shared.changed.notify_all()
+
+    def forget(self, others: Container[int]) -> None:
+        """Only these replicas are there still."""
+        with self._shared.changed:
+            self._elsewhere = {replica: words for replica, words in self._elsewhere.items() if replica in others}
 
     def shut_out(self, population: int) -> int:
         """Of the first so many numbers, how many can not come: revoked, at rest, or bound by a sum they have opened."""
@@ -133,13 +182,13 @@ class Presence:
     def call_back(self, count: int) -> list[int]:
         """End the rest of some clients that are there and were only silent."""
         with self._shared.changed:
-            return self._conduct.call_back(self._seen, count, monotonic())
+            return self._conduct.call_back(self._last_seen(), count, monotonic())
 
     def wait(self, wanted: Callable[[], int], timeout: float) -> int:
         """Wait until as many clients with examples are there as are wanted, or for so long; returns how many are."""
         until = monotonic() + timeout
         with self._shared.changed:
-            while (there := self._present(needed := wanted())) < needed and not self._shared.stopping:
+            while (there := self._present(needed := wanted())) < needed and not self._shared.over:
                 if (left := until - monotonic()) <= 0:
                     break
                 self._shared.changed.wait(min(left, 1.0))
@@ -147,7 +196,8 @@ class Presence:
 
     def _present(self, needed: int) -> int:
         # Every newcomer asks this: the exact count, which looks at all, is taken only when it may be enough.
-        return int(np.count_nonzero(self.sizes())) if len(self._seen) >= needed else len(self._seen)
+        seen = len(self._last_seen())
+        return int(np.count_nonzero(self.sizes())) if seen >= needed else seen
 
     def status(self) -> dict[str, object]:
         with self._shared.changed:

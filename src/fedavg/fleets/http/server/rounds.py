@@ -77,6 +77,11 @@ class OpenRound:
     accepted: set[Hashable] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
 
+    def continues(self, other: "OpenRound") -> bool:
+        """Is the other one this very attempt, which is not over yet?"""
+        same = (self.round, self.attempt, self.model) == (other.round, other.attempt, other.model)
+        return same and self.phase in (RoundPhase.COLLECTING, RoundPhase.COMMITTING)
+
     def wants(self, client: int) -> bool:
         """Should this client be offered the work?"""
         answered = client in self.accepted or client in self.failed
@@ -99,6 +104,14 @@ class OpenRound:
         self.failed.discard(source) if isinstance(source, int) else None
         if len(self.accepted) >= self.goal:
             self.phase = RoundPhase.COMMITTING
+
+    def note(self, accepted: Collection[int], failed: Collection[int], sealed: bool = False) -> None:
+        """What replicas together have by now. The round is open again if what one of them had was lost."""
+        if self.phase in (RoundPhase.DONE, RoundPhase.ABANDONED):
+            return
+        self.accepted, self.failed = set(accepted), set(failed) - set(accepted)
+        full = sealed or len(self.accepted) >= self.goal
+        self.phase = RoundPhase.COMMITTING if full else RoundPhase.COLLECTING
 
     def fail(self, client: int, now: float) -> None:
         """A client says that it will not send an update."""

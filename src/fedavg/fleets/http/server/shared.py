@@ -12,12 +12,24 @@ class Shared:
         #: Notified when whoever waits for clients, updates or the end should look again.
         self.changed = Condition()
         self.stopping = False
+        #: Another replica leads by now: the server loop here is to end.
+        self.deposed = False
         #: Wakes the held polls of some clients; set by the application once its event loop runs.
         self.wake: Callable[[Iterable[int]], None] = lambda _: None
 
+    @property
+    def over(self) -> bool:
+        """Whether the server loop is to end."""
+        return self.stopping or self.deposed
+
+    def depose(self) -> None:
+        with self.changed:
+            self.deposed = True
+            self.changed.notify_all()
+
     def pause(self, seconds: float) -> None:
-        """Sleep, unless the server is to stop."""
+        """Sleep, unless the server loop is to end."""
         until = monotonic() + seconds
         with self.changed:
-            while not self.stopping and (left := until - monotonic()) > 0:
+            while not self.over and (left := until - monotonic()) > 0:
                 self.changed.wait(left)

@@ -1,5 +1,6 @@
 """Who a request is from: the client whose key signed it, once."""
 
+from abc import ABC, abstractmethod
 from typing import Final
 
 from starlette.requests import Request
@@ -14,25 +15,61 @@ from fedavg.fleets.http.server.store import ClientRow
 NOBODYS_KEY: Final = keys.ClientKey.generate().public
 
 
-class Signatures:
-    """Checks the signatures of requests against the clients that are enrolled."""
+class Elsewhere(ABC):
+    """What a replica can not know by itself of a request: the others may have seen it before."""
 
-    def __init__(self, presence: Presence) -> None:
-        self._presence = presence
-        self._guard = keys.ReplayGuard()
+    @property
+    @abstractmethod
+    def epoch(self) -> str:
+        """The epoch of all replicas."""
+
+    @abstractmethod
+    async def find(self) -> None:
+        """Learn of clients that are not known here: they may have enrolled on another replica just now."""
+
+    @abstractmethod
+    async def use(self, k: int, fields: keys.SignedFields) -> None:
+        """Use a client's counter up. Afterwards this replica knows all that any of them did before the request."""
+
+    @abstractmethod
+    async def catch_up(self) -> None:
+        """Afterwards this replica knows all that any of them did before the call."""
+
+
+class Signatures:
+    """Checks the signatures of requests against the clients that are enrolled, here or `elsewhere`."""
+
+    def __init__(self, presence: Presence, elsewhere: Elsewhere | None = None) -> None:
+        self._presence, self._elsewhere = presence, elsewhere
+        self._own = keys.ReplayGuard()
 
     @property
     def epoch(self) -> str:
-        return self._guard.epoch
+        return self._elsewhere.epoch if self._elsewhere else self._own.epoch
 
-    def authenticated(self, request: Request) -> tuple[keys.SignedFields, ClientRow]:
-        """The client that signed the request; the body, whose digest it signed as well, is not needed for that."""
+    async def signed(self, request: Request) -> tuple[keys.SignedFields, ClientRow]:
+        """The client that signed the request, once; the body, whose digest it signed as well, is not needed yet."""
+        if self._elsewhere is None:
+            return self.authenticated(request)
+        claimed, _ = self._signed_fields(request)
+        if claimed.client != keys.ENROL and self._presence.client(int(claimed.client)) is None:
+            await self._elsewhere.find()
+        fields, client = self.authenticated(request, counted=False)
+        try:
+            await self._elsewhere.use(client.k, fields)
+        except keys.SignatureRefused as error:
+            raise _refusal(error) from None
+        self.check_revoked(client.k)
+        return fields, client
+
+    def authenticated(self, request: Request, counted: bool = True) -> tuple[keys.SignedFields, ClientRow]:
+        """The client that signed the request; if `counted`, its counter is used up here."""
         fields, signature = self._signed_fields(request)
         client = self._presence.client(int(fields.client)) if fields.client != keys.ENROL else None
         if client is None:  # strangers are not told who is enrolled, was, or never was: all takes the same way
             self._verify(fields, signature, NOBODYS_KEY, None)
             raise Refusal("bad-signature", "nobody is enrolled under this number")
-        self._verify(fields, signature, client.key, client.k)
+        self._verify(fields, signature, client.key, client.k if counted else None)
         self.check_revoked(client.k)
         return fields, client
 
@@ -59,5 +96,13 @@ class Signatures:
         try:
             keys.verify(fields, signature, key, self._guard, counted_as)
         except keys.SignatureRefused as error:
-            told = {keys.COUNTER: str(error.highest)} if error.highest is not None else None
-            raise Refusal(error.reason, str(error), told) from None
+            raise _refusal(error) from None
+
+    @property
+    def _guard(self) -> keys.ReplayGuard:
+        return keys.ReplayGuard(self._elsewhere.epoch) if self._elsewhere else self._own
+
+
+def _refusal(error: keys.SignatureRefused) -> Refusal:
+    told = {keys.COUNTER: str(error.highest)} if error.highest is not None else None
+    return Refusal(error.reason, str(error), told)

@@ -53,18 +53,25 @@ class Collected:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.ring = torch.zeros(0 if group.single_updates else group.expected.numbers, dtype=torch.int64)
-        self._sum = ExactSum(self.ring, max(1, len(group.clients)))
-        self.singles: dict[int | bytes, Update] = {}
-        self.received: list[Received] = []
+        self.sum = ExactSum(self.ring, max(1, len(group.clients)))
         #: How large the largest number was that each client added, where it is known who it was.
         self.sizes: dict[int, float] = {}
+        self.empty()
         #: Hashes of the upload tokens that were given out: a set, which has no order that would tell to whom.
         self.tokens: set[bytes] = set()
+
+    def empty(self) -> None:
+        """Nothing is in the sum."""
+        self.sum.reset()
+        self.singles: dict[int | bytes, Update] = {}
+        self.received: list[Received] = []
+        #: The clients that are in the sum, where they are known.
+        self.sources: set[int] = set()
 
     def add(self, source: int | bytes, update: Update) -> float:
         """Take in an update; returns the largest magnitude in it, with its weight."""
         if not self.group.single_updates:
-            return self._sum.add(update.vector, update.weight)
+            return self.sum.add(update.vector, update.weight)
         self.singles[source] = update
         return update.weight * max(abs(float(end)) for end in update.vector.aminmax())
 

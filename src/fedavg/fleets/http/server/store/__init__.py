@@ -8,6 +8,7 @@ under a digest. A single client's update never comes here.
 from fedavg.fleets.http.server.store.rows import (
     ClientRow,
     Counted,
+    Deposed,
     EnrolRefused,
     RoundRow,
     RunRow,
@@ -16,4 +17,4 @@ from fedavg.fleets.http.server.store.rows import (
 )
 from fedavg.fleets.http.server.store.store import Store
 
-__all__ = ["ClientRow", "Counted", "EnrolRefused", "RoundRow", "RunRow", "Store", "StoreError", "TokenRow"]
+__all__ = ["ClientRow", "Counted", "Deposed", "EnrolRefused", "RoundRow", "RunRow", "Store", "StoreError", "TokenRow"]

@@ -33,7 +33,8 @@ def enrolled(connection: Connection, token_hash: bytes, who: Applicant, most: in
         return _welcome_back(connection, client_row(there), who.examples, wanted)
     k = _checked_number(connection, _free_number(connection) if wanted is None else wanted, most)
     row = ClientRow(k, who.key, who.examples, who.name, False, token_hash, int(now), who.address, who.approved)
-    insert_row(connection, clients, **asdict(row) | {"revoked": 0, "approved": int(who.approved)})
+    values = asdict(row) | {"revoked": 0, "approved": int(who.approved), "changed": next_change(connection)}
+    insert_row(connection, clients, **values)
     _count_use(connection, token_hash)
     return row
 
@@ -81,7 +82,7 @@ def _welcome_back(connection: Connection, there: ClientRow, examples: int, wante
     if wanted not in (None, there.k):
         raise EnrolRefused("number-taken", f"this key is client {there.k} already, it can not be {wanted} as well")
     if examples != there.examples:
-        update_rows(connection, clients, clients.c.k == there.k, examples=examples)
+        update_rows(connection, clients, clients.c.k == there.k, examples=examples, changed=next_change(connection))
     return replace(there, examples=examples)
 
 
@@ -98,6 +99,11 @@ def _free_number(connection: Connection) -> int:
     taken = exists().where(clients.c.k == after.c.k)
     bound = exists().where(and_(reserved.c.client == after.c.k, or_(reserved.c.uses.is_(None), reserved.c.uses > 0)))
     return int(connection.scalar(select(func.min(after.c.k)).where(~taken, ~bound)) or 0)
+
+
+def next_change(connection: Connection) -> int:
+    """The number of the next change of a client: those who write take turns, so that numbers grow as they commit."""
+    return int(connection.scalar(select(func.max(clients.c.changed))) or 0) + 1
 
 
 def token_row(row: Any) -> TokenRow:

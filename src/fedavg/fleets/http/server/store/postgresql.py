@@ -1,7 +1,7 @@
 """A run's database on a PostgreSQL server."""
 
 from secrets import token_hex
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import URL, Connection, Engine, create_engine, func, select
 from sqlalchemy.exc import DBAPIError
@@ -9,9 +9,13 @@ from sqlalchemy.exc import DBAPIError
 from fedavg.fleets.http.server.store.database import PATIENCE_S, owned
 from fedavg.fleets.http.server.store.rows import StoreError
 
-#: The two advisory locks: one for the owner of the run, one for whoever is writing.
+#: The advisory locks: one for the owner of the run, or the leader of its replicas; one for whoever is writing; one that
+#: replicas share and a server that is alone has for itself.
 OWNER_LOCK: Final = 0x6665_6461_7667_0001
 WRITER_LOCK: Final = 0x6665_6461_7667_0002
+KIND_LOCK: Final = 0x6665_6461_7667_0003
+#: Seconds after which the database ends a transaction that does nothing: its process may be paused, and others wait.
+IDLE_S: Final = 3
 
 
 class PostgreSQL:
@@ -36,16 +40,16 @@ class PostgreSQL:
         #: How this process knows a session that it has lost again.
         self._mark = f"fedavg-{token_hex(8)}"
 
-    def engine(self) -> Engine:
+    def engine(self, **options: Any) -> Engine:
         defaults: dict[str, object] = {
             "connect_timeout": 10,
             "keepalives_idle": PATIENCE_S,
             "tcp_user_timeout": 1000 * PATIENCE_S,
-            "options": f"-c lock_timeout={PATIENCE_S}s",
+            "options": f"-c lock_timeout={PATIENCE_S}s -c idle_in_transaction_session_timeout={IDLE_S}s",
         }
         arguments = {name: value for name, value in defaults.items() if name not in self._url.query}
         try:
-            return create_engine(self._url, pool_pre_ping=True, hide_parameters=True, connect_args=arguments)
+            return create_engine(self._url, pool_pre_ping=True, hide_parameters=True, connect_args=arguments, **options)
         except ModuleNotFoundError as error:
             raise StoreError("PostgreSQL needs the psycopg package: pip install 'fedavg[postgres]'") from error
 
@@ -62,7 +66,10 @@ class PostgreSQL:
         with writer.begin():
             writer.execute(select(func.set_config("application_name", mine, False)))
             if writer.scalar(select(func.pg_try_advisory_lock(OWNER_LOCK))):
-                return
+                if writer.scalar(select(func.pg_try_advisory_lock(KIND_LOCK))):
+                    return
+                writer.execute(select(func.pg_advisory_unlock(OWNER_LOCK)))
+                raise owned(self.name, "replicas")
             pid, holder = self._holder(writer)
             if holder != mine:
                 raise owned(self.name, holder.partition(" ")[2])

@@ -21,6 +21,10 @@ class StoreError(FedAvgError):
         self.retryable = retryable
 
 
+class Deposed(StoreError):
+    """Another replica leads by now: nothing that this one decided as the leader may be written any more."""
+
+
 class EnrolRefused(FedAvgError):
     """A client was not let in; `reason` is for machines, the message for people."""
 

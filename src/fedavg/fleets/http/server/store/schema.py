@@ -19,6 +19,8 @@ from sqlalchemy import (
 
 #: Every row has a digest of its other columns (see `sealed.py`).
 DIGEST: Final = "digest"
+#: What a column is marked by that older databases have not, or that an older replica leaves null.
+LATER: Final = "later"
 
 metadata = MetaData()
 
@@ -56,6 +58,8 @@ clients = _table(
     Column("enrolled", BigInteger, nullable=False, server_default="0"),
     Column("address", Text, nullable=False, server_default=""),
     Column("approved", Integer, nullable=False, server_default="1"),
+    #: Grows with every change of any client: who has seen the rows up to a number asks for those above it.
+    Column("changed", BigInteger, info={LATER: True}),
 )
 rounds = _table(
     "rounds",
@@ -79,6 +83,7 @@ ledger = _table(
     "ledger", Column("round", BigInteger, primary_key=True, autoincrement=False), Column("entry", Text, nullable=False)
 )
 
+Index("clients_by_change", clients.c.changed)
 for name, column, state in (
     ("one_round_is_open", rounds.c.state, "collecting"),
     ("a_round_is_done_once", rounds.c.round, "done"),
@@ -88,7 +93,8 @@ for name, column, state in (
 
 
 #: Step i takes a database from schema i to schema i + 1. A step that was released is never edited, only followed. A new
-#: database is made from the tables above at once.
+#: database is made from the tables above at once. Replicas of the version before go on while a step is taken: it may
+#: add tables and columns that can be null, which the new version leaves null until all replicas know them.
 MIGRATIONS: list[tuple[str, ...]] = [
     (
         "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), plan_toml TEXT NOT NULL, plan_digest TEXT NOT NULL,"
@@ -118,6 +124,7 @@ MIGRATIONS: list[tuple[str, ...]] = [
         f"ALTER TABLE {table} ADD COLUMN digest TEXT NOT NULL DEFAULT ''"
         for table in ("meta", "run", "notes", "tokens", "clients", "rounds", "states", "ledger")
     ),
+    ("ALTER TABLE clients ADD COLUMN changed BIGINT", "CREATE INDEX clients_by_change ON clients (changed)"),
 ]
 
 

@@ -1,21 +1,17 @@
 """`Store`: the database of one run, as its server uses it."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from threading import RLock
 from typing import Final, Self
 
 from sqlalchemy import Connection, and_, delete
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from fedavg.fleets.http.server.store import progress, schema
 from fedavg.fleets.http.server.store.address import database_at
-from fedavg.fleets.http.server.store.database import Database
-from fedavg.fleets.http.server.store.enrolment import Applicant, client_row, enrolled, token_row
+from fedavg.fleets.http.server.store.connections import Connections, write_note
+from fedavg.fleets.http.server.store.enrolment import Applicant, client_row, enrolled, next_change, token_row
 from fedavg.fleets.http.server.store.rows import ClientRow, Counted, RoundRow, RunRow, StoreError, TokenRow
 from fedavg.fleets.http.server.store.schema import clients, ledger, meta, notes, rounds, run, states, tokens
 from fedavg.fleets.http.server.store.sealed import (
@@ -36,17 +32,13 @@ OLD_STATES_KEPT: Final = 2
 class Store:
     """The database of one run. Usable from several threads, but not across a fork."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._engine = database.engine()
-        self._lock = RLock()
-        self._writer: Connection | None = None
-        self._owner: str | None = None
+    def __init__(self, connections: Connections) -> None:
+        self._db = connections
 
     @classmethod
     def open(cls, url_or_path: str | Path) -> Self:
         """Opens or makes the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema."""
-        store = cls(database_at(url_or_path))
+        store = cls(Connections(database_at(url_or_path)))
         try:
             store._migrate()
         except BaseException:
@@ -55,10 +47,12 @@ class Store:
         return store
 
     def close(self) -> None:
-        with self._lock:
-            self._drop_writer()
-            self._database.disown()
-            self._engine.dispose()
+        self._db.close()
+
+    @property
+    def connections(self) -> Connections:
+        """For what replicas share besides the record of the run."""
+        return self._db
 
     def __enter__(self) -> Self:
         return self
@@ -72,15 +66,13 @@ class Store:
         `owner` is what the other one will be told, such as a host and a process number. A process that is forked
         hereafter holds the lock as well, until it ends.
         """
-        with self._lock, self._failures("take the run"):
-            self._database.own(owner, self._live_writer())
-            self._owner = owner
+        self._db.acquire(owner)
 
     # ------------------------------------------------------------------ the run
 
     def save_run(self, plan_toml: str, plan_digest: str, engine: str) -> RunRow:
         """Writes down whose database this is; a run that is already there is given back as it was begun."""
-        with self._write("save the plan") as connection:
+        with self._db.write("save the plan") as connection:
             there = one_row(connection, run)
             if there is None:
                 values = {"plan_toml": plan_toml, "plan_digest": plan_digest, "engine": engine}
@@ -88,7 +80,7 @@ class Store:
                 return RunRow(**values)
         if there.plan_digest != plan_digest:
             raise StoreError(
-                f"this database belongs to another plan: {self._database.name} holds plan {there.plan_digest}, "
+                f"this database belongs to another plan: {self._db.database.name} holds plan {there.plan_digest}, "
                 f"this one is {plan_digest}; use the plan it was made for or another database"
             )
         return RunRow(there.plan_toml, there.plan_digest, there.engine)
@@ -96,12 +88,19 @@ class Store:
     # ------------------------------------------------------------------ notes
 
     def set_note(self, key: str, value: str) -> None:
-        with self._write(f"save the note {key!r}") as connection:
-            if not update_rows(connection, notes, notes.c.key == key, value=value):
+        with self._db.write(f"save the note {key!r}") as connection:
+            write_note(connection, key, value)
+
+    def first_note(self, key: str, value: str) -> str:
+        """Writes a note that is not there yet; returns what is there now."""
+        with self._db.write(f"save the note {key!r}") as connection:
+            row = one_row(connection, notes, notes.c.key == key)
+            if row is None:
                 insert_row(connection, notes, key=key, value=value)
+        return value if row is None else str(row.value)
 
     def note(self, key: str) -> str | None:
-        with self._read(f"read the note {key!r}") as connection:
+        with self._db.read(f"read the note {key!r}") as connection:
             row = one_row(connection, notes, notes.c.key == key)
         return None if row is None else str(row.value)
 
@@ -112,16 +111,16 @@ class Store:
     ) -> None:
         """Lets who knows the token of this hash enrol `uses` times (None: without limit), as `client` only if given."""
         values = {"hash": hash, "uses": uses, "label": label, "client": client, "expires": expires}
-        with self._write("add a join token") as connection:
+        with self._db.write("add a join token") as connection:
             insert_row(connection, tokens, used=0, **values)
 
     def tokens(self) -> list[TokenRow]:
-        with self._read("read the join tokens") as connection:
+        with self._db.read("read the join tokens") as connection:
             return [token_row(row) for row in rows(connection, tokens, order=(tokens.c.label, tokens.c.hash))]
 
     def remove_token(self, hash: bytes) -> bool:
         """Whether there was such a token; clients that came by it stay."""
-        with self._write("remove a join token") as connection:
+        with self._db.write("remove a join token") as connection:
             return connection.execute(delete(tokens).where(tokens.c.hash == hash)).rowcount == 1
 
     # ------------------------------------------------------------------ clients
@@ -144,15 +143,15 @@ class Store:
         `most` is K of the plan: numbers run from 0 to K - 1, and whoever comes after K clients is refused.
         """
         who = Applicant(key, examples, name, client, address, approved)
-        with self._write("enrol a client") as connection:
+        with self._db.write("enrol a client") as connection:
             return enrolled(connection, token_hash, who, most, now)
 
     def clients(self) -> list[ClientRow]:
-        with self._read("read the clients") as connection:
+        with self._db.read("read the clients") as connection:
             return [client_row(row) for row in rows(connection, clients, order=clients.c.k)]
 
     def client(self, k: int) -> ClientRow | None:
-        with self._read("read a client") as connection:
+        with self._db.read("read a client") as connection:
             row = one_row(connection, clients, clients.c.k == k)
         return None if row is None else client_row(row)
 
@@ -166,16 +165,17 @@ class Store:
 
     def _change_clients(self, numbers: Iterable[int], **values: int) -> None:
         """All of them or none."""
-        with self._write("change clients") as connection:
+        with self._db.write("change clients") as connection:
             for k in numbers:
-                if not update_rows(connection, clients, clients.c.k == k, **values):
+                changed = next_change(connection)
+                if not update_rows(connection, clients, clients.c.k == k, changed=changed, **values):
                     raise StoreError(f"there is no client {k}; the clients that enrolled are numbered from 0")
 
     # ------------------------------------------------------------------ rounds
 
     def initial_state(self, blob: bytes, model_sha256: str) -> None:
         """The state before round 1; written once, and the same again is taken quietly."""
-        with self._write("save the initial state") as connection:
+        with self._db.leading("save the initial state") as connection:
             if progress.last_round(connection) > 0:
                 raise StoreError("the run has rounds already; an initial state is only for a new one")
             there = one_row(connection, states, states.c.round == 0)
@@ -189,7 +189,7 @@ class Store:
     def begin_round(self, round: int, attempt: int, cohort: Sequence[int], model_sha256: str) -> None:
         """Opens an attempt at the next round; asked again with the same values, it is taken quietly."""
         wanted = RoundRow(round, attempt, "collecting", tuple(cohort), model_sha256)
-        with self._write(f"begin round {round}") as connection:
+        with self._db.leading(f"begin round {round}") as connection:
             progress.begin(connection, wanted)
 
     def abandon_round(self, round: int, attempt: int, reason: str, opened: Sequence[int] | None = None) -> None:
@@ -197,7 +197,7 @@ class Store:
 
         `opened` are the clients whose sum may have been seen; without it nobody knows.
         """
-        with self._write(f"abandon round {round}") as connection:
+        with self._db.leading(f"abandon round {round}") as connection:
             this = progress.this(round, attempt)
             there = one_row(connection, rounds, this)
             if there is not None and there.state == "abandoned":
@@ -221,7 +221,7 @@ class Store:
         When this fails with `retryable`, a lost connection may have hidden that it worked: ask `last_round()` before
         trying again, for a round is never committed twice.
         """
-        with self._write(f"commit round {round}") as connection:
+        with self._db.leading(f"commit round {round}") as connection:
             progress.expect_next(connection, round, "be committed")
             progress.expect_open(connection, round, attempt, "committed")
             # Who counts need not be of the cohort that was picked: asynchronous clients were picked in earlier rounds.
@@ -236,29 +236,29 @@ class Store:
 
     def open_round(self) -> RoundRow | None:
         """The round that was being collected, for a server that comes back."""
-        with self._read("read the open round") as connection:
+        with self._db.read("read the open round") as connection:
             return progress.open_round(connection)
 
     def next_attempt(self, round: int) -> int:
         """The number of the next attempt at a round, from 0."""
-        with self._read(f"read round {round}") as connection:
+        with self._db.read(f"read round {round}") as connection:
             latest = progress.last_attempt(connection, round)
         return 0 if latest is None else latest + 1
 
     def last_round(self) -> int:
         """The newest committed round, 0 before the first."""
-        with self._read("read the last round") as connection:
+        with self._db.read("read the last round") as connection:
             return progress.last_round(connection)
 
     def committed(self) -> list[dict[str, object]]:
         """The metrics of every committed round, in order."""
-        with self._read("read the rounds") as connection:
+        with self._db.read("read the rounds") as connection:
             done = rows(connection, rounds, rounds.c.state == "done", order=rounds.c.round)
         return [json.loads(row.metrics) for row in done]
 
     def counted(self, round: int) -> Counted:
         """The attempt that was committed of a round, and the clients whose updates are in it."""
-        with self._read(f"read round {round}") as connection:
+        with self._db.read(f"read round {round}") as connection:
             row = one_row(connection, rounds, and_(rounds.c.round == round, rounds.c.state == "done"))
         if row is None:
             raise StoreError(f"round {round} is not committed; expected one of those that `committed()` gives")
@@ -266,92 +266,38 @@ class Store:
 
     def attempts(self) -> list[Attempt]:
         """Every attempt at a round so far, in order: who was asked, and of whom something was seen."""
-        with self._read("read the attempts") as connection:
+        with self._db.read("read the attempts") as connection:
             found = rows(connection, rounds, order=(rounds.c.round, rounds.c.attempt))
         return [progress.attempt_of(row) for row in found]
 
     def last_state(self) -> tuple[int, bytes] | None:
         """The newest committed round and its state, checked against the digest it was stored with."""
-        with self._read("read the server's state") as connection:
+        with self._db.read("read the server's state") as connection:
             found = rows(connection, states, order=states.c.round.desc(), limit=1)
         return (found[0].round, bytes(found[0].blob)) if found else None
 
     def ledger(self) -> list[dict[str, object]]:
         """What each committed round spent, in order."""
-        with self._read("read the ledger") as connection:
+        with self._db.read("read the ledger") as connection:
             return [json.loads(row.entry) for row in rows(connection, ledger, order=ledger.c.round)]
-
-    # ------------------------------------------------------------------ connections and failures
-
-    @contextmanager
-    def _read(self, doing: str) -> Iterator[Connection]:
-        with self._failures(doing), self._engine.connect() as connection:
-            yield connection
-
-    @contextmanager
-    def _write(self, doing: str) -> Iterator[Connection]:
-        """A transaction on the one connection that writes: committed at the end, undone by any exception."""
-        with self._lock, self._failures(doing):
-            connection = self._live_writer()
-            with connection.begin():
-                connection.exec_driver_sql(self._database.begin_writing)
-                yield connection
-
-    def _live_writer(self) -> Connection:
-        """The one connection that writes, made anew if it was lost, and with it the ownership that it carried."""
-        if self._writer is not None and not _answers(self._writer):
-            self._drop_writer()
-        if self._writer is None:
-            writer = self._engine.connect()
-            try:
-                if self._owner is not None:
-                    self._database.own(self._owner, writer)
-            except BaseException:
-                writer.close()
-                raise
-            self._writer = writer
-        return self._writer
-
-    def _drop_writer(self) -> None:
-        if self._writer is not None:
-            self._writer.invalidate()  # never back into the pool: a session's lock would go with it
-            self._writer.close()
-            self._writer = None
-
-    @contextmanager
-    def _failures(self, doing: str) -> Iterator[None]:
-        """No failure of the database leaves this module but as a `StoreError`."""
-        where = f"can not {doing} in {self._database.name}"
-        try:
-            yield
-        except DamagedRow as error:
-            raise StoreError(f"{self._database.name}: {error}; restore the database from a copy") from error
-        except DBAPIError as error:
-            remedy, retryable = self._database.explain(error)
-            cause = (str(error.orig).splitlines() or [type(error.orig).__name__])[0]
-            raise StoreError(f"{where}: {cause}; {remedy}", retryable=retryable) from error
-        except PoolTimeout as error:
-            raise StoreError(f"{where}: every connection is busy; try again", retryable=True) from error
-        except (SQLAlchemyError, OverflowError, UnicodeError) as error:
-            raise StoreError(f"{where}: {error}; a value does not fit its column") from error
 
     def _migrate(self) -> None:
         """Takes the schema from whatever step it is at to the newest; who opens at the same time waits.
 
         A database that is up to date is checked from end to end: what is damaged is found before anything builds on it.
         """
-        with self._write("bring the schema up to date") as connection:
-            self._database.check(connection)
+        with self._db.write("bring the schema up to date") as connection:
+            self._db.database.check(connection)
             found, newest = schema.found_schema(connection), len(schema.MIGRATIONS)
             if found is not None and not 0 <= found <= newest:
                 raise StoreError(
-                    f"{self._database.name} has schema {found}; this version of fedavg knows schemas up to {newest}; "
-                    "update fedavg, or restore the database from a copy"
+                    f"{self._db.database.name} has schema {found}; this version of fedavg knows schemas up to "
+                    f"{newest}; update fedavg, or restore the database from a copy"
                 )
             if found == newest:
                 self._check_everything(connection)
                 return
-            schema.bring_up_to_date(connection, found, self._database.blob_type)
+            schema.bring_up_to_date(connection, found, self._db.database.blob_type)
             connection.execute(delete(meta))
             insert_row(connection, meta, key="schema", value=str(newest))
             insert_row(connection, meta, key="definitions", value=self._definitions(connection))
@@ -368,16 +314,4 @@ class Store:
             raise DamagedRow(f"of its {last} rounds some are lost")
 
     def _definitions(self, connection: Connection) -> str:
-        return sha256(self._database.definitions(connection).encode()).hexdigest()
-
-
-def _answers(connection: Connection) -> bool:
-    """Whether the connection, which has no transaction open, still has a server at its other end."""
-    if connection.invalidated or connection.closed:
-        return False
-    try:
-        connection.exec_driver_sql("SELECT 1")
-        connection.rollback()
-    except DBAPIError:
-        return False
-    return True
+        return sha256(self._db.database.definitions(connection).encode()).hexdigest()

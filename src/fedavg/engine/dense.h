@@ -1,0 +1,44 @@
+/* Backward through a fully connected layer with many weights, together with its step of SGD.
+ *
+ * Such products take as long as the weights take to come from memory. They are read once, where two products read them
+ * twice: the gradient of the input is made from the old weights while the new ones are written. `rows` of x have `in`
+ * numbers, a multiple of LANES, and of y `out`, a multiple of OUTPUTS; w is (out, in). All arrays are dense.
+ */
+#pragma once
+#include "vectors.h"
+
+/* Outputs whose weights are held in registers, old and new. */
+#if LANES == 8
+#define OUTPUTS 4
+#else
+#define OUTPUTS 8
+#endif
+/* Rows at most. */
+#define ROWS 64
+
+/* dx = dy w, and then w += step' x, where `step` is dy times minus the learning rate. */
+static void step_back(int rows, int in, int out, const float *dy, const float *step, const float *x, float *w, float *dx) {
+    float errors[ROWS][OUTPUTS], steps[ROWS][OUTPUTS];
+    memset(dx, 0, (long)rows * in * sizeof(float));
+    for (int o = 0; o < out; o += OUTPUTS) {
+        for (int r = 0; r < rows; r++) {
+            memcpy(errors[r], dy + (long)r * out + o, sizeof errors[r]);
+            memcpy(steps[r], step + (long)r * out + o, sizeof steps[r]);
+        }
+        for (int i = 0; i < in; i += LANES) {
+            vec before[OUTPUTS], after[OUTPUTS];
+            for (int k = 0; k < OUTPUTS; k++) before[k] = after[k] = load(w + (long)(o + k) * in + i);
+            for (int r = 0; r < rows; r++) {
+                const vec value = load(x + (long)r * in + i);
+                vec even = load(dx + (long)r * in + i), odd = {0}; /* two sums, since one would wait for itself */
+                for (int k = 0; k < OUTPUTS; k += 2) {
+                    even += errors[r][k] * before[k];
+                    odd += errors[r][k + 1] * before[k + 1];
+                }
+                for (int k = 0; k < OUTPUTS; k++) after[k] += steps[r][k] * value;
+                store(dx + (long)r * in + i, even + odd);
+            }
+            for (int k = 0; k < OUTPUTS; k++) store(w + (long)(o + k) * in + i, after[k]);
+        }
+    }
+}

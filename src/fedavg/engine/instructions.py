@@ -1,0 +1,68 @@
+"""The instructions that most operators are made of: what is done to each number, products and sums."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from fedavg.engine.program import NOWHERE, Constant, Spot, Unsupported, View, Writer, merged
+
+#: A number that is known, or the name of one that is told at each call.
+Scalar = Constant | str
+ONE: Final = Constant(1.0)
+DIMENSIONS: Final = 6
+#: In the order of pointwise.h.
+POINTWISE: Final = (
+    "copy", "add", "multiply", "divide", "scale", "shift", "relu", "threshold_back", "gelu", "gelu_back", "gelu_tanh",
+    "gelu_tanh_back", "tanh", "tanh_back", "sigmoid", "sigmoid_back", "silu", "silu_back", "exponential", "root",
+    "scaled_add", "lerp", "fill",
+)  # fmt: skip
+
+
+def pointwise(w: Writer, what: str, to: View, x: View, y: View | None = None, s: Scalar = ONE) -> None:
+    """to = what(x, y, s), with x and y broadcast."""
+    y = y or x
+    for source in (x, y):
+        overlaps = source.root == to.root and (source.offset, source.strides, source.shape) != (
+            to.offset, to.strides, to.shape,
+        )  # fmt: skip
+        if overlaps and what != "fill":
+            raise Unsupported("an operator that writes to what it reads in another order")
+    rows = [_broadcast(source, to.shape) for source in (x, y)]
+    dimensions = merged([*zip(to.shape, to.strides, *rows, strict=True)], DIMENSIONS)
+    w.add("pointwise", POINTWISE.index(what), to.spot, x.spot, y.spot, s, *zip(*dimensions, strict=True))
+
+
+def _broadcast(view: View, shape: Sequence[int]) -> list[int]:
+    missing = len(shape) - len(view.shape)
+    if missing < 0:
+        raise Unsupported("a result of fewer dimensions than its source")
+    strides = [0] * missing + [0 if n == 1 else stride for n, stride in zip(view.shape, view.strides, strict=True)]
+    if any(n not in (1, wanted) for n, wanted in zip(view.shape, shape[missing:], strict=True)):
+        raise Unsupported("shapes that do not match")
+    return strides
+
+
+def product(
+    w: Writer, to: View, a: View, b: View, alpha: Scalar = ONE, beta: Scalar = "zero", bias: Spot = NOWHERE
+) -> None:
+    """to = alpha a b + beta to + bias, matrices or as many of them as there are."""
+    if to.strides[-1] != 1 and to.shape[-1] != 1:
+        raise Unsupported("a product whose rows are not dense")
+    count = to.shape[0] if len(to.shape) == 3 else 1
+    steps = [view.strides[0] if len(view.shape) == 3 else 0 for view in (a, b, to)]
+    m, n, k = to.shape[-2], to.shape[-1], a.shape[-1]
+    if not (m and n and k and count):
+        raise Unsupported("an empty product")
+    w.add(
+        "product", m, n, k, a.spot, a.strides[-2:], b.spot, b.strides[-2:], to.spot, to.strides[-2], alpha, beta, bias,
+        count, *steps,
+    )  # fmt: skip
+
+
+def total(w: Writer, to: View, x: View, gone: Sequence[int], alpha: Scalar, beta: Scalar = "zero") -> None:
+    """to = alpha (the sum of x over some dimensions) + beta to; `to` has the other dimensions, or these as 1."""
+    away = {d % len(x.shape) for d in gone} if x.shape else set()
+    kept = [d for d in range(len(x.shape)) if d not in away]
+    strides = to.strides if len(to.shape) == len(x.shape) else dict(zip(kept, to.strides, strict=True))
+    stays = merged([(x.shape[d], strides[d], x.strides[d]) for d in kept] or [(1, 0, 0)], 3)
+    goes = merged([(x.shape[d], x.strides[d]) for d in sorted(away)] or [(1, 0)], 3)
+    w.add("sum", to.spot, x.spot, alpha, beta, *zip(*stays, strict=True), *zip(*goes, strict=True))

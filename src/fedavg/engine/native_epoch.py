@@ -1,0 +1,105 @@
+"""Local epochs by a program of our own kernels (`program.py`), called like the TorchScript ones."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedavg import native
+from fedavg.engine.emit import Kind
+from fedavg.engine.lengths import at_length
+from fedavg.engine.program import ALIGNED, Program, Unsupported, write_program
+from fedavg.engine.tape import Layout, Tape
+
+SOURCE: Final = Path(__file__).with_name("program.c")
+
+
+class Arena:
+    """Memory for what a step makes: as much as the largest needs, kept from step to step."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def start(self, size: int) -> int:
+        """The address of so many bytes."""
+        if len(self._memory) < size + ALIGNED:
+            self._memory = np.empty(size + ALIGNED, np.uint8)
+        return -(-self._memory.ctypes.data // ALIGNED) * ALIGNED
+
+
+class NativeEpoch:
+    """The epochs of one tape, for batches of all lengths or of one; each has its program, written when first met."""
+
+    def __init__(self, tape: Tape, kind: Kind, arena: Arena) -> None:
+        self._tape, self._kind, self._arena = tape, kind, arena
+        self._programs: dict[int, tuple[Program, list[Layout]]] = {}
+
+    def prepare(self, length: int) -> tuple[Program, list[Layout]]:
+        """The program for batches of a length, and how its inputs lie in memory. Raises `Unsupported`."""
+        if length not in self._programs:
+            tape = at_length(self._tape, length)
+            self._programs[length] = write_program(tape, self._kind), [tape.layouts[name] for name in tape.inputs]
+        return self._programs[length]
+
+    def __call__(
+        self,
+        data: list[Tensor],
+        batch: int,
+        numbers: list[float],
+        parameters: list[Tensor],
+        state: list[Tensor],
+        flat: Sequence[Tensor],
+        targets: list[Tensor],
+    ) -> Tensor:
+        library = built()
+        assert library, "told by `fits`"
+        program, layouts = self.prepare(batch)
+        inputs = [_laid_out(leaf, layout, batch) for leaf, layout in zip(data, layouts, strict=True)]
+        places = [tensor.data_ptr() for tensor in (*inputs, *parameters, *state, *targets, *flat)]
+        arrays = np.array([*places, self._arena.start(program.arena_bytes)], np.int64)
+        moves = np.array([leaf.stride(0) * batch * leaf.element_size() for leaf in inputs], np.int64)
+        lr, pull, mu = numbers
+        told = (0.0, 1.0, -lr, mu, lr * pull, pull, -lr * (1 + mu), lr * mu)
+        scalars = np.array([*told, *program.constants], np.float32)
+        total = ctypes.c_double(0.0)
+        failed = library.epoch(
+            ctypes.c_void_p(program.code.data_ptr()), ctypes.c_long(len(program.code)), _pointer(arrays),
+            _pointer(scalars), ctypes.c_int(len(data[0]) // batch), ctypes.c_int(len(inputs)), _pointer(moves),
+            ctypes.c_long(program.loss[0]), ctypes.c_long(program.loss[1]), ctypes.byref(total),
+        )  # fmt: skip
+        if failed:
+            raise IndexError("a target or a token is out of bounds: it is no class, or has no row in an embedding")
+        return torch.tensor(total.value * batch)
+
+
+def built() -> ctypes.CDLL | None:
+    return native.library(SOURCE)
+
+
+def native_epoch(tape: Tape, kind: Kind, arena: Arena, length: int) -> NativeEpoch | None:
+    """The epochs of a tape by our own kernels; None if there are none here, or an operator has none."""
+    if built() is None:
+        return None
+    epoch = NativeEpoch(tape, kind, arena)
+    try:
+        epoch.prepare(length)
+    except Unsupported:
+        return None
+    return epoch
+
+
+def _laid_out(leaf: Tensor, layout: Layout, batch: int) -> Tensor:
+    """The examples in memory as they were when the step was recorded."""
+    pairs = zip(leaf.shape[1:], leaf.stride()[1:], layout.strides[1:], strict=True)
+    same = all(size == 1 or now == then for size, now, then in pairs)
+    if same and (batch == 1 or leaf.stride(0) == layout.strides[0]):
+        return leaf
+    return torch.empty_strided(leaf.shape, layout.strides, dtype=leaf.dtype).copy_(leaf)
+
+
+def _pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

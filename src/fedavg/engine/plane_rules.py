@@ -1,0 +1,89 @@
+"""What convolutions become in a program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from fedavg.engine.instructions import pointwise, total
+from fedavg.engine.program import Constant, Spot, Unsupported, View, Writer
+from fedavg.engine.tape import Op
+
+aten = torch.ops.aten
+#: The side of a kernel, at most, as in planes.h.
+WIDEST: Final = 7
+#: More numbers than a vector has on any machine.
+VECTOR: Final = 16
+
+
+def _by_pixel(w: Writer, view: View) -> Spot:
+    """Images whose channels lie side by side: a copy, if they do not."""
+    if _is_by_pixel(view):
+        return view.spot
+    _, channels, height, width = view.shape
+    copy = View(f"copy {len(w.sizes)}", 0, view.shape, (height * width * channels, 1, width * channels, channels))
+    w.sizes[copy.root] = 4 * view.count
+    pointwise(w, "copy", copy, view)
+    return copy.spot
+
+
+def _is_by_pixel(view: View) -> bool:
+    _, channels, height, width = view.shape
+    strides = (height * width * channels, 1, width * channels, channels)
+    return all(n == 1 or a == b for n, a, b in zip(view.shape, view.strides, strides, strict=True))
+
+
+def _sizes(x: View, weight: View, y: View, options: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes of a convolution, if it is one that there are instructions for."""
+    stride, padding, dilation, transposed, _, groups = options[:6]
+    side = weight.shape[-1]
+    plain = len(x.shape) == 4 and len({*stride}) == len({*padding}) == 1 and {*dilation} == {1}
+    if not plain or transposed or groups != 1 or weight.shape[2] != side or side > WIDEST or padding[0] > side:
+        raise Unsupported("a convolution that is not square, or dilated, transposed, grouped or wide")
+    images, channels, height, width = x.shape
+    _, out, rows, columns = y.shape
+    return images, height, width, channels, rows, columns, out, side, stride[0], padding[0]
+
+
+def _room(w: Writer, sizes: tuple[int, ...], back: bool = False) -> tuple[Spot, Spot]:
+    """For the images with zeros around them, and the kernels with their last size in whole vectors."""
+    images, height, width, channels, rows, columns, out, side, _, padding = sizes
+    frame = images * (height + 2 * padding) * (width + 2 * padding) * channels
+    if back:
+        frame = images * (rows + 2 * side) * (columns + 2 * side) * out
+    return w.scratch(frame), w.scratch(side * side * (channels + VECTOR) * (out + VECTOR))
+
+
+def _convolution(w: Writer, op: Op) -> None:
+    x, weight, y = w.view(op.args[0]), w.dense(op.args[1]), w.made(op)
+    sizes = _sizes(x, weight, y, op.args[3:])
+    w.add("convolve", *sizes, _by_pixel(w, x), weight.spot, _made_by_pixel(y), *_room(w, sizes))
+    if op.args[2] is not None:
+        bias = w.dense(op.args[2])
+        pointwise(w, "add", y, y, View(bias.root, bias.offset, (*bias.shape, 1, 1), (1, 0, 0)))
+
+
+def _made_by_pixel(y: View) -> Spot:
+    if not _is_by_pixel(y):
+        raise Unsupported("a convolution whose channels do not come out side by side")
+    return y.spot
+
+
+def _convolution_back(w: Writer, op: Op) -> None:
+    dy, x, weight = w.view(op.args[0]), w.view(op.args[1]), w.dense(op.args[2])
+    sizes = _sizes(x, weight, dy, op.args[4:])
+    gradient = _by_pixel(w, dy)
+    dx, dw, db = (w.out(op, place) for place in range(3))
+    if dx:
+        w.add("convolve_back", *sizes, gradient, weight.spot, _made_by_pixel(w.view(dx)), *_room(w, sizes, back=True))
+    if dw:
+        to = w.view(dw)
+        w.add("kernel_gradient", *sizes, _by_pixel(w, x), gradient, to.spot, to.strides, *_room(w, sizes))
+    if db:
+        total(w, w.view(db), dy, [0, 2, 3], Constant(1.0))
+
+
+PLANES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_back,
+}

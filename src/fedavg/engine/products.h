@@ -1,0 +1,278 @@
+/* Matrix products of the sizes that training on small batches has: c = alpha a b + beta c + bias, in float32.
+ *
+ * `a` is (m, k), `b` (k, n), both with any strides; the rows of c are dense. The sums of a tile of c are registers. Wide
+ * panels of b are copied to where they are dense; where that would cost more than it saves (few rows of a, or a short k)
+ * b is read as it lies. Sums over k are taken in order, in pieces of PIECE. Single-threaded.
+ */
+#pragma once
+#include "vectors.h"
+
+/* A tile: rows of a by vectors of b. */
+#if LANES == 8
+#define WIDE 2
+#else
+#define WIDE 4
+#endif
+#define TALL 6
+#define PANEL (WIDE * LANES)
+#define PIECE 512
+/* Up to so many rows of a, a transposed b is read along its own rows. */
+#define FEW_ROWS 16
+/* Up to this k, what is added to c is added row by row: c is what takes the time. */
+#define SHORT 32
+
+typedef struct {
+    const float *at;
+    long row, column;
+} Matrix;
+
+/* What happens to the sums. */
+typedef struct {
+    float *at;
+    long row;
+    float alpha, beta;
+    const float *bias;
+} Target;
+
+INLINE void finish(const Target *to, int row, int column, int width, vec sum) {
+    float *c = to->at + row * to->row + column;
+    vec value = sum * to->alpha;
+    if (to->bias) value += load_some(to->bias + column, width);
+    if (to->beta == 1.0f) value += load_some(c, width);
+    else if (to->beta != 0.0f) value += to->beta * load_some(c, width);
+    store_some(c, value, width);
+}
+
+/* The same for a whole tile, each case by itself. */
+INLINE void finish_tile(const int rows, const int vecs, vec sums[TALL][WIDE], const Target *to, int row, int column,
+                        int width) {
+    const float alpha = to->alpha;
+    float *c = to->at + row * to->row + column;
+    if (width == vecs * LANES && to->beta == 1.0f && !to->bias) {
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < vecs; v++) {
+                float *at = c + i * to->row + v * LANES;
+                store(at, load(at) + alpha * sums[i][v]);
+            }
+        return;
+    }
+    if (width == vecs * LANES && to->beta == 0.0f && !to->bias && alpha == 1.0f) {
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < vecs; v++) store(c + i * to->row + v * LANES, sums[i][v]);
+        return;
+    }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vecs; v++)
+            finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
+}
+
+INLINE void tile(const int rows, const int vecs, int k, const float *a, const long across, const long down,
+                 const float *b, long step, const Target *to, int row, int column, int width) {
+    vec sums[TALL][WIDE];
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
+    if (to->beta != 0.0f) /* c comes to the cache meanwhile */
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < vecs; v++) __builtin_prefetch(to->at + (row + i) * to->row + column + v * LANES, 1);
+    for (int p = 0; p < k; p++) {
+        vec values[WIDE];
+        for (int v = 0; v < vecs; v++) values[v] = load(b + p * step + v * LANES);
+        for (int i = 0; i < rows; i++) {
+            const float factor = a[i * across + p * down];
+            for (int v = 0; v < vecs; v++) sums[i][v] += factor * values[v];
+        }
+    }
+    finish_tile(rows, vecs, sums, to, row, column, width);
+}
+
+typedef void (*Tile)(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, int width);
+
+#define TILE(rows, vecs)                                                                                              \
+    static void tile_##rows##_##vecs(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, \
+                                     int width) {                                                                     \
+        if (a.column == 1) tile(rows, vecs, k, a.at, a.row, 1, b, step, to, row, column, width);                      \
+        else tile(rows, vecs, k, a.at, a.row, a.column, b, step, to, row, column, width);                             \
+    }
+#define TILES(vecs) TILE(1, vecs) TILE(2, vecs) TILE(3, vecs) TILE(4, vecs) TILE(5, vecs) TILE(6, vecs)
+#define NAMES(vecs) {tile_1_##vecs, tile_2_##vecs, tile_3_##vecs, tile_4_##vecs, tile_5_##vecs, tile_6_##vecs}
+TILES(1)
+TILES(2)
+#if WIDE > 2
+TILES(3)
+TILES(4)
+#endif
+static const Tile tiles[WIDE][TALL] = {
+    NAMES(1), NAMES(2),
+#if WIDE > 2
+    NAMES(3), NAMES(4),
+#endif
+};
+
+/* Columns of b, side by side, with zeros up to a whole number of vectors. */
+static void pack(int k, int width, int padded, Matrix b, float *to) {
+    if (b.column == 1) {
+        for (int p = 0; p < k; p++)
+            for (int j = 0; j < padded; j += LANES)
+                store(to + (long)p * padded + j, load_some(b.at + p * b.row + j, smaller(LANES, width - j)));
+        return;
+    }
+    for (int j = 0; j < padded; j += LANES)
+        for (int p = 0; p < k; p += LANES) {
+            const int across = smaller(LANES, width - j), down = smaller(LANES, k - p);
+            float turned[LANES][LANES];
+            if (across < LANES) memset(turned, 0, sizeof turned);
+            if (across == LANES && down == LANES)
+                for (int x = 0; x < LANES; x++)
+                    for (int y = 0; y < LANES; y++) turned[y][x] = b.at[(j + x) * b.column + (p + y) * b.row];
+            else
+                for (int x = 0; x < across; x++)
+                    for (int y = 0; y < down; y++) turned[y][x] = b.at[(j + x) * b.column + (p + y) * b.row];
+            for (int y = 0; y < down; y++) store(to + (long)(p + y) * padded + j, load(turned[y]));
+        }
+}
+
+/* The rows from `row` on, in parts of about the same size. */
+INLINE int part_of(int rows, int row, int most) {
+    const int left = rows - row, parts = (left + most - 1) / most;
+    return (left + parts - 1) / parts;
+}
+
+static float panel[PIECE * PANEL] __attribute__((aligned(64)));
+
+static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
+    for (int p = 0; p == 0 || p < k; p += PIECE) {
+        const int depth = smaller(PIECE, k - p);
+        Target piece = *to;
+        if (p) piece.beta = 1.0f, piece.bias = NULL;
+        for (int j = 0; j < n; j += PANEL) {
+            const int width = smaller(PANEL, n - j), vecs = (width + LANES - 1) / LANES;
+            const Matrix part = {b.at + p * b.row + j * b.column, b.row, b.column};
+            const float *from = part.at;
+            long step = part.row;
+            if (part.column != 1 || width % LANES || m > 4 * TALL) {
+                pack(depth, width, vecs * LANES, part, panel);
+                from = panel, step = vecs * LANES;
+            }
+            for (int i = 0, rows; i < m; i += rows) {
+                rows = part_of(m, i, TALL);
+                const Matrix block = {a.at + i * a.row + p * a.column, a.row, a.column};
+                tiles[vecs - 1][rows - 1](depth, block, from, step, &piece, i, j, width);
+            }
+        }
+    }
+}
+
+/* c += a b for some rows of c and `vecs` vectors of each; `a` lies as (k, rows). */
+INLINE void rank(const int rows, const int vecs, int k, const float *a, const float *b, long step, float *c, long row,
+                 int width) {
+    vec sums[TALL][WIDE];
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vecs; v++) sums[i][v] = load_some(c + i * row + v * LANES, width);
+    for (int p = 0; p < k; p++) {
+        vec values[WIDE];
+        for (int v = 0; v < vecs; v++) values[v] = load_some(b + p * step + v * LANES, width);
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < vecs; v++) sums[i][v] += a[p * rows + i] * values[v];
+    }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vecs; v++) store_some(c + i * row + v * LANES, sums[i][v], width);
+}
+
+INLINE void rank_row(const int rows, int n, int k, const float *a, const float *b, long step, float *c, long row) {
+    int j = 0;
+    for (; j + PANEL <= n; j += PANEL) rank(rows, WIDE, k, a, b + j, step, c + j, row, LANES);
+    for (; j < n; j += LANES) rank(rows, 1, k, a, b + j, step, c + j, row, smaller(LANES, n - j));
+}
+
+/* c += alpha a b row by row, for a short k; b stays in the cache. */
+static void by_rows(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
+    float block[SHORT * TALL];
+    for (int i = 0, rows; i < m; i += rows) {
+        rows = part_of(m, i, TALL);
+        for (int p = 0; p < k; p++)
+            for (int r = 0; r < rows; r++) block[p * rows + r] = to->alpha * a.at[(i + r) * a.row + p * a.column];
+        float *c = to->at + i * to->row;
+        switch (rows) {
+        case 1: rank_row(1, n, k, block, b.at, b.row, c, to->row); break;
+        case 2: rank_row(2, n, k, block, b.at, b.row, c, to->row); break;
+        case 3: rank_row(3, n, k, block, b.at, b.row, c, to->row); break;
+        case 4: rank_row(4, n, k, block, b.at, b.row, c, to->row); break;
+        case 5: rank_row(5, n, k, block, b.at, b.row, c, to->row); break;
+        default: rank_row(6, n, k, block, b.at, b.row, c, to->row); break;
+        }
+    }
+}
+
+/* The totals of WIDE vectors. */
+INLINE void totals(const vec *sums, float *to) {
+#if LANES == 16
+    const __m512 a = (__m512)sums[0], b = (__m512)sums[1], c = (__m512)sums[2], d = (__m512)sums[3];
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d first = _mm512_castps_pd(ab), second = _mm512_castps_pd(cd);
+    const __m512 all_of = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)),
+                                        _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all_of), _mm512_extractf32x8_ps(all_of, 1));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
+    for (int j = 0; j < WIDE; j++) to[j] = total(sums[j]);
+#endif
+}
+
+/* One step of sums along k: of LANES numbers, or of fewer at the end. */
+INLINE void dots_step(const int rows, const int columns, int count, Matrix a, Matrix b, int p, vec sums[TALL][WIDE]) {
+    vec values[WIDE];
+    for (int j = 0; j < columns; j++) values[j] = load_some(b.at + j * b.column + p, count);
+    for (int i = 0; i < rows; i++) {
+        const vec value = load_some(a.at + i * a.row + p, count);
+        for (int j = 0; j < columns; j++) sums[i][j] += value * values[j];
+    }
+}
+
+/* Sums along k of `rows` rows of a with `columns` columns of b, both of which lie along k. */
+INLINE void dots(const int rows, const int columns, int k, Matrix a, Matrix b, const Target *to, int row, int column) {
+    vec sums[TALL][WIDE];
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) sums[i][j] = (vec){0};
+    const int whole = k - k % LANES;
+    for (int p = 0; p < whole; p += LANES) dots_step(rows, columns, LANES, a, b, p, sums);
+    if (whole < k) dots_step(rows, columns, k - whole, a, b, whole, sums);
+    for (int i = 0; i < rows; i++) {
+        float *c = to->at + (row + i) * to->row + column, values[WIDE];
+        if (columns == WIDE) totals(sums[i], values);
+        else values[0] = total(sums[i][0]);
+        for (int j = 0; j < columns; j++) {
+            const float value = values[j] * to->alpha + (to->bias ? to->bias[column + j] : 0.0f);
+            c[j] = to->beta == 0.0f ? value : value + to->beta * c[j];
+        }
+    }
+}
+
+static void dots_of(int rows, int k, Matrix a, Matrix b, const Target *to, int row, int column) {
+    switch (rows) {
+    case 1: dots(1, WIDE, k, a, b, to, row, column); break;
+    case 2: dots(2, WIDE, k, a, b, to, row, column); break;
+    case 3: dots(3, WIDE, k, a, b, to, row, column); break;
+    case 4: dots(4, WIDE, k, a, b, to, row, column); break;
+    case 5: dots(5, WIDE, k, a, b, to, row, column); break;
+    default: dots(6, WIDE, k, a, b, to, row, column); break;
+    }
+}
+
+static void by_dots(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
+    const int whole = n - n % WIDE;
+    for (int j = 0; j < whole; j += WIDE)
+        for (int i = 0, rows; i < m; i += rows) {
+            rows = part_of(m, i, TALL);
+            dots_of(rows, k, (Matrix){a.at + i * a.row, a.row, 1}, (Matrix){b.at + j * b.column, 1, b.column}, to, i, j);
+        }
+    for (int j = whole; j < n; j++)
+        for (int i = 0; i < m; i++)
+            dots(1, 1, k, (Matrix){a.at + i * a.row, a.row, 1}, (Matrix){b.at + j * b.column, 1, b.column}, to, i, j);
+}
+
+static void product(int m, int n, int k, Matrix a, Matrix b, Target to) {
+    if (m <= FEW_ROWS && b.row == 1 && b.column != 1 && a.column == 1 && k >= LANES) by_dots(m, n, k, a, b, &to);
+    else if (k <= SHORT && b.column == 1 && to.beta == 1.0f && !to.bias) by_rows(m, n, k, a, b, &to);
+    else by_panels(m, n, k, a, b, &to);
+}

@@ -1,0 +1,255 @@
+"""A replica among others: it looks at what they share, follows the round that is open, and claims what it adds.
+
+It looks several times a second, and once more before it answers a client that would else be told something old: each
+signed request brings the version of what is shared from the database, since its counter is used up there anyway.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, RLock, Thread
+from time import monotonic
+from typing import Any, Final
+
+from fedavg.fleets.http.protocol import keys
+from fedavg.fleets.http.protocol.messages import DoneAnswer
+from fedavg.fleets.http.server.claims import Claims
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.invitations import Invitation
+from fedavg.fleets.http.server.limits import Buckets
+from fedavg.fleets.http.server.refusals import pace
+from fedavg.fleets.http.server.replicas.parts import PartOfGroup, part_of
+from fedavg.fleets.http.server.rounds import Receipt
+from fedavg.fleets.http.server.signatures import Elsewhere
+from fedavg.fleets.http.server.storage import storage_failures
+from fedavg.fleets.http.server.store import RoundRow, StoreError
+from fedavg.fleets.http.server.store.together import ReplicaRow, Together, View
+
+log = logging.getLogger("fedavg.fleet")
+
+#: Seconds between looks at what replicas share.
+LOOK_S: Final = 0.1
+#: Threads that ask the database for request handlers.
+ASKING: Final = 8
+
+
+class SharedClaims(Claims):
+    """Updates are claimed in the database, in the name of this replica."""
+
+    def __init__(self, together: Together) -> None:
+        self._together = together
+        #: This replica's number; it has another one each time that it joins.
+        self.replica = 0
+
+    def claim(self, source: Hashable, round: int, attempt: int) -> Receipt:
+        assert isinstance(source, int), "updates without names are refused at the start"
+        return self._together.claim(self.replica, round, attempt, source)
+
+    def release(self, source: Hashable, round: int, attempt: int) -> None:
+        assert isinstance(source, int)
+        self._together.release(self.replica, round, attempt, source)
+
+    def fail(self, k: int, round: int, attempt: int, why: str) -> None:
+        self._together.fail(round, attempt, k, why)
+
+
+class Member(Elsewhere):
+    """`invitation` gives what the clients of an open round are asked for, as the leader does, from the database alone.
+
+    It is None if the database has gone on meanwhile. `certificate` is what this replica listens with, PEM.
+    """
+
+    def __init__(
+        self,
+        together: Together,
+        claims: SharedClaims,
+        hub: Hub,
+        certificate: str | None,
+        invitation: Callable[[RoundRow, float], Invitation | None],
+    ) -> None:
+        self._together, self._claims, self._hub, self._invitation = together, claims, hub, invitation
+        self._url, self._certificate = "", certificate
+        self.key = keys.ClientKey.generate()
+        self._epoch = together.epoch()
+        self._version = self._claimed = -1
+        self._changed = 0
+        self._looking = RLock()
+        self._others: dict[int, ReplicaRow] = {}
+        self._threads = ThreadPoolExecutor(ASKING, thread_name_prefix="database")
+        self._strangers = Buckets(rate=20, burst=50)
+        self._thread = Thread(target=self._look_on, name="replica", daemon=True)
+        self._ended = Event()
+        #: Whether the server loop runs here; then it opens and closes rounds, and the member only notes claims.
+        self.leading = False
+        #: Whether the leader has sealed the round: what it gathered stands, whoever dies meanwhile.
+        self.sealed = False
+        self.done: DoneAnswer | None = None
+
+    @property
+    def replica(self) -> int:
+        return self._claims.replica
+
+    def start(self, url: str) -> None:
+        """Join, and follow from now on. Others can reach this replica already, at this address."""
+        self._url = url
+        self._join()
+        self.look()
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        try:
+            self._together.leave(self.replica)
+        except StoreError as error:  # the leader finds out by itself
+            log.warning("left without a word", extra={"detail": str(error)})
+        self._threads.shutdown()
+
+    def lead(self, leading: bool) -> None:
+        """From now on the server loop here opens rounds, or no longer does."""
+        with self._looking:
+            self.leading, self.sealed = leading, False
+            self._version = -1
+
+    async def known(self, replica: int) -> ReplicaRow | None:
+        """Another replica by its number."""
+        if replica not in self._others:
+            pace(self._strangers.wait("replica"))
+            self._others = {row.id: row for row in await self._ask(self._together.replicas)}
+        return self._others.get(replica)
+
+    def parts(self, round: int, attempt: int) -> Sequence[PartOfGroup] | None:
+        """What is summed up here of an attempt; an update that is being added is waited for."""
+        collecting = self._hub.collecting
+        with collecting.adding:
+            current = collecting.current
+            if current is None or (current.round.round, current.round.attempt) != (round, attempt):
+                return None
+            return [part_of(each) for each in current.collected]
+
+    # What request handlers ask
+
+    @property
+    def epoch(self) -> str:
+        return self._epoch
+
+    async def find(self) -> None:
+        pace(self._strangers.wait("anybody"))
+        await self.catch_up()
+
+    async def use(self, k: int, fields: keys.SignedFields) -> None:
+        try:
+            version = await self._ask(self._together.use, k, fields.epoch, fields.counter)
+        except keys.SignatureRefused as error:
+            if error.reason == "stale-epoch":
+                self._epoch = await self._ask(self._together.epoch)
+            raise
+        if version > self._version:
+            await self._ask(self.look, version)
+
+    async def catch_up(self) -> None:
+        head = await self._ask(self._together.head, self.replica)
+        if head is None or head.version > self._version:
+            await self._ask(self.look)
+
+    async def _ask(self, call: Callable[..., Any], *arguments: object) -> Any:
+        with storage_failures():
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    # Looking
+
+    def _look_on(self) -> None:
+        away = False
+        while not self._ended.wait(LOOK_S):
+            try:
+                head = self._together.head(self.replica)
+                known = head is not None and head.member and head.version == self._version
+                if not known or head is None or head.claimed != self._claimed:
+                    self.look()
+                if away:
+                    log.info("the database is back")
+                away = False
+            except StoreError as error:
+                if not away:
+                    log.error("the database is away", extra={"detail": str(error)})
+                away = True
+            except Exception:  # whatever it was: this replica goes on looking, and says so
+                log.exception("can not follow")
+
+    def look(self, version: int | None = None) -> None:
+        """Learn all that there is to know by now, or by a version."""
+        with self._looking:
+            if version is not None and self._version >= version:
+                return
+            view = self._together.view(self.replica, self._changed)
+            if view is None or not view.head.member:
+                self._together.epoch()
+                self._join()
+                view = self._together.view(self.replica, self._changed)
+            if view is not None:
+                self._apply(view)
+
+    def _join(self) -> None:
+        """Be a new replica, whose sum is empty: whatever this one had claimed before is open again."""
+        collecting = self._hub.collecting
+        with collecting.adding:
+            if self._claims.replica:
+                log.warning("given up by the others, and joins anew", extra={"replica": self._claims.replica})
+            self._claims.replica = secrets.randbelow(2**62) + 1
+            self._together.join(ReplicaRow(self.replica, self._url, self.key.public, self._certificate))
+            if collecting.current:
+                for each in collecting.current.collected:
+                    each.empty()
+
+    def _apply(self, view: View) -> None:
+        if view.clients:
+            self._hub.know(view.clients)
+        if not self.leading:
+            self._follow(view)
+        self._note_claims(view)
+        if view.done and self.done is None:
+            over = json.loads(view.done)
+            self.done = DoneAnswer(round=over["round"], model=over["model"], counted=None)
+            self._hub.polls.finish(self.done)
+        self._epoch, self._changed = view.head.epoch, view.changed
+        self._version, self._claimed = view.head.version, view.head.claimed
+
+    def _follow(self, view: View) -> None:
+        """Offer the round that is open, as the leader does, or none."""
+        collecting, shared = self._hub.collecting, self._hub.shared
+        if view.last_round > self._hub.history.last:
+            self._hub.history.commit(view.last_round, None)
+        current, row = collecting.current, view.open
+        if row is None:
+            with collecting.adding, shared.changed:
+                collecting.current = None
+            return
+        if current is None or (current.round.round, current.round.attempt) != (row.round, row.attempt):
+            with collecting.adding, shared.changed:
+                collecting.current = None
+            invitation = self._invitation(row, monotonic() - view.age_s)
+            if invitation is not None:
+                collecting.open(invitation.round, invitation.groups, cap=view.cap)
+                log.info("following", extra={"round": row.round, "attempt": row.attempt})
+
+    def _note_claims(self, view: View) -> None:
+        collecting, shared = self._hub.collecting, self._hub.shared
+        with collecting.adding, shared.changed:
+            current, row = collecting.current, view.open
+            if current is None or row is None or self.sealed:
+                return
+            if (current.round.round, current.round.attempt) != (row.round, row.attempt):
+                return
+            own = {k for each in current.collected for k in each.sources}
+            before = {k for k in current.round.accepted if isinstance(k, int)}
+            accepted = set(view.claims) | own
+            current.why.update(view.failed)
+            failed = set(view.failed) | (self._hub.presence.revoked & set(current.round.invited))
+            current.round.note(accepted, failed, sealed=view.sealed and not self.leading)
+            shared.changed.notify_all()
+        if before - accepted:
+            shared.wake(before - accepted)

@@ -1,0 +1,327 @@
+"""What replicas of one server have in common while they run, besides the record of the run itself.
+
+The tables here are not logged: when the database itself crashes, or another instance takes over, they come back empty,
+and with them go the epoch that requests are signed for, every counter, every replica and every claim. So nothing that
+was signed or claimed before counts any more: clients sign anew, and send the updates that they kept. A copy that is a
+little too old would be worse: it would take a request, or an update, a second time.
+
+An update is claimed before it is added to a sum, by a row that names the client and the replica that has it. The row
+exists once, so that no update is in two sums; and it goes with the row of its replica, so that an update whose sum is
+lost can be claimed again.
+"""
+
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError
+
+from fedavg.fleets.http.protocol.keys import WINDOW, SignatureRefused
+from fedavg.fleets.http.server.rounds import Receipt
+from fedavg.fleets.http.server.store import progress
+from fedavg.fleets.http.server.store.connections import Connections
+from fedavg.fleets.http.server.store.enrolment import client_row
+from fedavg.fleets.http.server.store.rows import ClientRow, RoundRow, StoreError
+from fedavg.fleets.http.server.store.schema import clients, notes
+from fedavg.fleets.http.server.store.sealed import one_row, rows
+
+#: The note that says that the run is over.
+DONE: Final = "done"
+
+_TABLES: Final = (
+    # One row: the epoch, and the attempt that is open for claims. `version` grows with whatever replicas must not miss.
+    "CREATE UNLOGGED TABLE IF NOT EXISTS head (id INTEGER PRIMARY KEY CHECK (id = 1), epoch TEXT NOT NULL,"
+    " version BIGINT NOT NULL, round BIGINT NOT NULL, attempt BIGINT NOT NULL, goal BIGINT NOT NULL,"
+    " cap DOUBLE PRECISION NOT NULL, begun DOUBLE PRECISION NOT NULL, sealed BOOLEAN NOT NULL,"
+    " claimed BIGINT NOT NULL)",
+    "CREATE UNLOGGED TABLE IF NOT EXISTS counters (k BIGINT PRIMARY KEY, highest BIGINT NOT NULL,"
+    f" seen BIT({WINDOW}) NOT NULL)",
+    "CREATE UNLOGGED TABLE IF NOT EXISTS replicas (id BIGINT PRIMARY KEY, url TEXT NOT NULL, key BYTEA NOT NULL,"
+    " certificate TEXT)",
+    "CREATE UNLOGGED TABLE IF NOT EXISTS claims (round BIGINT NOT NULL, attempt BIGINT NOT NULL, k BIGINT NOT NULL,"
+    " replica BIGINT REFERENCES replicas (id) ON DELETE CASCADE, why TEXT, PRIMARY KEY (round, attempt, k))",
+    "CREATE INDEX IF NOT EXISTS claims_by_replica ON claims (replica)",
+)
+_NEW_HEAD: Final = text("INSERT INTO head VALUES (1, :epoch, 1, 0, 0, 0, 0, 0, FALSE, 0) ON CONFLICT (id) DO NOTHING")
+#: A counter is used up in one statement: bit i, from the right, stands for the counter i below the highest.
+_USE: Final = text(
+    f"""
+    WITH used AS (
+        INSERT INTO counters AS c (k, highest, seen)
+        SELECT :k, :counter, 1::bit({WINDOW}) FROM head WHERE epoch = :epoch
+        ON CONFLICT (k) DO UPDATE SET
+            highest = GREATEST(c.highest, :counter),
+            seen = CASE
+                WHEN :counter - c.highest >= {WINDOW} THEN 1::bit({WINDOW})
+                WHEN :counter > c.highest THEN (c.seen << (:counter - c.highest)::int) | 1::bit({WINDOW})
+                ELSE c.seen | (1::bit({WINDOW}) << (c.highest - :counter)::int)
+            END
+        WHERE :counter > c.highest
+            OR (c.highest - :counter < {WINDOW}
+                AND (c.seen & (1::bit({WINDOW}) << (c.highest - :counter)::int)) = 0::bit({WINDOW}))
+        RETURNING c.highest
+    )
+    SELECT head.epoch, head.version, (SELECT highest FROM used) AS used,
+        (SELECT highest FROM counters WHERE k = :k) AS highest
+    FROM head
+    """
+)
+
+
+@dataclass(frozen=True)
+class ReplicaRow:
+    """A replica, from when it joins until it leaves or is given up; `certificate` is PEM, None without TLS."""
+
+    id: int
+    url: str
+    key: bytes
+    certificate: str | None
+
+
+@dataclass(frozen=True)
+class Head:
+    """What replicas look at all the time."""
+
+    epoch: str
+    version: int
+    claimed: int
+    #: Whether the replica that looks is one of them still.
+    member: bool
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything that replicas must agree on, as it was at one moment."""
+
+    head: Head
+    last_round: int
+    open: RoundRow | None
+    #: Of the open attempt: what an update counts for at the most, for how long it has been open, whether it is sealed.
+    cap: float
+    age_s: float
+    sealed: bool
+    #: Who is in which replica's sum, and who failed and why.
+    claims: Mapping[int, int]
+    failed: Mapping[int, str]
+    #: Clients that have changed since the last view, and up to which change that is.
+    clients: tuple[ClientRow, ...]
+    changed: int
+    done: str | None
+
+
+class Together:
+    """The shared tables. Thread-safe."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._db = connections
+        with self._db.write("prepare for replicas") as connection:
+            for statement in _TABLES:
+                connection.exec_driver_sql(statement)
+        self._db.on_write = _noticed
+        self.epoch()
+
+    def epoch(self) -> str:
+        """The epoch that requests are signed for; a new one if it was lost."""
+        with self._db.beside("read the epoch") as connection:
+            connection.execute(_NEW_HEAD, {"epoch": secrets.token_urlsafe(16)})
+            return str(connection.scalar(text("SELECT epoch FROM head")))
+
+    # Replays
+
+    def use(self, k: int, epoch: str, counter: int) -> int:
+        """Use a client's counter up, once among all replicas; returns the version that the replica should be at."""
+        with self._db.beside("count a request") as connection:
+            row = connection.execute(_USE, {"k": k, "counter": counter, "epoch": epoch}).one_or_none()
+        if row is None or row.epoch != epoch:
+            raise SignatureRefused("stale-epoch", "the request was signed for an earlier epoch; sign it again")
+        if row.used is None:
+            old = row.highest is not None and row.highest - counter >= WINDOW
+            what = f"is {row.highest - counter} behind" if old else "was used already"
+            raise SignatureRefused(
+                "too-old" if old else "replayed", f"counter {counter} {what}; sign with a new one", row.highest
+            )
+        return int(row.version)
+
+    # Members
+
+    def join(self, row: ReplicaRow) -> None:
+        with self._db.beside("join the replicas") as connection:
+            connection.execute(text("INSERT INTO replicas VALUES (:id, :url, :key, :certificate)"), vars(row))
+            _noticed(connection)
+
+    def leave(self, replica: int) -> None:
+        """What this replica has summed up is gone with it."""
+        with self._db.beside("leave the replicas") as connection:
+            _remove(connection, [replica])
+
+    def replicas(self) -> list[ReplicaRow]:
+        with self._db.beside("read the replicas") as connection:
+            found = connection.execute(text("SELECT id, url, key, certificate FROM replicas ORDER BY id")).all()
+        return [ReplicaRow(row.id, row.url, bytes(row.key), row.certificate) for row in found]
+
+    def give_up(self, replicas: Collection[int]) -> None:
+        """The leader counts on these no more: what they have summed up is void, and open to be claimed again."""
+        with self._db.leading("give replicas up") as connection:
+            _remove(connection, replicas)
+
+    # Claims
+
+    def claim(self, replica: int, round: int, attempt: int, k: int) -> Receipt:
+        """Say that this replica has the update of a client; only one that is told ACCEPTED may add it."""
+        this = {"round": round, "attempt": attempt, "k": k, "replica": replica}
+        with self._db.beside("claim an update") as connection:
+            verdict = _claimable(connection, this)
+            if verdict is Receipt.ACCEPTED:
+                try:
+                    connection.execute(_CLAIM, this)
+                except IntegrityError:
+                    raise StoreError("this replica was given up meanwhile; it joins anew", retryable=True) from None
+                connection.exec_driver_sql("UPDATE head SET claimed = claimed + 1")
+            return verdict
+
+    def release(self, replica: int, round: int, attempt: int, k: int) -> None:
+        """The update could not be added after all."""
+        this = {"round": round, "attempt": attempt, "k": k, "replica": replica}
+        with self._db.beside("release an update") as connection:
+            _lock(connection)
+            gone = connection.execute(
+                text(
+                    "DELETE FROM claims WHERE round = :round AND attempt = :attempt AND k = :k AND replica = :replica"
+                ),
+                this,
+            )
+            connection.execute(text("UPDATE head SET claimed = claimed - :n"), {"n": gone.rowcount})
+
+    def fail(self, round: int, attempt: int, k: int, why: str) -> None:
+        """A client will not send an update, unless it has."""
+        with self._db.beside("note a failure") as connection:
+            _lock(connection)
+            connection.execute(
+                text("INSERT INTO claims VALUES (:round, :attempt, :k, NULL, :why) ON CONFLICT DO NOTHING"),
+                {"round": round, "attempt": attempt, "k": k, "why": why},
+            )
+            _noticed(connection)
+
+    # What the leader decides
+
+    def open(self, round: int, attempt: int, goal: int, cap: float) -> float:
+        """Open an attempt for claims; one that is open stays as it is. Returns what an update counts for at most."""
+        this = {"round": round, "attempt": attempt, "goal": goal, "cap": cap}
+        with self._db.leading(f"open round {round}") as connection:
+            connection.execute(_NEW_HEAD, {"epoch": secrets.token_urlsafe(16)})
+            _lock(connection)
+            connection.execute(text("DELETE FROM claims WHERE round <> :round OR attempt <> :attempt"), this)
+            connection.execute(
+                text(
+                    "UPDATE head SET round = :round, attempt = :attempt, goal = :goal, cap = :cap,"
+                    " begun = EXTRACT(EPOCH FROM clock_timestamp()) WHERE round <> :round OR attempt <> :attempt"
+                ),
+                this,
+            )
+            _recount(connection)
+            return float(connection.scalar(text("SELECT cap FROM head")) or cap)
+
+    def seal(self, round: int, attempt: int) -> dict[int, int]:
+        """From now on nothing is claimed: who is in which replica's sum."""
+        with self._db.leading(f"seal round {round}") as connection:
+            connection.exec_driver_sql("UPDATE head SET sealed = TRUE")
+            return _claims(connection, round, attempt)[0]
+
+    # Looking
+
+    def head(self, replica: int) -> Head | None:
+        """None if all was lost."""
+        with self._db.beside("look at the replicas") as connection:
+            return _head(connection, replica)
+
+    def view(self, replica: int, changed: int) -> View | None:
+        """Everything at one moment, with the clients that changed after a change; None if all was lost."""
+        with self._db.beside("look at the run") as connection:
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            head = _head(connection, replica)
+            if head is None:
+                return None
+            row = connection.execute(
+                text("SELECT *, EXTRACT(EPOCH FROM clock_timestamp()) - begun AS age FROM head")
+            ).one()
+            opened = progress.open_round(connection)
+            current = opened is not None and (opened.round, opened.attempt) == (row.round, row.attempt)
+            claims, failed = _claims(connection, row.round, row.attempt) if current else ({}, {})
+            fresh = rows(connection, clients, clients.c.changed > changed, order=clients.c.changed)
+            over = one_row(connection, notes, notes.c.key == DONE)
+            return View(
+                head,
+                progress.last_round(connection),
+                opened if current else None,
+                row.cap,
+                max(0.0, float(row.age)),
+                row.sealed,
+                claims,
+                failed,
+                tuple(client_row(each) for each in fresh),
+                fresh[-1].changed if fresh else changed,
+                None if over is None else over.value,
+            )
+
+
+_CLAIM: Final = text(
+    "INSERT INTO claims VALUES (:round, :attempt, :k, :replica, NULL)"
+    " ON CONFLICT (round, attempt, k) DO UPDATE SET replica = :replica WHERE claims.replica IS NULL"
+)
+
+
+def _claimable(connection: Connection, this: Mapping[str, int]) -> Receipt:
+    """Whether an update may be claimed, with the head locked, so that those who claim take turns."""
+    head = connection.execute(text("SELECT round, attempt, goal, sealed, claimed FROM head FOR UPDATE")).one_or_none()
+    if head is None or (head.round, head.attempt) != (this["round"], this["attempt"]):
+        return Receipt.WRONG_ROUND
+    by = connection.execute(
+        text("SELECT replica FROM claims WHERE round = :round AND attempt = :attempt AND k = :k"), this
+    ).one_or_none()
+    if by is not None and by.replica is not None:
+        return Receipt.DUPLICATE
+    return Receipt.ROUND_CLOSED if head.sealed or head.claimed >= head.goal else Receipt.ACCEPTED
+
+
+def _lock(connection: Connection) -> None:
+    """Nobody claims meanwhile. It comes before any other row, so that no two wait for each other."""
+    connection.exec_driver_sql("SELECT 1 FROM head FOR UPDATE")
+
+
+def _noticed(connection: Connection) -> None:
+    """Something has changed that replicas must not miss."""
+    connection.exec_driver_sql("UPDATE head SET version = version + 1")
+
+
+def _remove(connection: Connection, replicas: Collection[int]) -> None:
+    _lock(connection)
+    connection.execute(text("DELETE FROM replicas WHERE id = ANY(:ids)"), {"ids": list(replicas)})
+    _recount(connection)
+    _noticed(connection)
+
+
+def _recount(connection: Connection) -> None:
+    """The attempt is open for claims again, for as many as are missing."""
+    connection.exec_driver_sql(
+        "UPDATE head SET sealed = FALSE, claimed = (SELECT count(*) FROM claims c WHERE c.replica IS NOT NULL"
+        " AND c.round = head.round AND c.attempt = head.attempt)"
+    )
+
+
+def _claims(connection: Connection, round: int, attempt: int) -> tuple[dict[int, int], dict[int, str]]:
+    found = connection.execute(
+        text("SELECT k, replica, why FROM claims WHERE round = :round AND attempt = :attempt"),
+        {"round": round, "attempt": attempt},
+    ).all()
+    claimed = {row.k: row.replica for row in found if row.replica is not None}
+    return claimed, {row.k: row.why for row in found if row.replica is None}
+
+
+def _head(connection: Connection, replica: int) -> Head | None:
+    row = connection.execute(
+        text("SELECT epoch, version, claimed, EXISTS (SELECT 1 FROM replicas WHERE id = :id) AS member FROM head"),
+        {"id": replica},
+    ).one_or_none()
+    return None if row is None else Head(row.epoch, row.version, row.claimed, row.member)

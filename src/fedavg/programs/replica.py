@@ -1,0 +1,255 @@
+"""One of several processes that are one server (docs/replicas.md): it answers clients, and leads if nobody else does.
+
+The server loop runs in the replica that leads. What clients are asked for follows from the database alone, so that each
+of the others makes the same offers of the round that is open, and sums up what comes to it.
+"""
+
+import gc
+import json
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from safetensors.torch import load
+
+from fedavg.errors import FleetError, PlanError
+from fedavg.fleets.http.protocol.messages import DoneAnswer
+from fedavg.fleets.http.server.app import FleetApp
+from fedavg.fleets.http.server.conduct import FIRST_REST
+from fedavg.fleets.http.server.fleet import HttpFleet, Stopped
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.invitations import Invitation
+from fedavg.fleets.http.server.replicas.leader import Leader
+from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
+from fedavg.fleets.http.server.replicas.peers import OfReplica, PeerEndpoints, Peers
+from fedavg.fleets.http.server.rounds import Rules
+from fedavg.fleets.http.server.store import Deposed, RoundRow, Store, StoreError
+from fedavg.fleets.http.server.store.connections import write_note
+from fedavg.fleets.http.server.store.leadership import Leadership
+from fedavg.fleets.http.server.store.together import DONE, Together
+from fedavg.plan import Plan
+from fedavg.programs.serve import (
+    Options,
+    check_minimum,
+    check_options,
+    follow,
+    ledger_of,
+    listening,
+    parked,
+    resolve_served,
+    say_goodbye,
+    stopped_by_signals,
+)
+from fedavg.reduction import who_trains
+from fedavg.runlog.checkpoint import from_tensors
+from fedavg.runlog.rundir import RunDir
+from fedavg.runner import Result, finish
+from fedavg.server import Watcher, assigned, instructions
+from fedavg.setup import Setup, population_of, resolve_data
+from fedavg.types import Cohort, FederatedData
+
+log = logging.getLogger("fedavg.fleet")
+
+#: Seconds between tries to lead.
+TRY_S: Final = 0.3
+#: Addresses that mean every address of a machine: others can not reach a replica by them.
+WILDCARDS: Final = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where other replicas reach this one: an address, without which the one that it listens on is taken; and what it
+    listens with, PEM, None without TLS."""
+
+    url: str | None = None
+    certificate: str | None = None
+
+
+def serve_replica(
+    plan: Plan,
+    options: Options,
+    place: Place,
+    watch: Watcher | None = None,
+    ready: Callable[[int], None] | None = None,
+) -> Result:
+    """Be one of the servers of a plan until its last round, whoever leads then."""
+    check_options(plan, options)
+    data = resolve_data(plan)
+    setup = resolve_served(plan, data, options.rules)
+    check_minimum(setup, options.minimum)
+    _check_replica(setup, options, place)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    assert options.database
+    with ExitStack() as stack:
+        store = stack.enter_context(Store.open(options.database))
+        leadership = Leadership(store.connections, f"{options.listen.host}:{options.listen.port}")
+        stack.callback(leadership.close)
+        leadership.attend()
+        replica = _Replica(setup, data, options, store, leadership, Together(store.connections), place)
+        return replica.run(stack, watch, ready)
+
+
+def _check_replica(setup: Setup, options: Options, place: Place) -> None:
+    """Refuses what replicas can not do, with the reason."""
+    if not (options.database or "").startswith(("postgresql:", "postgresql+")):
+        raise PlanError(
+            f"--replica: got {'no --db' if not options.database else '--db with another database'}; expected --db "
+            "postgresql://..., the one that all replicas share"
+        )
+    reasons = {
+        "a rule over single updates": (setup.single_updates, "they stay in the process that received them"),
+        "secagg": (setup.secagg is not None, "the session of a round is in the memory of one process"),
+        "--anonymous": (options.guards.anonymous, "upload tokens are in the memory of the process that gave them"),
+        "evaluate = clients": (
+            setup.judged_by_clients,
+            "the model that they judge is in the leader's memory",
+        ),
+    }
+    reasons["a rule over single updates"] = (
+        setup.single_updates,
+        "single updates stay in the process that received them",
+    )
+    for name, (asked, why) in reasons.items():
+        if asked:
+            raise PlanError(f"--replica: got a run with {name}: {why}; expected none, or a server that is alone")
+    if place.url is None and options.listen.host in WILDCARDS:
+        raise PlanError(
+            f"--replica: got --listen {options.listen.host}, where others can not reach this replica; expected "
+            "--replica-url with the address where they can"
+        )
+
+
+class _Replica:
+    """One replica from start to end."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        data: FederatedData,
+        options: Options,
+        store: Store,
+        leadership: Leadership,
+        together: Together,
+        place: Place,
+    ) -> None:
+        self._setup, self._data, self._options, self._store = setup, data, options, store
+        self._leadership, self._together, self._place = leadership, together, place
+        claims = SharedClaims(together)
+        self._hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s, claims)
+        self._following = self._fleet(None)
+        self._following.start(setup)
+        offers = _Offers(setup, store, self._following, options.rules)
+        self._member = Member(together, claims, self._hub, place.certificate, offers.invitation)
+        self._peers = Peers(self._member.key, lambda: self._member.replica)
+
+    def run(self, stack: ExitStack, watch: Watcher | None, ready: Callable[[int], None] | None) -> Result:
+        plan, options, hub, store, member = (
+            self._setup.plan, self._options, self._hub, self._store, self._member,
+        )  # fmt: skip
+        stack.callback(self._peers.close)
+        stack.callback(self._following.close)
+        store.save_run(plan.to_toml(), plan.digest, "devices")
+        hub.know(store.clients())
+        app = FleetApp(plan, hub, store, member)
+        stack.callback(app.close)
+        guard = OfReplica(member.key, lambda: member.replica, member.known)
+        peers = PeerEndpoints(guard, app.answered, hub.presence.words, member.parts)
+        stack.enter_context(stopped_by_signals(hub))
+        stack.callback(member.close)  # after the last answer: handlers ask it
+        port = stack.enter_context(listening(app, plan, hub, store, options, peers.routes))
+        scheme = "https" if options.tls else "http"
+        member.start(self._place.url or f"{scheme}://{options.listen.host}:{port}")
+        gc.collect()
+        gc.freeze()
+        if ready:
+            ready(port)
+        result = self._lead_or_follow(watch)
+        say_goodbye(hub, result, options.linger_s)
+        return result
+
+    def _fleet(self, leader: Leader | None) -> HttpFleet:
+        options = self._options
+        ledger = ledger_of(self._setup, self._store, options.directory) if leader else None
+        return HttpFleet(
+            population_of(self._data), self._data.test, self._hub, self._store, options.rules, options.minimum,
+            ledger=ledger, gathering=leader,
+        )  # fmt: skip
+
+    def _lead_or_follow(self, watch: Watcher | None) -> Result:
+        """Until the run is over, here or wherever it is led."""
+        shared = self._hub.shared
+        while True:
+            if shared.stopping:
+                raise Stopped("stopped by the operator; the other replicas go on, or this one when it is started again")
+            try:
+                if self._member.done:
+                    return self._result(self._member.done)
+                if self._leadership.attempt(self._member.replica) is not None:
+                    return self._lead(watch)
+            except Deposed as error:
+                log.warning("leads no more", extra={"detail": str(error)})
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                log.warning("can not lead", extra={"detail": str(error)})
+            shared.pause(TRY_S)
+
+    def _lead(self, watch: Watcher | None) -> Result:
+        hub, term = self._hub, self._store.connections.term
+        log.info("leading", extra={"term": term, "replica": self._member.replica})
+        hub.shared.deposed = False
+        leader = Leader(hub, self._together, self._member, self._peers, self._leadership)
+        self._member.lead(True)
+        leader.start()
+        try:
+            fleet = self._fleet(leader)
+            result = follow(self._setup, fleet, hub, self._store, self._options.directory, watch)
+            spent = result.summary.privacy if result.summary.status == "budget spent" else None
+            over = {"round": result.summary.rounds, "model": result.summary.model_sha256, "spent": spent}
+            fleet.retried(lambda: self._write_done(json.dumps(over)))
+            return result
+        finally:
+            leader.close()
+            self._leadership.resign()
+            hub.shared.deposed = False
+            self._member.lead(False)
+
+    def _write_done(self, over: str) -> None:
+        with self._store.connections.leading("end the run") as connection:
+            write_note(connection, DONE, over)
+
+    def _result(self, done: DoneAnswer) -> Result:
+        """What came of the run, for a replica that did not lead at the end."""
+        rows, start = self._store.committed(), parked(self._store)
+        if start is None or start.round != done.round:
+            raise StoreError(f"the run is over after round {done.round}, but its state is not there; restore it")
+        run = RunDir(self._options.directory)
+        run.write_rows(rows)
+        over = json.loads(self._store.note(DONE) or "{}")
+        return finish(self._setup, rows, start.state, self._following.engine, run, over.get("spent"))
+
+
+class _Offers:
+    """What the clients of an open round are asked for, from the database alone: as the leader has it, bit for bit."""
+
+    def __init__(self, setup: Setup, store: Store, fleet: HttpFleet, rules: Rules) -> None:
+        self._setup, self._store, self._fleet, self._rules = setup, store, fleet, rules
+
+    def invitation(self, row: RoundRow, begun: float) -> Invitation | None:
+        """The same models and numbers as the leader's; None if the round is committed by now."""
+        found = self._store.last_state()
+        if found is None or found[0] != row.round - 1:
+            return None
+        state = from_tensors(load(found[1]))
+        work = instructions(self._setup, state, row.round)
+        _, parts = assigned(self._setup, state, work, Cohort(row.cohort, len(row.cohort)))
+        invitation = self._fleet.invitations.new(who_trains(self._setup, parts), work, row.attempt)
+        if invitation.round.model != row.model_sha256:
+            raise FleetError(
+                f"round {row.round} is of model {row.model_sha256}, and from the same state this replica makes "
+                f"{invitation.round.model}; expected replicas of the same version on the same kind of machine"
+            )
+        invitation.round.deadline = begun + self._rules.deadline_s
+        return invitation

@@ -1,0 +1,110 @@
+"""A picture of a day in a world: how many are there, what rounds did, and the day of single clients."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from fedavg.errors import FedAvgError
+from fedavg.study.clockwork import Scene, Tick
+from fedavg.world import make_world
+from fedavg.world.closing import Fate
+from fedavg.world.presence import DAY_S, HOUR_S, Attendance
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: So many clients have a line of their own.
+SHOWN: Final = 40
+_COLOURS: Final = {Fate.REPORTED: "#2e7d32", Fate.LATE: "#f9a825", Fate.DROPPED: "#c62828"}
+_WORDS: Final = {Fate.REPORTED: "reported", Fate.LATE: "late", Fate.DROPPED: "dropped out"}
+_THERE: Final = "#dfe6ec"
+_GROUPS: Final = ("#1f4e79", "#7b5ea7", "#3b8ea5", "#c0504d", "#8a8d3b", "#b8762f")
+
+
+def draw_day(scene: Scene, ticks: Sequence[Tick], path: Path, from_s: float = 0.0) -> None:
+    """The 24 hours from a time on, as PNG."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise FedAvgError("plots need matplotlib, which is not installed: pip install 'fedavg[plots]'") from None
+    figure = Figure(figsize=(10, 8.5), layout="constrained")
+    there, rounds, single = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 2.4))
+    within = [tick for tick in ticks if from_s <= tick.outcome.opened < from_s + DAY_S]
+    _draw_there(there, within, from_s)
+    _draw_rounds(rounds, within, from_s)
+    _draw_single(single, scene, within, from_s)
+    single.set_xlim(0, 24)
+    single.set_xticks(range(0, 25, 3))
+    single.set_xlabel("hour of the day (UTC)")
+    figure.suptitle(
+        f"A day in {make_world(scene.world)}, {scene.clients:,} clients, closing {scene.closing}", fontsize=10
+    )
+    figure.savefig(path, dpi=130)
+
+
+def _draw_there(axes: "Axes", ticks: Sequence[Tick], from_s: float) -> None:
+    hours = [_hour(tick.outcome.opened, from_s) for tick in ticks]
+    names = list(ticks[0].row.groups) if ticks else []
+    counts = [[tick.row.groups[name][0] for tick in ticks] for name in names]
+    labels = [f"group {name}" for name in names] if len(names) > 1 else ["there"]
+    axes.stackplot(hours, counts, labels=labels, colors=_GROUPS, alpha=0.75, step="post")
+    _label(axes, "clients there", legend=len(names) <= len(_GROUPS))
+
+
+def _draw_rounds(axes: "Axes", ticks: Sequence[Tick], from_s: float) -> None:
+    """A bar for each attempt: as wide as it lasted, as high as the clients that it asked."""
+    begin = np.array([_hour(tick.outcome.opened, from_s) for tick in ticks])
+    width = np.array([tick.outcome.closed.at - tick.outcome.opened for tick in ticks]) / HOUR_S
+    below = np.zeros(len(ticks))
+    for fate, colour in _COLOURS.items():
+        counts = np.array([np.count_nonzero(tick.outcome.closed.fates == fate) for tick in ticks])
+        axes.bar(begin, counts, width, below, align="edge", color=colour, label=_WORDS[fate], linewidth=0)
+        below += counts
+    _label(axes, "clients asked")
+
+
+def _draw_single(axes: "Axes", scene: Scene, ticks: Sequence[Tick], from_s: float) -> None:
+    """One line for each of some clients: when it was there, and what became of it when it was asked."""
+    chosen = np.unique(np.linspace(0, scene.clients - 1, min(SHOWN, scene.clients)).astype(np.int64))
+    groups = make_world(scene.world).groups(scene.clients)[chosen]
+    places = {int(k): place for place, k in enumerate(chosen[np.argsort(groups, kind="stable")])}
+    for k, start, end in _presence(scene, chosen, from_s):
+        axes.barh(places[k], (end - start) / HOUR_S, 0.9, _hour(start, from_s), color=_THERE, linewidth=0)
+    for tick in ticks:
+        ends = np.minimum(tick.outcome.opened + tick.outcome.seconds, tick.outcome.closed.at)
+        for k, fate, end in zip(tick.errand.clients, tick.outcome.closed.fates, ends, strict=True):
+            if int(k) in places:
+                begin = tick.outcome.opened
+                width = max(end - begin, 120.0) / HOUR_S  # thinner could not be seen
+                axes.barh(
+                    places[int(k)], width, 0.9, _hour(begin, from_s), color=_COLOURS[Fate(int(fate))], linewidth=0
+                )
+    _label(axes, f"{len(chosen)} of the clients, by group", legend=False)
+    axes.set_yticks([])
+
+
+def _presence(scene: Scene, chosen: np.ndarray, from_s: float) -> list[tuple[int, float, float]]:
+    """The intervals of some clients within the day."""
+    attendance = Attendance(make_world(scene.world).presence(scene.clients, scene.seed))
+    found, now, limit = [], from_s, from_s + DAY_S
+    while now < limit:
+        attendance.advance(now)
+        start, end = attendance.start[chosen], attendance.end[chosen]
+        found += [
+            (int(k), max(s, from_s), min(e, limit)) for k, s, e in zip(chosen, start, end, strict=True) if s < limit
+        ]
+        now = float(end.min())
+    return sorted(set(found))
+
+
+def _hour(at: float, from_s: float) -> float:
+    return (at - from_s) / HOUR_S
+
+
+def _label(axes: "Axes", text: str, legend: bool = True) -> None:
+    axes.set_ylabel(text)
+    axes.grid(alpha=0.25)
+    if legend:
+        axes.legend(loc="upper right", fontsize=8, ncols=3)

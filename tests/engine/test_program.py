@@ -1,0 +1,278 @@
+"""Steps by kernels of our own equal the plain path, for every operator that has an instruction and for odd sizes."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedavg import Examples, Task, native
+from fedavg.bench.models import ADAPTED, ENCODER, RESNET
+from fedavg.engine import native_epoch
+from fedavg.engine.program import Spot, _places
+from fedavg.engine.trainer import Trainer
+from fedavg.errors import TaskError
+from fedavg.optimizers import SGD, Correction
+from toys import TOY, blobs
+
+needs_kernels = pytest.mark.skipif(native_epoch.built() is None, reason="no kernels here")
+
+
+class Each(nn.Module):
+    """A layer, whatever is done to each number, and a layer."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.first, self.last, self.change = nn.Linear(8, 37), nn.Linear(37, 3), change
+
+    def forward(self, x):
+        return self.last(self.change(self.first(x)))
+
+
+class Normed(nn.Module):
+    def __init__(self, width=33, affine=True):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 3)
+        self.norm = nn.LayerNorm(width, elementwise_affine=affine)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+class Grouped(nn.Module):
+    """A group norm over images whose channels lie side by side; the classes of their mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.GroupNorm(3, 6), nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.rand(6, 1, 1))
+
+    def forward(self, x):
+        return self.last((self.norm(x * self.scale) * self.scale).mean((2, 3)))
+
+
+class Convolving(nn.Module):
+    """Two convolutions, then the classes of the mean over all pixels."""
+
+    def __init__(self, channels=5, side=3, stride=1, padding=1, bias=True):
+        super().__init__()
+        self.first = nn.Conv2d(6, channels, side, stride, padding, bias=bias)
+        self.second, self.last = nn.Conv2d(channels, 19, 1, 2), nn.Linear(19, 3)
+
+    def forward(self, x):
+        return self.last(self.second(torch.tanh(self.first(x))).mean((2, 3)))
+
+
+class Attending(nn.Module):
+    """By PyTorch's attention, or by products and a softmax."""
+
+    def __init__(self, causal=True, by_hand=False, width=24, heads=2):
+        super().__init__()
+        self.causal, self.by_hand, self.heads = causal, by_hand, heads
+        self.table = nn.Embedding(11, width, padding_idx=3)
+        self.three, self.last = nn.Linear(width, 3 * width), nn.Linear(width, 5)
+
+    def forward(self, x):
+        rows, length = x.shape
+        parts = self.three(self.table(x)).chunk(3, dim=-1)
+        q, k, v = (part.reshape(rows, length, self.heads, -1).transpose(1, 2) for part in parts)
+        if self.by_hand:
+            mixed = torch.softmax(q @ k.transpose(2, 3) / 4.0, -1) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.last(mixed.transpose(1, 2).reshape(rows, length, -1)).transpose(1, 2)
+
+
+class Parts(nn.Module):
+    """Takes a tensor apart and puts it together in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 12), nn.Linear(11, 3)
+
+    def forward(self, x):
+        h = self.first(x).view(-1, 3, 4)
+        joined = torch.cat([h[:, 2], h[:, 0] - h[:, 1], 2.0 - h[:, 1] * h[:, 0]], 1)
+        return self.last(joined[:, 1:]) / 3 + 1.5
+
+
+def points(n):
+    return Examples(*blobs(n, seed=5))
+
+
+def planes(n):
+    return Examples(torch.rand(n, 6, 5, 3), torch.arange(n) % 3)
+
+
+def squares(n):
+    return Examples(torch.rand(n, 6, 11, 11), torch.arange(n) % 3)
+
+
+def colours(n):
+    return Examples(torch.rand(n, 3, 32, 32), torch.arange(n) % 10)
+
+
+def texts(length, n):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(0, 5, (n, length), generator=generator)
+    y[:, 0] = -100  # ignored
+    return Examples(torch.randint(0, 11, (n, length), generator=generator), y)
+
+
+summed = partial(F.cross_entropy, reduction="sum")
+CASES = {
+    **{
+        name: (Task(name, partial(Each, change)), points)
+        for name, change in {
+            "relu": F.relu, "in place": partial(F.relu, inplace=True), "gelu": F.gelu, "tanh": torch.tanh,
+            "gelu tanh": partial(F.gelu, approximate="tanh"), "sigmoid": torch.sigmoid, "silu": F.silu,
+            "exponential": lambda x: torch.exp(x / 4), "root": lambda x: torch.sqrt(x * x + 1),
+            "softmax": partial(torch.softmax, dim=1), "quotient": lambda x: x / (1 + x * x), "minus": lambda x: -x,
+            "twice": lambda x: x + x.mean(1, keepdim=True), "centred": lambda x: x - x.mean(0),
+        }.items()
+    },
+    "layer norm": (Task("layer norm", Normed), points),
+    "layer norm of 64, without weights": (Task("plain norm", partial(Normed, 64, False)), points),
+    "group norm": (Task("group norm", Grouped), planes),
+    "convolution": (Task("convolution", Convolving), squares),
+    "convolution of 40, by two, without bias": (Task("by two", partial(Convolving, 40, 3, 2, 1, False)), squares),
+    "convolution by three, without padding": (Task("by three", partial(Convolving, 16, 3, 3, 0)), squares),
+    "even kernel": (Task("even", partial(Convolving, 66, 2, 1, 1)), squares),
+    "causal attention": (Task("causal", Attending), partial(texts, 9)),
+    "long attention": (Task("long", partial(Attending, True)), partial(texts, 70)),
+    "attention to all": (Task("all", partial(Attending, False)), partial(texts, 33)),
+    "attention by hand": (Task("by hand", partial(Attending, by_hand=True)), partial(texts, 7)),
+    "parts": (Task("parts", Parts), points),
+    "sum": (Task("sum", partial(Each, F.relu), loss=lambda o, y: summed(o, y) / 7, metrics={}), points),
+    "encoder": (ENCODER, lambda n: Examples(torch.arange(n * 32).view(n, 32) % 100, torch.ones(n, 32).long())),
+    "adapted": (ADAPTED, lambda n: Examples(torch.arange(n * 32).view(n, 32) % 97, torch.ones(n, 32).long())),
+}  # fmt: skip
+
+
+def both(task, examples, batch, optimizer=None, correction=None, epochs=2):
+    """The weights after two epochs and the last loss, by our kernels and by the plain path."""
+    found = []
+    for engine in ("graph", "plain"):
+        trainer = Trainer(task, 0, "cpu", optimizer or SGD())
+        trainer.choose_engine(engine, Examples(examples.x[:batch], examples.y[:batch]))
+        assert ("native steps" in trainer.engine.name) == (engine == "graph"), trainer.engine
+        steps = trainer.steps(0.1, correction(trainer) if correction else None)
+        for _ in range(epochs):
+            loss = trainer.epoch(examples, batch, steps, np.random.default_rng(0))
+        found.append((trainer.weights.clone(), loss))
+    return found
+
+
+def assert_close(found):
+    (fast, fast_loss), (slow, slow_loss) = found
+    assert (fast - slow).norm() <= 1e-4 * slow.norm()
+    torch.testing.assert_close(fast_loss, slow_loss, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", CASES)
+def test_our_kernels_equal_the_plain_path(name):
+    """13 examples in batches of 5, the last of 3."""
+    task, make = CASES[name]
+    assert_close(both(task, make(13), 5))
+
+
+@needs_kernels
+def test_a_step_of_a_resnet_equals_the_plain_path():
+    """One step: over more, a ReLU that just opens in one and not in the other would be seen."""
+    assert_close(both(RESNET, colours(7), 7, epochs=1))
+
+
+@needs_kernels
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 90), st.integers(1, 140), st.integers(0, 3))
+def test_products_of_any_size(rows, width, hidden, seed):
+    """Few rows and many, whole vectors and rests, sums of one piece and of two."""
+    torch.manual_seed(seed)
+    depth = width * (8 if seed == 3 else 1)
+    task = Task("sizes", lambda: nn.Sequential(nn.Linear(depth, hidden), nn.Tanh(), nn.Linear(hidden, 3)))
+    assert_close(both(task, Examples(torch.randn(rows, depth), torch.arange(rows) % 3), rows))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), SGD(weight_decay=0.1), SGD(momentum=0.5, weight_decay=0.1),
+     SGD(clip_norm=0.5)],
+)  # fmt: skip
+@pytest.mark.parametrize("corrected", [False, True])
+def test_every_kind_of_step_equals_the_plain_path(optimizer, corrected):
+    def correction(trainer):
+        n = len(trainer.weights)
+        return Correction(0.3, torch.linspace(-1, 1, n), torch.linspace(0.1, -0.1, n))
+
+    assert_close(both(TOY, points(11), 4, optimizer, correction if corrected else None))
+
+
+@needs_kernels
+def test_a_class_that_there_is_not_is_an_error_and_no_crash():
+    trainer = Trainer(TOY, seed=0)
+    trainer.choose_engine("graph", points(4))
+    bad = Examples(points(4).x, torch.tensor([0, 1, 99, 2]))
+    with pytest.raises(TaskError, match=r"out of bounds.*|.*from 0 to 99"):
+        trainer.epoch(bad, 4, trainer.steps(0.1), np.random.default_rng(0))
+
+
+@needs_kernels
+def test_a_token_that_there_is_not_is_an_error_and_no_crash():
+    trainer = Trainer(ENCODER, seed=0)
+    x = torch.zeros(4, 32, dtype=torch.int64)
+    trainer.choose_engine("graph", Examples(x, x))
+    with pytest.raises(TaskError, match="out of bounds"):
+        trainer.epoch(Examples(x + 100, x), 4, trainer.steps(0.1), np.random.default_rng(0))
+
+
+def test_a_step_with_another_operator_runs_as_torchscript():
+    task = Task("sorted", partial(Each, lambda x: x.cumsum(1)))
+    trainer = Trainer(task, seed=0)
+    trainer.choose_engine("graph", points(4))
+    assert trainer.engine.name == "graph"
+
+
+def test_without_kernels_the_same_step_runs_as_torchscript(monkeypatch):
+    monkeypatch.setattr(native, "library", lambda source: None)
+    trainer = Trainer(TOY, seed=0)
+    trainer.choose_engine("graph", points(4))
+    assert trainer.engine.name == "graph"
+
+
+@needs_kernels
+def test_the_order_in_which_lengths_are_met_changes_no_bit():
+    ends = []
+    for sizes in ((5, 3, 1), (1, 3, 5)):
+        trainer = Trainer(ENCODER, seed=0)
+        examples = CASES["encoder"][1](5)
+        trainer.choose_engine("graph", examples)
+        for size in sizes:
+            trainer.epoch(
+                Examples(examples.x[:size], examples.y[:size]), size, trainer.steps(0.0), np.random.default_rng(0)
+            )
+        trainer.epoch(examples, 3, trainer.steps(0.1), np.random.default_rng(0))
+        ends.append(trainer.weights.clone())
+    assert torch.equal(*ends)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(1, 500)), min_size=1, max_size=12))
+def test_what_is_needed_at_the_same_time_never_overlaps(tensors):
+    """Each tensor is named in its first line and some lines later."""
+    sizes = {f"v{i}": size for i, (_, _, size) in enumerate(tensors)}
+    lines = [(0, []) for _ in range(16)]
+    for i, (first, more, _) in enumerate(tensors):
+        for line in (first, first + more):
+            lines[line][1].append(Spot(f"v{i}", 0))
+    places, top = _places(lines, sizes, "none")
+    for i, (first, more, size) in enumerate(tensors):
+        assert places[f"v{i}"] + size <= top
+        for j, (other, longer, width) in enumerate(tensors[:i]):
+            if other <= first + more and first <= other + longer:
+                a, b = places[f"v{i}"], places[f"v{j}"]
+                assert a + size <= b or b + width <= a
