@@ -14,6 +14,7 @@ from fedavg.cli.completion import completion
 from fedavg.cli.data import data
 from fedavg.cli.doctor import doctor
 from fedavg.cli.evaluate import evaluate
+from fedavg.cli.export import export
 from fedavg.cli.export_model import export_model
 from fedavg.cli.fleet import certs, fleet_demo, join, serve
 from fedavg.cli.groups import GroupedCommands
@@ -37,7 +38,7 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, sweep, compare, plot, evaluate, export_model, personalise, serve, join, status, token, approve,
+    run, resume, sweep, compare, plot, evaluate, export, export_model, personalise, serve, join, status, token, approve,
     revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor,
     completion, man,
 ):  # fmt: skip

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
 from datetime import datetime
 from itertools import count
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedavg.fleets import Fleet
     from fedavg.plan import Plan
     from fedavg.runner import Result
+    from fedavg.server import Event
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _quiet = click.option("--quiet", is_flag=True, help="No progress line.")
@@ -57,6 +58,11 @@ def chosen_fleet(fleet: str, workers_per_node: int | None, workers: str | None) 
 _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to curve.png in the run directory [plot].")
 
 
+_track = click.option(
+    "--track", "tracked", multiple=True, metavar="NAME[:PLACE]",
+    help="Also tell another tool of each round, live: jsonl, tensorboard; may be repeated.",
+)  # fmt: skip
+
 plan_settings = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any option of the plan; may be repeated."
 )
@@ -92,6 +98,7 @@ def _shown(default: object) -> str:
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to record the run [runs/NAME-DATE-TIME].")
 @click.option("--dry-run", is_flag=True, help="Print the plan in full with what follows from it, and stop.")
 @fleet_options
+@_track
 @_plot
 @_quiet
 @_json
@@ -102,6 +109,7 @@ def run(
     dry_run: bool,
     fleet: str,
     workers_per_node: int | None,
+    tracked: tuple[str, ...],
     plot: bool,
     quiet: bool,
     as_json: bool,
@@ -129,7 +137,8 @@ def run(
     _warn_of_seeded_noise(plan)
     directory = run_dir or _new_directory(Path(source).stem)
     try:
-        result = runner.run(plan, directory, fleet=clients, progress=not quiet)
+        with _tracking(tracked, directory, plan) as watch:
+            result = runner.run(plan, directory, watch, clients, progress=not quiet)
     finally:
         with suppress(OSError):  # a plan that proved bad leaves nothing behind
             directory.rmdir()
@@ -163,6 +172,7 @@ def _new_directory(name: str) -> Path:
     "--start-method", default=None, metavar="VALUE", help="auto, fork, spawn or forkserver [as the plan has it]."
 )
 @fleet_options
+@_track
 @_plot
 @_quiet
 @_json
@@ -170,6 +180,7 @@ def resume(
     run_dir: Path,
     fleet: str,
     workers_per_node: int | None,
+    tracked: tuple[str, ...],
     plot: bool,
     quiet: bool,
     as_json: bool,
@@ -187,8 +198,20 @@ def resume(
     plan = RunDir(run_dir).plan(**changes)
     _warn_of_seeded_noise(plan)
     clients = chosen_fleet(fleet, workers_per_node, options["workers"])
-    result = runner.resume(run_dir, None, clients, progress=not quiet, **changes)
+    with _tracking(tracked, run_dir, plan) as watch:
+        result = runner.resume(run_dir, watch, clients, progress=not quiet, **changes)
     _report(result, plot, as_json)
+
+
+def _tracking(
+    tracked: tuple[str, ...], directory: Path, plan: "Plan"
+) -> "AbstractContextManager[Callable[[Event], None] | None]":
+    """What tells other tools of the run; one that is not there is refused before anything begins."""
+    if not tracked:
+        return nullcontext()
+    from fedavg.study.track import new_tracker, tracking
+
+    return tracking([new_tracker(text, directory) for text in tracked], plan)
 
 
 def _warn_of_seeded_noise(plan: "Plan") -> None:

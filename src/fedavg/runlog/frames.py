@@ -21,7 +21,8 @@ def flat_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One flat row for each round.
 
     `accuracy`, `loss` and the like are the server's; `train.loss` is on the training set; `clients.accuracy` and
-    `clients.accuracy.p10` are the clients'.
+    `clients.accuracy.p10` are the clients'. `asked` and `missing.late` tell who took part, `world.there` and the like
+    of the simulated clock; single clients have no column.
 
     >>> flat_rows([{"round": 1, "test": {"loss": 2.0}, "train": None, "metrics": {"norm": 3.0}}])
     [{'round': 1, 'loss': 2.0, 'norm': 3.0}]
@@ -30,7 +31,7 @@ def flat_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    nested = ("test", "train", "metrics", "on_clients", "ledger")
+    nested = ("test", "train", "metrics", "on_clients", "ledger", "cohort", "world")
     flat = {name: value for name, value in row.items() if name not in nested}
     flat |= row.get("test") or {}
     flat |= {f"train.{name}": value for name, value in (row.get("train") or {}).items()}
@@ -43,4 +44,13 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
         }
     if row.get("ledger"):
         flat |= {"epsilon": row["ledger"]["epsilon"], "delta": row["ledger"]["delta"]}
-    return flat
+    return flat | _attended(row.get("cohort") or {}) | _in_world(row.get("world") or {})
+
+
+def _attended(cohort: Mapping[str, Any]) -> dict[str, Any]:
+    missing = {f"missing.{reason}": count for reason, count in cohort.get("missing", {}).items()}
+    return {name: cohort[name] for name in ("asked", "survivors") if name in cohort} | missing
+
+
+def _in_world(world: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"world.{name}": value for name, value in world.items() if isinstance(value, int | float)}

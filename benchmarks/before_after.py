@@ -1,0 +1,110 @@
+"""The CPU time of a round of W1 to W4 by two versions of the package, in turn, on whatever machine this is.
+
+    git worktree add --detach ../before COMMIT
+    python benchmarks/before_after.py ../before/src src --repeats 3 --out before_after.json
+
+CPU time of the server's process and its workers, not the clock on the wall: it can be compared on a machine that has
+other work to do. Turns alternate between the versions, and only ratios within a run mean anything.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+#: Rounds of a turn, and how many of the first are not counted. The last one is judged, and not counted either.
+ROUNDS = {"W1": 16, "W2": 16, "W3": 6, "W4": 7}
+WARM = 2
+WORKERS = 2
+
+
+def plan_of(workload: str):
+    """Written for both versions: only options that are as old as the older one."""
+    from fedavg import Plan
+
+    tasks = {
+        "W1": ("mnist-2nn", "mnist", 0.1, 10),
+        "W2": ("mnist-2nn", "mnist", 0.1, "inf"),
+        "W3": ("mnist-cnn", "mnist", 0.1, 10),
+        "W4": ("shakespeare-lstm", characters, 1.0, 10),
+    }
+    task, data, share, batch = tasks[workload]
+    rounds, source = ROUNDS[workload], data() if callable(data) else data
+    return Plan(task=task, data=source, C=share, E=1, B=batch, rounds=rounds, eval_every=rounds, workers=WORKERS)
+
+
+def characters():
+    """10 clients x 50 sequences of 80 characters, half of which follow from the one before."""
+    import numpy as np
+    import torch
+
+    from fedavg import ArrayData, Examples
+
+    rng = np.random.default_rng(1234)
+    follower, text = rng.permutation(86), np.empty((500, 81), np.int64)
+    text[:, 0] = rng.integers(0, 86, 500)
+    for t in range(80):
+        known = rng.random(500) < 0.5
+        text[:, t + 1] = np.where(known, follower[text[:, t]], rng.integers(0, 4, 500))
+    x, y = torch.from_numpy(text[:, :-1].copy()), torch.from_numpy(text[:, 1:].copy())
+    return ArrayData("characters", x, y, np.split(np.arange(500), 10), Examples(x[:50], y[:50]))
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and of those that it started, from /proc."""
+    own = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = {child for task in tasks for child in (task / "children").read_text().split()}
+    return own / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(child)) for child in children)
+
+
+def turn(workload: str) -> None:
+    """In a process of its own: CPU seconds of a round."""
+    import fedavg
+
+    spent = {event.round: cpu_seconds(os.getpid()) for event in fedavg.train(plan_of(workload))}
+    last = ROUNDS[workload] - 1
+    print(json.dumps((spent[last] - spent[WARM]) / (last - WARM)))
+
+
+def measured(source: Path, workload: str) -> float:
+    surroundings = {**os.environ, "PYTHONPATH": str(source.resolve())}
+    told = subprocess.run(
+        [sys.executable, __file__, "--turn", workload], env=surroundings, capture_output=True, text=True, check=True
+    )
+    return float(json.loads(told.stdout))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, nargs="?")
+    parser.add_argument("after", type=Path, nargs="?")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--turn", choices=ROUNDS)
+    options = parser.parse_args()
+    if options.turn:
+        turn(options.turn)
+        return
+    record = {}
+    for workload in ROUNDS:
+        pairs = []
+        for _ in range(options.repeats):
+            before, after = measured(options.before, workload), measured(options.after, workload)
+            pairs.append((before, after))
+            print(f"{workload}: {before:.4f} s before, {after:.4f} s after: {after / before:.3f}", file=sys.stderr)
+        record[workload] = {
+            "before_cpu_s": [round(before, 4) for before, _ in pairs],
+            "after_cpu_s": [round(after, 4) for _, after in pairs],
+            "ratio": round(median(after / before for before, after in pairs), 3),
+        }
+        if options.out:
+            options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()
