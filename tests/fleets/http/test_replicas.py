@@ -20,7 +20,7 @@ from tiny import SIZES, tiny_plan
 import fedavg
 from fedavg.cohorts import sample_cohort
 from fedavg.fleets.http.device.link import ServerRefused
-from fedavg.fleets.http.server.store import Store
+from fedavg.fleets.http.server.store import Store, schema
 from fedavg.setup import population_of, resolve_data
 
 CLIENTS = len(SIZES)
@@ -291,6 +291,22 @@ def test_a_rolling_restart_fails_no_request_that_a_device_does_not_repeat(tmp_pa
         for device in fleet.devices:
             assert not device.lines("upload failed")
         assert not [line for replica in fleet.replicas for line in replica.lines("client reports")]
+
+
+def test_a_new_version_brings_a_migration_while_the_old_one_serves(tmp_path, url, monkeypatch):
+    """The new one is this process: its schema has a step more, which adds a column that can be null, and a table."""
+    with Replicas(tmp_path, full_plan(rounds=8), 2, url) as fleet:
+        fleet.wait_for_round(2)
+        step = ("ALTER TABLE clients ADD COLUMN nickname TEXT", "CREATE TABLE nicknames (k BIGINT PRIMARY KEY)")
+        monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, step])
+        Store.open(url).close()
+        reached = fleet.committed()
+        wait_until(lambda: fleet.committed() > reached or fleet.committed() == 8, "another round")
+        fleet.check()
+        old = fleet.replicas[0]
+        old.start()
+        assert old.ended() == 2
+        assert "has schema 5; this version of fedavg knows schemas up to 4; update fedavg" in old.log.read_text()
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "crashed"])

@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 import torch
@@ -11,15 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgres import OTHERS, administer, emptied, start_postgres
 
+from fedavg.codecs import make_codec
 from fedavg.errors import FleetError
 from fedavg.fleets.attendance import Seen
 from fedavg.fleets.http.protocol.keys import ReplayGuard, SignatureRefused
+from fedavg.fleets.http.protocol.messages import WorkOffer
+from fedavg.fleets.http.protocol.wire import Expected
+from fedavg.fleets.http.server.guards import Guards
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.replicas.leader import Leader
+from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, dump_parts, joined, parse_parts
-from fedavg.fleets.http.server.rounds import Receipt
+from fedavg.fleets.http.server.replicas.peers import Peers
+from fedavg.fleets.http.server.rounds import OpenRound, Receipt, RoundPhase
 from fedavg.fleets.http.server.store import Deposed, Store, StoreError
 from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import ReplicaRow, Together
-from fedavg.fleets.http.server.underway import Received
+from fedavg.fleets.http.server.underway import Group, Received
+from fedavg.types import Update
 
 A, B = 11, 22
 
@@ -214,6 +223,39 @@ def test_a_lost_session_is_noticed(postgres, url):
 def test_only_postgresql_is_shared(tmp_path):
     with Store.open(tmp_path / "run.db") as store, pytest.raises(StoreError, match="replicas share a PostgreSQL"):
         Leadership(store.connections, "x")
+
+
+def test_a_round_that_was_full_is_open_again_if_a_replica_is_given_up_just_before_it_is_sealed(url):
+    """Of two updates that were wanted one is lost by then: the round must not be closed with the other alone."""
+    with sharing(url) as (store, together):
+        claims = SharedClaims(together)
+        hub = Hub(Guards(), claims=claims)
+        member = Member(together, claims, hub, None, lambda *_: None)
+        member.lead(True)
+        member.look()
+        together.join(ReplicaRow(B, "http://127.0.0.1:1", b"k" * 32, None))
+        leadership = Leadership(store.connections, "only")
+        leadership.attempt(member.replica)
+        store.begin_round(1, 0, [0, 1], "0" * 64)
+        leader = Leader(hub, together, member, Peers(member.key, lambda: member.replica), leadership)
+        round = OpenRound(1, 0, "0" * 64, frozenset((0, 1)), 2, 1, monotonic() + 600)
+        offer = WorkOffer(1, 0, "0" * 64, 2, 9.0, 1, 4.0, 0.1, {}, None, None, 2, 0, None)
+        expected = Expected("0" * 16, 1, 0, "0" * 64, make_codec("float32"), 2, 10.0, None, frozenset())
+        leader.open(round, 35.0)
+        hub.collecting.open(round, [Group(frozenset((0, 1)), offer, expected, Update)], cap=35.0)
+        hub.collecting.current.collected[0].sources.add(0)
+        hub.collecting.current.collected[0].sizes[0] = 1.0
+        together.claim(member.replica, 1, 0, 0)
+        together.claim(B, 1, 0, 1)
+        member.look()
+        assert round.phase is RoundPhase.COMMITTING
+        together.give_up([B])
+        assert leader.totals() is None
+        assert round.phase is RoundPhase.COLLECTING
+        assert together.claim(member.replica, 1, 0, 1) is Receipt.ACCEPTED
+        member.close()
+        leader._threads.shutdown()
+        leadership.close()
 
 
 # Parts of a sum

@@ -113,6 +113,8 @@ class Leader(Gathering):
         current = self._hub.collecting.current
         assert current
         round, attempt = current.round.round, current.round.attempt
+        with self._hub.shared.changed:
+            enough = set(current.round.accepted)  # what the round was closed for: less of it would be another decision
         with self._sealing:
             claims = self._together.seal(round, attempt)
             self._member.sealed = True
@@ -120,7 +122,7 @@ class Leader(Gathering):
         holders = sorted(set(claims.values()))
         found = list(self._threads.map(lambda of: self._parts(of, rows, round, attempt), holders))
         lost = [of for of, parts in zip(holders, found, strict=True) if sources_of(parts) != _held_by(of, claims)]
-        if lost or len(claims) < current.round.minimum:
+        if lost or not enough <= set(claims):
             self._open_again(lost)
             return None
         with self._hub.shared.changed:
