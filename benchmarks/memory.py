@@ -3,8 +3,8 @@
 What counts is the tree's share (PSS) as it would be if nothing else ran: anonymous and shared memory by the shares of
 the processes, and of each file that is mapped (PyTorch's libraries) as much as the process that has most of it. So
 other Python processes on the machine, which share those pages, do not make the figure smaller. The peak is sampled
-through the whole run, from the start on. A long run is a tiny model in many rounds, recorded in a run directory; its
-memory is looked at after a tenth of the rounds and at the end.
+through the whole run, from the start on. A long run is a tiny model in many rounds, as events and recorded in a run
+directory; its memory is looked at after a tenth of the rounds and at the end.
 
     python benchmarks/memory.py [--rounds 5000] [--out docs/results/memory.json]
 """
@@ -15,13 +15,12 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-#: Memory that processes share: inherited, and handed over by `multiprocessing`.
-SHARED = ("/dev/zero", "/dev/shm/pym-")
+from fedavg.usage import Share, share_of
+
 LOOK_S = 0.05
 
 
@@ -36,61 +35,16 @@ def main() -> None:
             {"workload": "W1", "start_method": method, "workers": workers} | of_workload("W1", method, workers)
         )
         print(json.dumps(trees[-1]), flush=True)
-    long = grown(options.rounds)
+    long = [grown(options.rounds, recorded=recorded) for recorded in (False, True)]
     print(json.dumps(long), flush=True)
     if options.out:
-        record = {"unit": "MB (10^6 bytes)", "process_trees": trees, "long_run": long}
+        record = {"unit": "MB (10^6 bytes)", "process_trees": trees, "long_runs": long}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
-@dataclass(frozen=True)
-class Share:
-    """Of a process tree, in MB: memory of its own, memory that processes share, and mapped files."""
-
-    own: float
-    shared: float
-    files: float
-
-    @property
-    def total(self) -> float:
-        return self.own + self.shared + self.files
-
-
-def share_of(pids: list[int]) -> Share:
-    own = shared = 0.0
-    files: dict[str, float] = {}
-    for pid in pids:
-        for path, numbers in mappings(pid):
-            if path.startswith(SHARED):
-                shared += numbers["Pss"]
-            elif not path.startswith("/"):
-                own += numbers["Pss"]
-            else:
-                own += numbers["Pss_Dirty"]  # a library's variables
-                key = f"{pid} {path}"
-                files[key] = files.get(key, 0) + numbers["Rss"] - numbers["Anonymous"]
-    largest: dict[str, float] = {}
-    for key, resident in files.items():
-        path = key.partition(" ")[2]
-        largest[path] = max(largest.get(path, 0), resident)
-    return Share(*(round(kb * 1024 / 1e6, 1) for kb in (own, shared, sum(largest.values()))))
-
-
-def mappings(pid: int) -> list[tuple[str, dict[str, int]]]:
-    """Each mapping's path, if it has one, and its numbers in kB; nothing of a process that is gone."""
-    found: list[tuple[str, dict[str, int]]] = []
-    try:
-        lines = Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        name, _, rest = line.partition(":")
-        if " " in name:
-            words = line.split(maxsplit=5)
-            found.append((words[5] if len(words) > 5 else "", {}))
-        elif rest.endswith("kB"):
-            found[-1][1][name] = int(rest.split()[0])
-    return [(path, numbers) for path, numbers in found if {"Rss", "Pss", "Pss_Dirty", "Anonymous"} <= numbers.keys()]
+def used(pid: int) -> Share:
+    """By a process and all below it."""
+    return share_of(tree(pid)) or Share(0.0, 0.0, 0.0)
 
 
 def tree(pid: int) -> list[int]:
@@ -126,21 +80,22 @@ def of_workload(workload: str, method: str, workers: int) -> dict[str, float]:
             assert process.stdout
             os.set_blocking(process.stdout.fileno(), False)
             while process.poll() is None and not process.stdout.read():
-                peak = max(peak, share_of(tree(process.pid)).total)
+                peak = max(peak, used(process.pid).total)
                 time.sleep(LOOK_S)
-            warm = share_of(tree(process.pid))
+            warm = used(process.pid)
             process.communicate(b"\n")
         assert process.returncode == 0
     whole = {"own_mb": warm.own, "shared_mb": warm.shared, "files_mb": warm.files}
-    return {"peak_mb": round(max(peak, warm.total), 1), "warm_mb": round(warm.total, 1)} | whole
+    found = {"peak_mb": max(peak, warm.total), "warm_mb": warm.total} | whole
+    return {name: round(value, 1) for name, value in found.items()}
 
 
 LONG = """
 import json, os, sys
 from pathlib import Path
 import torch
-from fedavg import ArrayData, LocalFleet, Plan, Task, run
-from memory import share_of
+from fedavg import ArrayData, LocalFleet, Plan, Task, run, train
+from fedavg.usage import share_of
 
 def net():
     width = int(sys.argv[3])
@@ -156,27 +111,30 @@ if __name__ == "__main__":
     def watch(event):
         if event.round in (rounds // 10, rounds):
             pids = [os.getpid(), *fleet.worker_pids]
-            shares[event.round] = [share_of([pid]).own for pid in pids]
+            shares[event.round] = [round(share_of([pid]).own, 1) for pid in pids]
 
-    run(plan, Path(sys.argv[2]) / "run", watch, fleet)
+    if sys.argv[4] == "recorded":
+        run(plan, Path(sys.argv[2]) / "run", watch, fleet)
+    else:
+        for event in train(plan, fleet):
+            watch(event)
     print(json.dumps(shares))
 """
 
 
-def grown(rounds: int, width: int = 16) -> dict[str, Any]:
+def grown(rounds: int, *, recorded: bool, width: int = 16) -> dict[str, Any]:
     """Memory of their own of the server and of both workers after a tenth of the rounds, and at the end.
 
-    The model has 12 numbers for each unit of its width.
+    The model has 12 numbers for each unit of its width. A run that is recorded keeps its rows, for its result.
     """
     with TemporaryDirectory() as folder:
         script = Path(folder) / "long.py"
         script.write_text(LONG)
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-        command = [sys.executable, str(script), str(rounds), folder, str(width)]
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+        command = [sys.executable, str(script), str(rounds), folder, str(width), "recorded" if recorded else "not"]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     early, late = json.loads(answer).values()
     growth = [round(after - before, 1) for before, after in zip(early, late, strict=True)]
-    return {"rounds": rounds, "early_mb": early, "late_mb": late, "growth_mb": growth}
+    return {"rounds": rounds, "recorded": recorded, "early_mb": early, "late_mb": late, "growth_mb": growth}
 
 
 if __name__ == "__main__":

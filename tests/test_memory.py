@@ -17,11 +17,11 @@ def test_the_2nn_on_mnist_fits_into_350_mb_with_two_workers_and_60_for_another()
 
 def test_memory_does_not_grow_with_the_rounds():
     """A vector of the model's size that stayed behind in each round would be 39 MB after 270 of them."""
-    found = grown(300, width=3000)
+    found = grown(300, recorded=True, width=3000)
     assert max(found["growth_mb"]) < 10, found
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_in_thousands_of_rounds():
-    found = grown(5000)
-    assert max(found["growth_mb"]) < 10, found
+    found = grown(5000, recorded=False)
+    assert max(found["growth_mb"]) < 4, found

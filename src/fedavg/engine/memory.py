@@ -25,13 +25,18 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
+def trim() -> None:
+    """Gives freed memory back to the system."""
+    malloc_trim = _libc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def settle_before_fork() -> None:
     """What is garbage now would be garbage in every worker. What is not is left alone by their collectors, since
     looking at an object copies its page; `gc.unfreeze` takes that back."""
     gc.collect()
-    trim = _libc("malloc_trim")
-    if trim is not None:
-        trim(0)
+    trim()
     let_go_of_start_up()
     gc.freeze()
 

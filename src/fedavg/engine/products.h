@@ -162,12 +162,12 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
     }
 }
 
-/* c += a b for some rows of c and `vecs` vectors of each; `a` lies as (k, rows). */
-INLINE void rank(const int rows, const int vecs, int k, const float *a, const float *b, long step, float *c, long row,
-                 int width) {
+/* c = beta c + a b for some rows of c and `vecs` vectors of each; `a` lies as (k, rows). */
+INLINE void rank(const int rows, const int vecs, int k, const float *a, const float *b, long step, float beta, float *c,
+                 long row, int width) {
     vec sums[TALL][WIDE];
     for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vecs; v++) sums[i][v] = load_some(c + i * row + v * LANES, width);
+        for (int v = 0; v < vecs; v++) sums[i][v] = beta * load_some(c + i * row + v * LANES, width);
     for (int p = 0; p < k; p++) {
         vec values[WIDE];
         for (int v = 0; v < vecs; v++) values[v] = load_some(b + p * step + v * LANES, width);
@@ -178,13 +178,14 @@ INLINE void rank(const int rows, const int vecs, int k, const float *a, const fl
         for (int v = 0; v < vecs; v++) store_some(c + i * row + v * LANES, sums[i][v], width);
 }
 
-INLINE void rank_row(const int rows, int n, int k, const float *a, const float *b, long step, float *c, long row) {
+INLINE void rank_row(const int rows, int n, int k, const float *a, const float *b, long step, float beta, float *c,
+                     long row) {
     int j = 0;
-    for (; j + PANEL <= n; j += PANEL) rank(rows, WIDE, k, a, b + j, step, c + j, row, LANES);
-    for (; j < n; j += LANES) rank(rows, 1, k, a, b + j, step, c + j, row, smaller(LANES, n - j));
+    for (; j + PANEL <= n; j += PANEL) rank(rows, WIDE, k, a, b + j, step, beta, c + j, row, LANES);
+    for (; j < n; j += LANES) rank(rows, 1, k, a, b + j, step, beta, c + j, row, smaller(LANES, n - j));
 }
 
-/* c += alpha a b row by row, for a short k; b stays in the cache. */
+/* c = beta c + alpha a b row by row, for a short k; b stays in the cache. */
 static void by_rows(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
     float block[SHORT * TALL];
     for (int i = 0, rows; i < m; i += rows) {
@@ -193,12 +194,12 @@ static void by_rows(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
             for (int r = 0; r < rows; r++) block[p * rows + r] = to->alpha * a.at[(i + r) * a.row + p * a.column];
         float *c = to->at + i * to->row;
         switch (rows) {
-        case 1: rank_row(1, n, k, block, b.at, b.row, c, to->row); break;
-        case 2: rank_row(2, n, k, block, b.at, b.row, c, to->row); break;
-        case 3: rank_row(3, n, k, block, b.at, b.row, c, to->row); break;
-        case 4: rank_row(4, n, k, block, b.at, b.row, c, to->row); break;
-        case 5: rank_row(5, n, k, block, b.at, b.row, c, to->row); break;
-        default: rank_row(6, n, k, block, b.at, b.row, c, to->row); break;
+        case 1: rank_row(1, n, k, block, b.at, b.row, to->beta, c, to->row); break;
+        case 2: rank_row(2, n, k, block, b.at, b.row, to->beta, c, to->row); break;
+        case 3: rank_row(3, n, k, block, b.at, b.row, to->beta, c, to->row); break;
+        case 4: rank_row(4, n, k, block, b.at, b.row, to->beta, c, to->row); break;
+        case 5: rank_row(5, n, k, block, b.at, b.row, to->beta, c, to->row); break;
+        default: rank_row(6, n, k, block, b.at, b.row, to->beta, c, to->row); break;
         }
     }
 }
@@ -273,6 +274,6 @@ static void by_dots(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
 
 static void product(int m, int n, int k, Matrix a, Matrix b, Target to) {
     if (m <= FEW_ROWS && b.row == 1 && b.column != 1 && a.column == 1 && k >= LANES) by_dots(m, n, k, a, b, &to);
-    else if (k <= SHORT && b.column == 1 && to.beta == 1.0f && !to.bias) by_rows(m, n, k, a, b, &to);
+    else if (k <= SHORT && b.column == 1 && to.beta != 0.0f && !to.bias) by_rows(m, n, k, a, b, &to);
     else by_panels(m, n, k, a, b, &to);
 }

@@ -16,7 +16,7 @@ from typing import Final
 
 #: No -march=native where a wheel brings kernels: a build on the user's machine then computes what the wheel's does.
 FLAGS: Final = ("-O3", "-std=gnu11", "-shared", "-fPIC")
-BUILD_TIMEOUT_S: Final = 60
+BUILD_TIMEOUT_S: Final = 600
 #: Before the code in a file stands its SHA-256.
 DIGEST_BYTES: Final = 32
 

@@ -1,0 +1,105 @@
+"""What `--dry-run` predicts of the benchmark's workloads, beside what they really take.
+
+Each workload is predicted in a process of its own, then run for as many rounds as the benchmark times. Two times are
+compared: by the clock, and the time on all cores divided by the workers, which other work on the machine changes less;
+on an idle machine they are the same. Memory is the peak of the process tree, as `benchmarks/memory.py` counts it.
+`ratio` is predicted over measured. The record is written after each workload.
+
+    python benchmarks/estimates.py [W1 W2 ...] [--workers 2] [--out docs/results/estimates.json]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean, median
+from threading import Event, Thread
+from typing import Any
+
+from fedavg.bench.workloads import ROUNDS
+from fedavg.machine import cores
+from memory import used
+
+PREDICTS = """
+import json, sys
+from fedavg.bench.workloads import plan_of
+from fedavg.study.estimate import derive
+
+if __name__ == "__main__":
+    print(json.dumps(derive(plan_of(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))))
+"""
+#: Rounds before those that count.
+COLD = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=list(ROUNDS))
+    parser.add_argument("--workers", type=int, default=cores())
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for workload in options.workloads:
+        rows.append(compared(workload, options.workers))
+        print(json.dumps(rows[-1]), flush=True)
+        if options.out:
+            load = round(os.getloadavg()[0], 1)
+            record = {"workers": options.workers, "load_at_the_end": load, "rows": rows}
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def compared(workload: str, workers: int) -> dict[str, Any]:
+    predicted = answer([sys.executable, "-c", PREDICTS, workload, str(ROUNDS[workload]), str(workers)])[0]
+    rounds = str(ROUNDS[workload])
+    truth, peak_mb = answer([sys.executable, "-m", "fedavg.bench.child", "run", workload, rounds, str(workers)])
+    # The last round evaluates.
+    clock, on_cores = median(truth["seconds"][COLD:-1]), fmean(truth["cpu_seconds"][COLD:-1]) / workers
+    seconds, memory = predicted["estimated_s_per_round"], predicted["estimated_peak_mb"]
+    return {
+        "workload": workload,
+        "predicted_s": seconds,
+        "measured_s": round(clock, 4),
+        "measured_on_cores_s": round(on_cores, 4),
+        "ratio": round(seconds / clock, 2),
+        "ratio_on_cores": round(seconds / on_cores, 2),
+        "predicted_mb": memory,
+        "measured_mb": round(peak_mb),
+        "ratio_mb": round(memory / peak_mb, 2),
+    }
+
+
+def answer(command: list[str]) -> tuple[dict[str, Any], float]:
+    """What a process prints as JSON, and the peak of its tree's memory."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        watch = Watch(process.pid)
+        watch.start()
+        output, _ = process.communicate()
+        watch.stop()
+    assert process.returncode == 0, command
+    return json.loads(output), watch.peak_mb
+
+
+class Watch(Thread):
+    """Looks at the memory of a process tree, not so often that it slows what it looks at."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid, self._end = pid, Event()
+        self.peak_mb = 0.0
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            began = time.monotonic()
+            self.peak_mb = max(self.peak_mb, used(self._pid).total)
+            self._end.wait(max(0.3, 10 * (time.monotonic() - began)))
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+if __name__ == "__main__":
+    main()

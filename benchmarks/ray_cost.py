@@ -1,0 +1,209 @@
+"""What simulations on Ray cost: beside the local fleet, and by the number of actors.
+
+    python benchmarks/ray_cost.py beside [--only W1] [--rounds 10] [--repeats 3] [--out FILE]
+    python benchmarks/ray_cost.py actors [--counts 2,10,50,200] [--rounds 20] [--out FILE]
+
+`beside`: W1 (2NN, B=10) and W3 (CNN, B=10), ten clients a round, by two workers of the local fleet and by two actors of
+a Ray on this machine. Rounds of both are taken in turn, one here, one there, so that a busy machine slows both; what
+is compared are medians of rounds after the first two.
+
+`actors`: actors that do nothing with their jobs and answer at once, so that what is left is the driver's own work: its
+processor time, and calls, for a round of ten clients per actor, with weights and sums of the 2NN's size.
+"""
+
+import argparse
+import json
+import os
+import sys
+from contextlib import ExitStack, closing
+from importlib import import_module
+from operator import attrgetter, call
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedavg import ArrayData, LocalFleet, Plan, RayFleet, Task, train
+from fedavg.fleets.ray.rings import RingPlace
+from fedavg.fleets.ray.station import Facts, Introduction, Report
+from fedavg.fleets.worker import Trained, TrainJob
+from fedavg.setup import population_of, resolve
+
+WORKLOADS = {"W1": "mnist-2nn", "W3": "mnist-cnn"}
+#: Numbers of the 2NN's update.
+SIZE = 199_210
+CLIENTS_PER_ACTOR = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["beside", "actors"])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--counts", default="2,10,50,200")
+    parser.add_argument("--only", choices=list(WORKLOADS), help="one workload")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.what == "beside":
+        chosen = [options.only] if options.only else list(WORKLOADS)
+        found: Any = {name: beside(WORKLOADS[name], options.rounds, options.repeats) for name in chosen}
+    else:
+        found = [by_actors(int(n), options.rounds) for n in options.counts.split(",")]
+    result = {"load": os.getloadavg()[0], "cores": os.cpu_count(), options.what: found}
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def beside(task: str, rounds: int, repeats: int) -> dict[str, Any]:
+    """Seconds of a round by each fleet, and how many times as long Ray takes."""
+    plan = Plan(task=task, data="mnist", C=0.1, B=10, E=1, workers=2, rounds=2 + rounds * repeats, evaluate="none")
+    seconds: dict[str, list[float]] = {"local": [], "ray": []}
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(closing(train(plan, fleet)))
+            for name, fleet in {"local": LocalFleet(), "ray": RayFleet()}.items()
+        }
+        for events in runs.values():
+            next(events)
+        for number in range(plan.rounds):
+            for name, events in runs.items():
+                event = next(events)
+                if number >= 2:
+                    seconds[name].append(event.seconds)
+    pairs = [ray / local for local, ray in zip(seconds["local"], seconds["ray"], strict=True)]
+    found = {name: median(values) for name, values in seconds.items()}
+    parts = np.array_split(np.array(pairs), repeats)
+    result = found | {"ratio": found["ray"] / found["local"], "ratio_of_pairs": median(pairs)}
+    result["ratios_of_parts"] = [float(np.median(part)) for part in parts]
+    print(task, result, file=sys.stderr, flush=True)
+    return result
+
+
+FACTS = Facts("", "", "", "", "", "")
+
+
+class IdleJob(TrainJob):
+    """Is sent as the number of its client."""
+
+    def __reduce__(self) -> Any:
+        return int, (self.client,)
+
+
+class IdlePlace(RingPlace):
+    def __reduce__(self) -> Any:
+        return int, (self.pid,)
+
+
+def introduction(pid: int) -> Introduction:
+    return Introduction("here", pid, IdlePlace(pid, 0, ""), FACTS)
+
+
+def report(numbers: list[int]) -> Report:
+    return Report({n: Trained(1.0, {}, 100, 1) for n in numbers}, dict.fromkeys(numbers, 0.001), None, {})
+
+
+class Here:
+    """This module, as one finds it where an answer is read."""
+
+    def __reduce__(self) -> Any:
+        return import_module, ("__main__",)
+
+
+class Function:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return attrgetter(self.name), (Here(),)
+
+
+class Answer:
+    """What `name` of this module makes of the argument, where it is read: so an idle actor needs no PyTorch."""
+
+    def __init__(self, name: str, argument: Any) -> None:
+        self.name, self.argument = name, argument
+
+    def __reduce__(self) -> Any:
+        return call, (Function(self.name), self.argument)
+
+
+def idle_actor(size: int) -> type:
+    """An actor that answers at once."""
+    import ray
+
+    class Idle:
+        def introduce(self, plan: Any) -> Any:
+            return Answer("introduction", os.getpid())
+
+        def do(self, number: int, jobs: list[Any], shared: Any = None) -> Any:
+            return Answer("report", [place for place, _ in jobs])
+
+        def add_up(self, rings: Any) -> Any:
+            return np.ones(size, np.int64)
+
+        @ray.method(concurrency_group="aside")
+        def give_back(self, number: int) -> list[int]:
+            return []
+
+        @ray.method(concurrency_group="aside")
+        def how_far(self) -> tuple[int, float]:
+            return -1, 0.0
+
+    return Idle
+
+
+def by_actors(actors: int, rounds: int) -> dict[str, float]:
+    """The driver's seconds and calls for a round."""
+    import ray
+
+    from fedavg.fleets.ray import crew as crews
+    from fedavg.fleets.ray.pool import ActorPool
+
+    crews.ALL_READY_S = 1e9  # type: ignore[misc]
+    clients = CLIENTS_PER_ACTOR * actors
+    x, y = torch.zeros(clients, 1), torch.zeros(clients, dtype=torch.int64)
+    data = ArrayData("idle", x, y, [np.array([k]) for k in range(clients)], None)
+    plan = Plan(task=Task("idle", lambda: torch.nn.Linear(1, 2)), data=data, C=1.0)
+    setup = resolve(plan, population_of(data), None)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init("local", num_cpus=actors, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        began = perf_counter()
+        pool = ActorPool(setup, data, None, FACTS, SIZE, None, idle_actor(SIZE))
+        start_s, calls = perf_counter() - began, 0
+        listen = pool.crew._listen
+
+        def counted(*args: Any) -> None:
+            nonlocal calls
+            calls += 1
+            listen(*args)
+
+        pool.crew._listen = counted  # type: ignore[method-assign]
+        weights, wall, cpu = torch.zeros(SIZE), [], []
+        for number in range(rounds):
+            jobs = [IdleJob(k, plan.work(number + 1), number + 1) for k in range(clients)]
+            began, used = perf_counter(), process_time()
+            pool.share(weights)
+            pool.run(jobs)
+            wall.append(perf_counter() - began)
+            cpu.append(process_time() - used)
+        found = {
+            "actors": actors,
+            "start_s": start_s,
+            "wall_ms": 1e3 * median(wall),
+            "driver_cpu_ms": 1e3 * median(cpu),
+        }
+        found |= {"calls": calls / rounds, "driver_cpu_ms_per_actor": 1e3 * median(cpu) / actors}
+        print(found, file=sys.stderr, flush=True)
+        pool.close()
+        return found
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
