@@ -220,12 +220,16 @@ def test_a_lost_session_is_noticed(postgres, url):
         leadership.close()
 
 
+def be_paused(store):
+    with store.connections.beside("be paused") as connection:
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
+        sleep(1)
+        connection.exec_driver_sql("SELECT 1")
+
+
 def test_a_transaction_that_was_ended_since_its_process_was_paused_may_be_tried_again(url):
     with sharing(url) as (store, _), pytest.raises(StoreError, match="silent in it: try again") as ended:
-        with store.connections.beside("be paused") as connection:
-            connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
-            sleep(1)
-            connection.exec_driver_sql("SELECT 1")
+        be_paused(store)
     assert ended.value.retryable
 
 
