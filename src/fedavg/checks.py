@@ -3,6 +3,8 @@
 What differential privacy rules out is in `privacy/pairs.py`.
 """
 
+from math import inf
+
 import numpy as np
 
 from fedavg.algorithms import make_algorithm
@@ -16,6 +18,7 @@ from fedavg.parts import liars_of
 from fedavg.plan import Plan
 from fedavg.plan.plan import default_of
 from fedavg.tasks import Task
+from fedavg.world import make_world
 
 
 def goal_of(plan: Plan, task: Task) -> Goal:
@@ -58,6 +61,10 @@ def check_world(draft: Draft) -> None:
     if draft.algorithm.asynchronous and plan.closing != default_of("closing"):
         raise PlanError(f"closing: got '{plan.closing}' with algorithm '{plan.algorithm}', whose rounds end when its "
                         "buffer is full; expected 'all'")  # fmt: skip
+    devices = make_world(plan.world).devices
+    if draft.algorithm.asynchronous and min(devices.server_in, devices.server_out) < inf:
+        raise PlanError(f"{what} algorithm '{plan.algorithm}': a limit of the server's line (server_in, server_out) is "
+                        "shared only by clients that start together; expected none")  # fmt: skip
 
 
 def check_evaluation(draft: Draft) -> None:

@@ -181,6 +181,8 @@ def test_a_trace_that_changed_is_refused_on_resume(tmp_path):
         ({"world": "always", "secagg": "complete:1.0:100"}, "secagg .* whose messages the clock can not time"),
         ({"world": "always", "algorithm": "sgd", "E": 1}, "algorithm 'sgd', which has one client that is no device"),
         ({"world": "always", "algorithm": "fedbuff", "closing": "quorum"}, "whose rounds end when its buffer is full"),
+        ({"world": "always:alike:server_in=1", "algorithm": "fedbuff"}, "shared only by clients that start together"),
+        ({"world": "always", "algorithm": "fedbuff:spread=0.5"}, "spread=0.5 in a world, whose devices say how long"),
         ({"world": "diurnal:7"}, "7 zones for 6 clients leave a zone without any"),
         (
             {"world": "always", "stages": ["clip:1.0", "weigh:equal", "noise:1.0"]},
