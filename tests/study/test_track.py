@@ -2,6 +2,7 @@ import csv
 import json
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
@@ -81,7 +82,7 @@ def test_rounds_that_are_done_again_are_told_once(tmp_path):
 
 
 def test_a_tracker_that_is_not_known_is_refused(tmp_path):
-    with pytest.raises(PlanError, match="--track: got 'comet'; expected jsonl, tensorboard"):
+    with pytest.raises(PlanError, match="--track: got 'comet'; expected jsonl, tensorboard, mlflow, wandb"):
         new_tracker("comet", tmp_path)
 
 
@@ -94,7 +95,7 @@ def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(FedAvgError, match="fedavg\\[tensorboard\\]"):
-        TensorBoard(tmp_path)
+        TensorBoard(str(tmp_path), "run")
 
 
 def test_the_command_tracks_a_run_live_and_when_it_is_resumed(tmp_path):
@@ -121,3 +122,68 @@ def test_a_wrong_tracker_leaves_nothing_behind(tmp_path):
     assert ended.returncode == 2
     assert "--track: got 'comet'" in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+def mlflow_runs(store):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries beneath
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=f"sqlite:///{store}")
+        found = client.search_runs([client.get_experiment_by_name("fedavg").experiment_id])
+        return [
+            (
+                one.info.run_name,
+                one.data.params,
+                [(each.step, each.value) for each in client.get_metric_history(one.info.run_id, "train_loss")],
+            )
+            for one in found
+        ]
+
+
+def test_mlflows_own_client_finds_every_round_once(run, tmp_path):
+    pytest.importorskip("mlflow")
+    place = export_run(run, "mlflow", tmp_path / "mlflow.db")
+    ((name, options, losses),) = mlflow_runs(place)
+    rows = RunDir(run).rows()
+    assert name == "toy"
+    assert options["C"] == str(toy_plan().C)
+    assert losses == [(row["round"], row["train_loss"]) for row in rows]
+    tracker = new_tracker(f"mlflow:{place}", run)
+    tracker.begin({}, 2)  # resumed after round 2: round 3 is computed again
+    tracker.row({"round": 3, "train_loss": rows[2]["train_loss"], "clients": 3})
+    tracker.row({"round": 4, "train_loss": 0.5, "clients": 3})
+    tracker.end()
+    ((_, _, longer),) = mlflow_runs(place)
+    assert longer == [*losses, (4, 0.5)]
+
+
+def wandb_history(file):
+    """The rounds in a file of Weights & Biases: records of its own protocol in LevelDB's log format."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, part = file.read_bytes(), 7, b""
+    rounds = []
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # a block's rest that no header fits into
+            at += 32768 - at % 32768
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        part = (part if kind in (3, 4) else b"") + data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            history = Record.FromString(part).history
+            items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in history.item}
+            if items:
+                rounds.append(items)
+    return rounds
+
+
+def test_the_file_of_weights_and_biases_has_every_round(run, tmp_path):
+    pytest.importorskip("wandb")
+    place = export_run(run, "wandb", tmp_path / "wandb")
+    (file,) = place.rglob("*.wandb")
+    expected = [(row["round"], row["train_loss"]) for row in RunDir(run).rows()]
+    end = time.monotonic() + 60
+    while len(wandb_history(file)) < len(expected) and time.monotonic() < end:  # another process of theirs writes it
+        time.sleep(0.1)
+    assert [(items["_step"], items["train_loss"]) for items in wandb_history(file)] == expected

@@ -9,7 +9,12 @@ from fedavg.cli.completion import complete_run
 
 @click.command()
 @click.argument("run_dir", type=click.Path(path_type=Path), metavar="RUN", shell_complete=complete_run)
-@click.option("--to", type=click.Choice(["csv", "parquet", "jsonl", "tensorboard"]), required=True, help="The form.")
+@click.option(
+    "--to",
+    type=click.Choice(["csv", "parquet", "jsonl", "tensorboard", "mlflow", "wandb"]),
+    required=True,
+    help="The form.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="The file or folder [in the run directory].")
 def export(run_dir: Path, to: str, out: Path | None) -> None:
     """Write the rounds of a run for other tools; 'fedavg run --track' does the same live.

@@ -60,7 +60,7 @@ _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to c
 
 _track = click.option(
     "--track", "tracked", multiple=True, metavar="NAME[:PLACE]",
-    help="Also tell another tool of each round, live: jsonl, tensorboard; may be repeated.",
+    help="Also tell another tool of each round, live: jsonl, tensorboard, mlflow, wandb; may be repeated.",
 )  # fmt: skip
 
 plan_settings = click.option(

@@ -40,8 +40,8 @@ class Tracker(ABC):
 class JsonLines(Tracker):
     """A line of JSON for each round, written at once."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, place: str, name: str) -> None:
+        self._path = Path(place)
 
     def begin(self, plan: Mapping[str, Any], after: int) -> None:
         kept = self._path.read_text().splitlines()[:after] if after and self._path.exists() else []
@@ -62,7 +62,7 @@ class JsonLines(Tracker):
 class TensorBoard(Tracker):
     """Event files that `tensorboard --logdir` reads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: str, name: str) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -70,7 +70,7 @@ class TensorBoard(Tracker):
                 "tensorboard is not installed; install it with: pip install 'fedavg[tensorboard]'"
             ) from None
         self._new: Callable[..., Any] = SummaryWriter
-        self._path = path
+        self._path = Path(place)
 
     def begin(self, plan: Mapping[str, Any], after: int) -> None:
         self._writer = self._new(str(self._path), purge_step=after + 1)
@@ -87,10 +87,24 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
-#: What can follow a run live, each with the place that it writes to in the run directory.
-TRACKERS: Final[Mapping[str, tuple[Callable[[Path], Tracker], str]]] = {
+def _mlflow(place: str, name: str) -> Tracker:
+    from fedavg.study.trackers import MLflow
+
+    return MLflow(place, name)
+
+
+def _wandb(place: str, name: str) -> Tracker:
+    from fedavg.study.trackers import WeightsAndBiases
+
+    return WeightsAndBiases(place, name)
+
+
+#: What can follow a run live, given a place and the run's name; each with its usual place in the run directory.
+TRACKERS: Final[Mapping[str, tuple[Callable[[str, str], Tracker], str]]] = {
     "jsonl": (JsonLines, "track.jsonl"),
     "tensorboard": (TensorBoard, "tensorboard"),
+    "mlflow": (_mlflow, "mlflow.db"),
+    "wandb": (_wandb, "wandb"),
 }
 
 
@@ -100,7 +114,7 @@ def new_tracker(text: str, directory: Path) -> Tracker:
     if name not in TRACKERS:
         raise PlanError(f"--track: got '{text}'; expected {', '.join(TRACKERS)}, or NAME:PLACE")
     make, usual = TRACKERS[name]
-    return make(Path(place) if place else directory / usual)
+    return make(place or str(directory / usual), directory.resolve().name)
 
 
 @contextmanager
@@ -134,9 +148,8 @@ def export_run(run_dir: Path, to: str, out: Path | None = None) -> Path:
         place = out or run_dir / f"metrics.{to}"
         TABLES[to](rows, place)
         return place
-    make, usual = TRACKERS[to]
-    place = out or run_dir / usual
-    tracker = make(place)
+    place = out or run_dir / TRACKERS[to][1]
+    tracker = new_tracker(f"{to}:{place}", run_dir)
     tracker.begin(_options(run_dir / "plan.toml"), 0)
     for row in rows:
         tracker.row(row)
