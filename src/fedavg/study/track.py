@@ -3,7 +3,6 @@
 import csv
 import json
 import tomllib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from io import StringIO
@@ -16,24 +15,7 @@ from fedavg.plan import Plan
 from fedavg.runlog.frames import flat_rows, frame
 from fedavg.runlog.rundir import RunDir
 from fedavg.server import Event, Round, event_row
-
-Row = Mapping[str, Any]
-
-
-class Tracker(ABC):
-    """Is told of a run while it trains: where it begins, each round as a flat row, its end."""
-
-    @abstractmethod
-    def begin(self, plan: Mapping[str, Any], after: int) -> None:
-        """The run begins, or goes on after so many rounds; rounds that were told beyond that are void."""
-
-    @abstractmethod
-    def row(self, row: Row) -> None:
-        """A round is over."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """No more rounds come."""
+from fedavg.study.tracker import Row, Tracker
 
 
 @final

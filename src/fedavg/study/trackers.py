@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from fedavg.errors import FedAvgError
-from fedavg.study.track import Row, Tracker
+from fedavg.study.tracker import Row, Tracker
 
 #: What runs are filed under in either tool.
 PROJECT: Final = "fedavg"
