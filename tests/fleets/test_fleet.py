@@ -134,7 +134,7 @@ def test_a_fleet_without_a_place_for_what_clients_keep_is_refused_for_a_recorded
 @pytest.mark.parametrize(
     ("fleet", "message"),
     [
-        ("remote", r"fleet: got 'remote'; expected one of local, or 'module:Name' of installed code"),
+        ("remote", r"fleet: got 'remote'; expected one of local, ray:.*or 'module:Name' of installed code"),
         ("local:3", r"fleet: got 'local:3'; expected 'local'"),
         (LocalFleet, r"fleet: got the class LocalFleet; expected an object: LocalFleet\(...\)"),
         (None, r"fleet: got None of type NoneType; expected a fedavg.Fleet, or text: local"),

@@ -16,7 +16,7 @@ from fedavg.errors import FedAvgError
 #: By the name of an option of the plan, or of a command.
 WORDS: Final[dict[str, tuple[str, ...]]] = {
     "task": ("mnist-2nn", "mnist-cnn", "shakespeare-lstm", "cifar-cnn", "posts-lstm"),
-    "partition": ("iid", "shards", "dirichlet", "labels", "unbalanced", "natural"),
+    "partition": ("iid", "shards", "dirichlet", "labels", "unbalanced", "natural", "zoned"),
     "algorithm": (
         "fedavg",
         "fedsgd",
@@ -71,6 +71,7 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
         "freerider",
         "minmax",
     ),
+    "changes": ("arrivals", "deletions", "window", "drift"),
     "data": ("mnist", "cifar10", "shakespeare", "posts", "synthetic-posts"),
     "fleet": ("local", "ray"),
     "evaluate": ("auto", "server", "clients", "server,clients"),

@@ -66,6 +66,8 @@ class BestKeeper:
         self._best: Best | None = None
         for round, value in zip(*curve(rows, goal.metric), strict=True):
             self._best = improved(goal, self._best, round, value)
+        if folder is not None and rows:
+            read_best(folder)  # says so if it is damaged
 
     def note(self, row: dict[str, Any], weights: Tensor) -> None:
         """One round more, and the model after it."""
@@ -105,8 +107,12 @@ def read_best(folder: Path) -> BestModel | None:
     try:
         note = unsealed(json.loads((folder / "best.json").read_bytes()))
         data = (folder / "best.safetensors").read_bytes()
-    except (OSError, ValueError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("%s is damaged: %s; the best model is not used", folder / "best.json", error)
         return None
     if sha256(data).hexdigest() != note["model"]:
+        log.warning("%s is damaged; the best model is not used", folder / "best.safetensors")
         return None
     return BestModel(note["metric"], note["value"], note["round"], load(data))

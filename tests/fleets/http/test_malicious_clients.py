@@ -281,7 +281,7 @@ class Masked:
 
     def step(self):
         """Answers the message that waits, if one does; whoever leaves says so, and whom it blames."""
-        if self.peer.poll().json["type"] != "mask":
+        if self.peer.poll().json.get("type") != "mask":  # one that was shut out is refused
             return
         message = parse_message(self.peer.signed("GET", self._path).body)
         try:

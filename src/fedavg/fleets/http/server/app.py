@@ -266,11 +266,15 @@ class FleetApp:
     async def _report(self, call: Call) -> Response:
         message = parse_body(ReportRequest, call.body)
         fail = self._hub.collecting.fail
+        # Before it counts as failed: else a session that ends by it would send the one who complains to rest.
+        blamed = message.blames is not None and self._hub.sessions.complain(
+            call.k, message.blames, message.round, message.attempt
+        )
         awaited = await self.blocking(fail, call.k, message.round, message.attempt, message.reason)
         if not awaited and message.round > 0:
             raise Refusal("wrong-round", "no update of this client is wanted in that round")
         self._hub.reported(call.k, message.reason)
-        if message.blames is not None and awaited and self._hub.sessions.complain(call.k, message.blames):
+        if blamed:
             log.warning("shut out by its peers", extra={"client": message.blames, "round": message.round})
         log.warning(
             "client reports",

@@ -95,7 +95,8 @@ class SecureRound:
 
     def advance(self) -> None:
         """Close the phase: the next messages are there for those who are still in; the last ones are held back."""
-        self.silent |= self.session.awaited
+        if monotonic() >= self.deadline:  # whoever still had time when others ended the phase was not silent
+            self.silent |= self.session.awaited
         messages = {k: message.to_bytes() for k, message in self.session.advance().items()}
         self.inbox, self.held = ({}, messages) if self.last_phase else (messages, {})
         self.bytes_down += sum(map(len, messages.values()))

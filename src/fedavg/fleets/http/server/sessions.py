@@ -144,11 +144,13 @@ class Sessions:
                     self._shared.changed.notify_all()
             return verdict
 
-    def complain(self, by: int, of: int) -> bool:
+    def complain(self, by: int, of: int, number: int, attempt: int) -> bool:
         """A client has left the session because of another; true if that one is shut out for it now."""
         with self._shared.changed:
             if not self._under_way:
                 return False
             round, session = self._current()
+            if (round.round, round.attempt) != (number, attempt) or by not in round.invited:
+                return False
             witnesses = session.session.terms.topology.degree
             return of in round.invited and self._conduct.complain(by, of, witnesses, monotonic())
