@@ -2,9 +2,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedavg.page.compare import along, bands, curves, differing, group_of
+from fedavg.page.compare import along, bands, curves, group_of
 from fedavg.page.record import Record
 from fedavg.page.thin import Curve, band, curve, thinned
+from fedavg.study.compare import differing
 from page.runs import finished
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400)

@@ -36,7 +36,9 @@ def test_options_that_differ_and_what_came_out(both):
 
 
 def test_options_of_the_machine_are_not_compared():
-    assert differing([{"workers": 1, "E": 1}, {"workers": 2, "E": 1, "codec": "stc:0.1"}]) == ["codec"]
+    assert differing([{"workers": 1, "start_method": "fork", "E": 1}, {"workers": 2, "E": 1, "codec": "stc:0.1"}]) == [
+        "codec"
+    ]
 
 
 def test_axes_are_sums_up_to_a_round():

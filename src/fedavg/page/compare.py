@@ -9,9 +9,8 @@ import numpy as np
 
 from fedavg.page.record import Record
 from fedavg.page.thin import POINTS, Curve, band, curve, thinned
+from fedavg.study.compare import RUNTIME
 
-#: Options that do not decide the result, so that plans are not compared by them.
-RUNTIME: Final = frozenset({"workers", "data_dir", "worker_timeout", "checkpoint_s"})
 #: What runs can be drawn over; each is the sum of these columns up to a round.
 AXES: Final[Mapping[str, Sequence[str]]] = {
     "round": (),
@@ -21,12 +20,6 @@ AXES: Final[Mapping[str, Sequence[str]]] = {
 }
 #: Columns that are no result of a round, and so are not offered to be drawn.
 _NOT_DRAWN: Final = frozenset({"round"})
-
-
-def differing(plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Options that are not alike in all plans, in the order of the plan."""
-    names = dict.fromkeys(name for plan in plans for name in plan if name not in RUNTIME)
-    return [name for name in names if len({dumps(plan.get(name), sort_keys=True) for plan in plans}) > 1]
 
 
 def group_of(plan: Mapping[str, Any]) -> str:

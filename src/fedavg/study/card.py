@@ -1,19 +1,17 @@
 """A model card: what a model is, on what it was trained, how it does, and what is promised about privacy."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from fedavg.plan import Plan
 from fedavg.runlog.rundir import RunDir
-from fedavg.runlog.seals import unsealed
+from fedavg.study.compare import read_summary
 
 
 def model_card(directory: RunDir, plan: Plan, module: nn.Module, round: int, which: str, name: str, digest: str) -> str:
     """Markdown. `name` and `digest` are the model file's."""
-    identity, summary = directory.identity(), _summary(directory.path)
+    identity, summary = directory.identity(), read_summary(directory.path)
     shown = plan.to_dict(runtime=False)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     facts = [
@@ -48,13 +46,6 @@ def model_card(directory: RunDir, plan: Plan, module: nn.Module, round: int, whi
             "",
         ]
     )
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    try:
-        return unsealed(json.loads((path / "summary.json").read_bytes()))
-    except (OSError, ValueError):
-        return {}
 
 
 def _metrics(summary: dict[str, Any], which: str) -> list[str]:

@@ -25,6 +25,8 @@ AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "time": ("seconds", "eval_seconds"),
     "simulated": ("simulated_s",),
 }
+#: Options that do not decide the result, so that plans are not compared by them.
+RUNTIME: Final = frozenset(spec.name for spec in fields(Plan) if spec.metadata["runtime"])
 #: Folders below the first one that are searched for runs.
 DEPTH: Final = 4
 
@@ -59,10 +61,11 @@ def read_run(path: str | Path) -> ReadRun:
         plan = tomllib.loads((directory.path / "plan.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunDirError(f"{directory.path / 'plan.toml'} can not be read: {error}; expected it as it was") from None
-    return ReadRun(directory.path.name, directory.path, plan, directory.rows(), _summary(directory.path))
+    return ReadRun(directory.path.name, directory.path, plan, directory.rows(), read_summary(directory.path))
 
 
-def _summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
+    """What a run came to; nothing if it has not ended, or its summary is damaged."""
     try:
         return unsealed(loads((path / "summary.json").read_bytes()))
     except (OSError, ValueError):
@@ -75,8 +78,7 @@ def differing(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> differing([{"lr": 0.1, "E": 1, "workers": 1}, {"lr": 0.2, "E": 1, "workers": 2}])
     ['lr']
     """
-    runtime = {spec.name for spec in fields(Plan) if spec.metadata["runtime"]}
-    names = dict.fromkeys(name for plan in plans for name in plan if name not in runtime)
+    names = dict.fromkeys(name for plan in plans for name in plan if name not in RUNTIME)
     return [name for name in names if len({dumps(plan.get(name), sort_keys=True) for plan in plans}) > 1]
 
 
