@@ -25,6 +25,7 @@ from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
+from fedavg.cli.runs import cancel, extend, pause, runs, submit
 from fedavg.cli.study import study
 from fedavg.cli.sweep import sweep
 from fedavg.cli.world import world
@@ -40,7 +41,7 @@ def cli() -> None:
 for command in (
     run, resume, sweep, compare, plot, evaluate, export, export_model, personalise, serve, join, status, token, approve,
     revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor,
-    completion, man,
+    completion, man, submit, runs, pause, cancel, extend,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -147,7 +147,7 @@ class _Replica:
         stack.callback(app.close)
         guard = OfReplica(member.key, lambda: member.replica, member.known)
         peers = PeerEndpoints(guard, app.answered, hub.presence.words, member.parts)
-        stack.enter_context(stopped_by_signals(hub))
+        stack.enter_context(stopped_by_signals(hub.stop))
         stack.callback(member.close)  # after the last answer: handlers ask it
         listen = stack.enter_context(listening(app, plan, hub, store, options, peers.routes))
         scheme = "https" if options.tls else "http"

@@ -44,6 +44,7 @@ from fedavg.fleets.http.protocol.messages import (
     Holding,
     PollAnswer,
     PollRequest,
+    Taken,
     UpdateAnswer,
     WorkOffer,
 )
@@ -287,7 +288,7 @@ class Hand:
     def poll(self, wait_s: float = 20.0, holding: WorkOffer | None = None) -> PollAnswer:
         """Asks for work, and what became of the update of an earlier offer."""
         held = Holding(holding.round, holding.attempt, holding.model) if holding else None
-        request = PollRequest(Eligibility(True, True, True), held, wait_s)
+        request = PollRequest(Eligibility(True, True, True), held, Taken(1, self._plan.digest), wait_s)
         return self.link.ask(PollAnswer, "/v1/poll", request, wait_s)
 
     def offered(self) -> WorkOffer:

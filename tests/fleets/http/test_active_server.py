@@ -318,7 +318,7 @@ def test_messages_of_no_session_do_not_end_a_device(devices):
         liar.show(0, session.offer, 2, UnmaskRequest(session.terms.session, (0, 1), (2,)))
         liar.inbox[0] = b"FSA1" + bytes(40)
         liar.reported(0, "session-left")
-        liar.say(0, DoneAnswer(1, "00" * 32, None))
+        liar.say(0, DoneAnswer(1, "00" * 32, False, None))
         wait_until(lambda: not device.alive, "the device to end in good order")
     assert device.process.exitcode == 0
 
@@ -332,6 +332,8 @@ def test_a_server_does_not_send_a_device_away_for_a_week(tmp_path, monkeypatch):
             liar.url, tmp_path / "device", DATA.client(0), "tiny:TASK", token="token", client=0,
             make_link=lambda key: Link(liar.url, key, None, 30.0), eligible=lambda: Eligibility(True, True, True),
         )  # fmt: skip
-        monkeypatch.setattr(program, "sleep", lambda s: (pauses.append(s), liar.say(0, DoneAnswer(1, "00" * 32, None))))
+        monkeypatch.setattr(
+            program, "sleep", lambda s: (pauses.append(s), liar.say(0, DoneAnswer(1, "00" * 32, False, None)))
+        )
         assert device.run() == 1
     assert 0 < pauses[0] <= 1.1 * LONGEST_WAIT_S

@@ -18,15 +18,19 @@ from fedavg.fleets.http.protocol.messages import (
     Eligibility,
     Enrolled,
     EnrolRequest,
+    Extension,
     Holding,
     JudgeOffer,
     MaskAnswer,
+    NewRun,
     NewToken,
+    PlanAnswer,
     PollAnswer,
     PollRequest,
     Problem,
     ReportRequest,
     Selection,
+    Taken,
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
@@ -45,15 +49,19 @@ KEY, MODEL = b64encode(bytes(range(32))).decode(), "ab" * 32
 EXAMPLES = [
     EnrolRequest("invite-1", KEY, 600, "Büro 3", None, "mnist-2nn", 1),
     EnrolRequest("invite-1", KEY, 0, "", 7, "my.module:task", 1),
-    Enrolled(7, "e-1", Plan().to_toml(), Plan().digest),
-    PollRequest(Eligibility(True, False, True), None, 60.0),
-    PollRequest(Eligibility(True, True, True), Holding(3, 0, MODEL), 0.0),
+    Enrolled(7, "e-1", 1, Plan().to_toml(), Plan().digest),
+    Enrolled(7, "e-1", None, None, None),
+    PollRequest(Eligibility(True, False, True), None, None, 60.0),
+    PollRequest(Eligibility(True, True, True), Holding(3, 0, MODEL), Taken(2, Plan().digest), 0.0),
+    PlanAnswer(2, Plan().to_toml(), Plan().digest),
+    NewRun(Plan().to_toml(), "weekly", None),
+    Extension(200, 0.01, None),
     WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, None, 0.1, {"mu": 0.01}, "token", None, 10, 3, True),
     WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, 10.0, 0.1, {}, None, "0f" * 16, 10, 0, None),
     JudgeOffer(3, 1 << 30, MODEL, 199_210, 120.0, None, "0f" * 16, 10),
     MaskAnswer(3, 0, "0f" * 16, 2),
     WaitAnswer(1.5, 0, False),
-    DoneAnswer(100, MODEL, True),
+    DoneAnswer(100, MODEL, False, True),
     UpdateAnswer(True, False),
     ReportRequest(3, 0, "failed", "training-failed", 7, "out of memory\n  at step 3"),
     NewToken(None, "", 3, None),
@@ -292,7 +300,7 @@ def test_an_unknown_name_of_a_stranger_is_shown_short_and_safe():
         (WaitAnswer(float("nan"), 0, None), "retry_after_s"),
         (WorkOffer(3, 0, MODEL, 10, 1.0, 5, float("inf"), 0.1, {}, None, None, 1, 0, None), "batch"),
         (Problem("bad", HALF, None), "detail"),
-        (PollRequest(Eligibility(1, True, True), None, 1.0), "eligible.charging"),
+        (PollRequest(Eligibility(1, True, True), None, None, 1.0), "eligible.charging"),
     ],
 )
 def test_what_would_be_refused_is_not_written(message, field):
@@ -395,5 +403,5 @@ def test_nothing_but_a_refusal_comes_of_noise(body):
 
 def test_the_longest_plan_fits_a_message():
     for character in ("😀", '"', "\n"):
-        plan = Enrolled(1, "e", character * 16_384, "0" * 16)
+        plan = Enrolled(1, "e", 1, character * 16_384, "0" * 16)
         assert parse(Enrolled, dump(plan), MAX_MESSAGE) == plan

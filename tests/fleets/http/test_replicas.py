@@ -221,7 +221,7 @@ def test_a_request_is_taken_once_by_all_replicas_together(tmp_path, url):
         first, second = fleet.replicas
         hand = Hand(first, 0) if (first.directory / "join-token").exists() else Hand(second, 0)
         hand.poll(0)
-        body = b'{"eligible":{"charging":true,"unmetered":true,"idle":true},"holding":null,"wait_s":0.0}'
+        body = b'{"eligible":{"charging":true,"unmetered":true,"idle":true},"holding":null,"run":null,"wait_s":0.0}'
         headers = hand.link.signer.headers("POST", "/v1/poll", body)
         for replica, status in ((first, 200), (second, 401), (first, 401)):
             answer = httpx.post(f"{replica.url}/v1/poll", content=body, headers=headers)

@@ -20,8 +20,9 @@ from fedavg.fleets.http.server.store import ClientRow, Store, TokenRow
 class Admin:
     """Status, what privacy was spent, join tokens, approval, revocation and an orderly stop."""
 
-    def __init__(self, app: FleetApp, hub: Hub, store: Store, token_hash: bytes, stop: Callable[[], None]) -> None:
-        self._app, self._hub, self._store, self._stop_server = app, hub, store, stop
+    def __init__(self, app: Callable[[], FleetApp], store: Store, token_hash: bytes, stop: Callable[[], None]) -> None:
+        """`app` gives the application of the run that is offered now."""
+        self._of_run, self._store, self._stop_server = app, store, stop
         operator, small = OfOperator(token_hash), SmallBody()
         endpoints = [
             Endpoint("GET", "/admin/status", self._status, [operator]),
@@ -34,7 +35,15 @@ class Admin:
             Endpoint("POST", "/admin/tokens/{id}/withdraw", self._withdraw, [operator]),
             Endpoint("POST", "/admin/stop", self._stop, [operator]),
         ]
-        self.routes: list[BaseRoute] = [endpoint.route(app.answered) for endpoint in endpoints]
+        self.routes: list[BaseRoute] = [endpoint.route(app().answered) for endpoint in endpoints]
+
+    @property
+    def _app(self) -> FleetApp:
+        return self._of_run()
+
+    @property
+    def _hub(self) -> Hub:
+        return self._of_run().hub
 
     async def _status(self, _: Call) -> Response:
         return JSONResponse(self._hub.status() | {"requests_refused": dict(self._app.requests.by_reason)})

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, delete
 
 from fedavg.fleets.http.server.store import progress, schema
 from fedavg.fleets.http.server.store.address import database_at
-from fedavg.fleets.http.server.store.connections import Connections, write_note
+from fedavg.fleets.http.server.store.connections import LEADER, Connections, term_of, write_note
 from fedavg.fleets.http.server.store.enrolment import Applicant, client_row, enrolled, next_change, token_row
 from fedavg.fleets.http.server.store.rows import ClientRow, Counted, RoundRow, RunRow, StoreError, TokenRow
 from fedavg.fleets.http.server.store.schema import clients, ledger, meta, notes, rounds, run, states, tokens
@@ -36,9 +36,12 @@ class Store:
         self._db = connections
 
     @classmethod
-    def open(cls, url_or_path: str | Path) -> Self:
-        """Opens or makes the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema."""
-        store = cls(Connections(database_at(url_or_path)))
+    def open(cls, url_or_path: str | Path, part: str | None = None) -> Self:
+        """Opens or makes the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema.
+
+        `part` is a part of a PostgreSQL database with tables of its own, such as one run of several.
+        """
+        store = cls(Connections(database_at(url_or_path, part)))
         try:
             store._migrate()
         except BaseException:
@@ -48,6 +51,11 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+
+    @property
+    def name(self) -> str:
+        """The database, without its password."""
+        return self._db.database.name
 
     @property
     def connections(self) -> Connections:
@@ -68,7 +76,20 @@ class Store:
         """
         self._db.acquire(owner)
 
+    def begin_term(self) -> None:
+        """Whoever led the run before can write to it no more, should it still live."""
+        with self._db.write("begin a term") as connection:
+            term = term_of(connection) + 1
+            write_note(connection, LEADER, json.dumps({"term": term}))
+        self._db.term = term
+
     # ------------------------------------------------------------------ the run
+
+    def run(self) -> RunRow | None:
+        """The run whose database this is; None if it has none yet."""
+        with self._db.read("read the plan") as connection:
+            there = one_row(connection, run)
+        return None if there is None else RunRow(there.plan_toml, there.plan_digest, there.engine)
 
     def save_run(self, plan_toml: str, plan_digest: str, engine: str) -> RunRow:
         """Writes down whose database this is; a run that is already there is given back as it was begun."""
@@ -84,6 +105,11 @@ class Store:
                 f"this one is {plan_digest}; use the plan it was made for or another database"
             )
         return RunRow(there.plan_toml, there.plan_digest, there.engine)
+
+    def change_plan(self, plan_toml: str, plan_digest: str) -> None:
+        """The run goes on by another plan."""
+        with self._db.leading("change the plan") as connection:
+            update_rows(connection, run, run.c.id == 1, plan_toml=plan_toml, plan_digest=plan_digest)
 
     # ------------------------------------------------------------------ notes
 
@@ -137,12 +163,13 @@ class Store:
         now: float = 0.0,
         address: str = "",
         approved: bool = True,
+        tasks: tuple[str, ...] | None = None,
     ) -> ClientRow:
         """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same.
 
         `most` is K of the plan: numbers run from 0 to K - 1, and whoever comes after K clients is refused.
         """
-        who = Applicant(key, examples, name, client, address, approved)
+        who = Applicant(key, examples, name, client, address, approved, tasks)
         with self._db.write("enrol a client") as connection:
             return enrolled(connection, token_hash, who, most, now)
 
