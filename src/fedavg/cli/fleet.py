@@ -91,8 +91,10 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     log_to_stderr()
 
     def ready(port: int) -> None:
-        scheme = "https" if tls else "http"
-        click.echo(f"serving on {scheme}://{listen.host}:{port}; join token in {directory / JOIN_TOKEN}", err=True)
+        url = f"{'https' if tls else 'http'}://{listen.host}:{port}"
+        there = (directory / JOIN_TOKEN).exists()
+        known = f"the database has its tokens already; for another: fedavg token {url} --admin-token-file FILE"
+        click.echo(f"serving on {url}; {f'join token in {directory / JOIN_TOKEN}' if there else known}", err=True)
 
     admin = options["admin_listen"]
     served = Options(
