@@ -138,6 +138,8 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
 
 def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> Any:
     from fedavg.plan import load_plan, option_names
+    from fedavg.plan.presets import source_values
+    from fedavg.programs.servable import check_data_is_named
 
     find_own_code()
     given = {name: options[name] for name in option_names() if options.get(name) is not None}
@@ -145,6 +147,7 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
     for name, why in _FOR_SIMULATIONS.items():
         if name in given:  # a plan file may have them: the same file is simulated too
             raise PlanError(f"{name}: got {given[name]}, which has no effect on a server: {why}; expected none")
+    check_data_is_named({**source_values(source), **given})
     return load_plan(source, given)
 
 
