@@ -11,7 +11,8 @@ from typing import Any
 from fedavg.errors import FleetError, PlanError
 from fedavg.fleets.http.protocol.certs import make_certificates, server_context
 from fedavg.plan import Plan
-from fedavg.programs.serve import JOIN_TOKEN, Address, Options, serve
+from fedavg.programs.servable import Address, Options
+from fedavg.programs.serve import JOIN_TOKEN, serve
 from fedavg.runner import run
 from fedavg.server import Event, Round
 

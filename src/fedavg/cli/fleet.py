@@ -52,6 +52,8 @@ if TYPE_CHECKING:
               help="Hours that the first join token is good for.")  # fmt: skip
 @click.option("--linger", type=float, default=30.0, show_default=True,
               help="Seconds to stay after the last round until all clients know.")  # fmt: skip
+@click.option("--publish", type=click.Choice(["final", "rounds", "none"]), default="final", show_default=True,
+              help="Which models clients may take away: the final one, that of every round, or none.")  # fmt: skip
 @as_json_option
 def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train by a plan on devices that join over the network. Started again with the same --run-dir, it goes on.
@@ -69,7 +71,8 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from fedavg.fleets.http.server.logs import log_to_stderr
     from fedavg.fleets.http.server.rounds import Rules
     from fedavg.programs.replica import Place, serve_replica
-    from fedavg.programs.serve import JOIN_TOKEN, Address, Options
+    from fedavg.programs.servable import Address, Options
+    from fedavg.programs.serve import JOIN_TOKEN
     from fedavg.programs.serve import serve as run_server
 
     plan = _plan(source, settings, options)
@@ -91,8 +94,10 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     log_to_stderr()
 
     def ready(port: int) -> None:
-        scheme = "https" if tls else "http"
-        click.echo(f"serving on {scheme}://{listen.host}:{port}; join token in {directory / JOIN_TOKEN}", err=True)
+        url = f"{'https' if tls else 'http'}://{listen.host}:{port}"
+        there = (directory / JOIN_TOKEN).exists()
+        known = f"the database has its tokens already; for another: fedavg token {url} --admin-token-file FILE"
+        click.echo(f"serving on {url}; {f'join token in {directory / JOIN_TOKEN}' if there else known}", err=True)
 
     admin = options["admin_listen"]
     served = Options(
@@ -114,6 +119,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
         join_uses=options["join_uses"],
         join_hours=options["join_hours"],
         linger_s=options["linger"],
+        publish=options["publish"],
     )
     try:
         if options["replica"]:

@@ -5,7 +5,8 @@ from harness import Fleet
 from tiny import SIZES, tiny_plan
 
 import fedavg
-from fedavg.programs.serve import Address, Options, serve
+from fedavg.programs.servable import Address, Options
+from fedavg.programs.serve import serve
 
 PLANS = {
     "fedprox": {"algorithm": "fedprox:0.1"},
