@@ -31,15 +31,15 @@ from fedavg.fleets.http.server.store.connections import write_note
 from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import DONE, Together
 from fedavg.plan import Plan
-from fedavg.programs.servable import Options, check_minimum, check_options, resolve_served
+from fedavg.programs.servable import Options, OwnData, check_minimum, check_options, own_data, resolve_served
 from fedavg.programs.serve import follow, ledger_of, listening, parked, say_goodbye, stopped_by_signals
 from fedavg.reduction import who_trains
 from fedavg.runlog.checkpoint import from_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runner import Result, finish
 from fedavg.server import Watcher, assigned, instructions
-from fedavg.setup import Setup, population_of, resolve_data
-from fedavg.types import Cohort, FederatedData
+from fedavg.setup import Setup
+from fedavg.types import Cohort
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -67,7 +67,7 @@ def serve_replica(
 ) -> Result:
     """Be one of the servers of a plan until its last round, whoever leads then."""
     check_options(plan, options)
-    data = resolve_data(plan)
+    data = own_data(plan)
     setup = resolve_served(plan, data, options.rules)
     check_minimum(setup, options.minimum)
     _check_replica(setup, options, place)
@@ -118,7 +118,7 @@ class _Replica:
     def __init__(
         self,
         setup: Setup,
-        data: FederatedData,
+        data: OwnData,
         options: Options,
         store: Store,
         leadership: Leadership,
@@ -166,7 +166,7 @@ class _Replica:
         options = self._options
         ledger = ledger_of(self._setup, self._store, options.directory) if leader else None
         return HttpFleet(
-            population_of(self._data), self._data.test, self._hub, self._store, options.rules, options.minimum,
+            self._data.clients, self._data.test, self._hub, self._store, options.rules, options.minimum,
             ledger=ledger, gathering=leader,
         )  # fmt: skip
 

@@ -1,18 +1,25 @@
 """What may be served, and how: the options of a server, and what of a plan does not fit one."""
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from fedavg import trees
 from fedavg.cohorts import cohort_size
-from fedavg.errors import PlanError
+from fedavg.data.finite import check_finite
+from fedavg.engine.trainer import Trainer
+from fedavg.errors import DataError, PlanError, TaskError
 from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.plan import Plan
+from fedavg.plan.options import NO_DATA
 from fedavg.samplers import make_sampler
-from fedavg.setup import Setup, population_of, resolve, served
-from fedavg.types import FederatedData
+from fedavg.setup import Setup, population_of, resolve, resolve_data, served
+from fedavg.specs import is_import
+from fedavg.tasks import Task
+from fedavg.types import Examples, Population
 
 #: Which models clients may take away: the final one, that of every committed round, or none.
 PUBLISH: Final = ("final", "rounds", "none")
@@ -66,13 +73,43 @@ def check_options(plan: Plan, options: Options) -> None:
     _check_authority(plan, options)
 
 
-def resolve_served(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
-    """The plan for the clients that will come, as many as its data has; of that the server keeps the test set."""
-    clients = population_of(data)
-    setup = served(resolve(plan, clients, data.test))
-    if setup.budget and clients.count != plan.clients:
+@dataclass(frozen=True)
+class OwnData:
+    """What a server has: the clients that the plan is for, if they are known, and a test set, if there is one."""
+
+    clients: Population | None
+    test: Examples | None
+
+
+def own_data(plan: Plan) -> OwnData:
+    """Of the plan's data the server keeps the test set; a plan may also do without any data here."""
+    if plan.data == NO_DATA:
+        return OwnData(Population(plan.clients) if plan.clients is not None else None, None)
+    data = resolve_data(plan)
+    if data.test is not None and not len(data.test):
+        raise DataError(
+            f"data '{data.name}': its test set is empty; expected examples, or None if the server has none to judge on"
+        )
+    return OwnData(population_of(data), data.test)
+
+
+def check_data_is_named(values: Mapping[str, object]) -> None:
+    """A task of one's own without data would be judged on the default of simulations, which is none of its own."""
+    task = values.get("task")
+    if "data" not in values and isinstance(task, str) and is_import(task, Task):
         raise PlanError(
-            f"clients: got {plan.clients}, but data '{data.name}' has {clients.count}; a private run needs the same "
+            f"data: got none with task '{task}'; expected data = '{NO_DATA}' for a server without data (devices judge "
+            "the model, if the plan has a holdout), or 'module:Name' of data whose test set the server judges on"
+        )
+
+
+def resolve_served(plan: Plan, data: OwnData, rules: Rules) -> Setup:
+    """The plan for the clients that will come. Whatever the server will judge, it has judged once before."""
+    clients = data.clients
+    setup = served(resolve(plan, clients, data.test))
+    if setup.budget and clients and clients.count != plan.clients:
+        raise PlanError(
+            f"clients: got {plan.clients}, but data '{plan.data}' has {clients.count}; a private run needs the same "
             "number: its noise and its mean are made for K clients"
         )
     if setup.algorithm.asynchronous and rules.over_selection != 1:
@@ -80,9 +117,27 @@ def resolve_served(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
             f"--over-selection: got {rules.over_selection:g}, but with '{setup.algorithm.name}' clients are always at "
             "work, and its buffer says how many updates make a step; expected 1, or a larger C for more at work"
         )
-    if setup.secagg:
+    if setup.secagg and clients:
         setup.secagg.check(rules.invited(cohort_size(plan.C, clients)))
+    _try_out(setup)
     return setup
+
+
+def _try_out(setup: Setup) -> None:
+    """Judge one batch of the test set, so that what can not be judged fails before anybody has trained."""
+    trainer = Trainer(setup.task, setup.plan.seed)
+    if not setup.judged_by_server or not setup.test:
+        return
+    check_finite(setup.test, "the test set")
+    batch = trees.take(setup.test, slice(0, 2))
+    try:
+        trainer.fit(batch)
+        trainer.evaluate(batch)
+    except Exception as error:  # of the task's own code, or of PyTorch, which was given the wrong shapes
+        raise TaskError(
+            f"task '{setup.plan.task}' can not judge the test set of data '{setup.plan.data}': {error}; expected data "
+            f"of the task, or data = '{NO_DATA}' for a server without data"
+        ) from error
 
 
 def check_minimum(setup: Setup, minimum: int | None) -> None:

@@ -34,13 +34,13 @@ from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.privacy.served import BudgetSpent, ServedLedger
-from fedavg.programs.servable import Options, check_minimum, check_options, resolve_served
+from fedavg.programs.servable import Options, check_minimum, check_options, own_data, resolve_served
 from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, finish
 from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
-from fedavg.setup import Setup, population_of, resolve_data
+from fedavg.setup import Setup
 from fedavg.types import State
 
 log = logging.getLogger("fedavg.fleet")
@@ -71,7 +71,7 @@ def serve(
     """
     check_options(plan, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
-    data = resolve_data(plan)
+    data = own_data(plan)
     setup = resolve_served(plan, data, options.rules)
     check_minimum(setup, options.minimum)
     options.directory.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def serve(
         hub.know(store.clients())
         ledger = ledger_of(setup, store, options.directory)
         fleet = HttpFleet(
-            population_of(data), data.test, hub, store, options.rules, options.minimum, options.authority, ledger
+            data.clients, data.test, hub, store, options.rules, options.minimum, options.authority, ledger
         )
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
