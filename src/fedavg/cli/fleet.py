@@ -346,22 +346,35 @@ def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int) -> N
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds.")
 @click.option("-C", "C", type=float, default=0.5, show_default=True, help="The fraction of clients in a round.")
 @click.option("--partition", default="iid", show_default=True, help="How MNIST is split over the clients.")
+@click.option(
+    "--world", metavar="WORLD", help="Client processes sleep and die by this world, as in diurnal:2:hours=16."
+)
+@click.option("--hour-s", type=click.FloatRange(0, min_open=True), help="Seconds that an hour of the world takes [5].")
 @plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to keep everything [a new folder under runs/].")
 @as_json_option
-def fleet_demo(settings: tuple[str, ...], run_dir: Path | None, as_json: bool, **options: Any) -> None:
+def fleet_demo(
+    settings: tuple[str, ...], run_dir: Path | None, as_json: bool, world: str | None, hour_s: float | None,
+    **options: Any,
+) -> None:  # fmt: skip
     """A server and real client processes on this machine, on the embedded MNIST; then the same in simulation.
 
     \b
     fedavg fleet-demo --set algorithm=scaffold
     fedavg fleet-demo --set codec=stc:0.03 --set downlink=stc:0.03
+    fedavg fleet-demo --world diurnal:2:hours=16 --clients 6 --rounds 10
     """
     needs_server_extra()
-    from fedavg.cli.demo import demonstrate
+    from fedavg.cli.demo import Schedule, demonstrate
     from fedavg.plan import load_plan
+    from fedavg.world import make_world
+
+    if hour_s is not None and world is None:
+        raise PlanError("--hour-s: got it without --world, whose hours it is about; expected both")
 
     plan = load_plan("mnist-2nn", {"lr": 0.1, **options, **dict(setting(text) for text in settings)})
-    outcome = demonstrate(plan, run_dir, say=lambda text: click.echo(text, err=True))
+    schedule = Schedule(make_world(world), hour_s or 5.0) if world else None
+    outcome = demonstrate(plan, run_dir, lambda text: click.echo(text, err=True), schedule)
     if as_json:
         click.echo(json.dumps(outcome, indent=2))
         return
@@ -370,5 +383,7 @@ def fleet_demo(settings: tuple[str, ...], run_dir: Path | None, as_json: bool, *
     if outcome["simulated_sha256"]:
         same = "the same, bit for bit" if equal else "NOT the same"
         click.echo(f"simulated  {outcome['simulated_sha256']}  ({same})")
+    if world:
+        click.echo(f"clients    started {outcome['started']} times, killed {outcome['killed']} times")
     click.echo(f"accuracy   {outcome['accuracy']:.4f} after {outcome['rounds']} rounds; files in {outcome['run_dir']}")
     click.echo(f"sent       {outcome['bytes_up'] / 1e6:.1f} MB up, {outcome['bytes_down'] / 1e6:.1f} MB down")
