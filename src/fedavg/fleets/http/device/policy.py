@@ -42,6 +42,18 @@ class OutOfTime(FleetError):
     reason: Final = "out-of-time"
 
 
+class Ended(FleetError):
+    """The device was told to stop before its work was done."""
+
+    reason: Final = "stopped"
+
+
+class NoModel(FleetError):
+    """The model of an offer can not be had."""
+
+    reason: Final = "no-model"
+
+
 @dataclass(frozen=True)
 class Policy:
     """What the device's user asks for; by default only what any device needs."""
