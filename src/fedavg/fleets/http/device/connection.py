@@ -18,6 +18,10 @@ class Connection:
     `ca` is the authority of the server's certificate, `cert` and `key` are the device's own, for a server that asks for
     one (PEM files). `insecure` allows plain HTTP to this very machine, to try things out. With `give_up_after_s` the
     device ends with an error if the server is away for so long; else it waits for ever.
+
+    >>> from fedavg import Connection
+    >>> Connection(give_up_after_s=60.0).insecure
+    False
     """
 
     ca: Path | None = None

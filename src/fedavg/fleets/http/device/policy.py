@@ -56,7 +56,12 @@ class NoModel(FleetError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What the device's user asks for; by default only what any device needs."""
+    """What the device's user asks for; by default only what any device needs.
+
+    >>> from fedavg import Policy
+    >>> Policy(require_secagg=True, min_cohort=20).max_epochs is None
+    True
+    """
 
     require_secagg: bool = False
     #: The fewest clients whose sum the device's update may be part of.
