@@ -17,7 +17,7 @@ from time import monotonic, sleep
 import numpy as np
 
 from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
-from fedavg.fleets.http.protocol.messages import EnrolRequest
+from fedavg.fleets.http.protocol.messages import PROTOCOL, EnrolRequest
 from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan
@@ -172,10 +172,10 @@ class Peer(Wire):
 
     def enrol(self, token: str, examples: int = 10, client: int | None = None, **changes: object) -> Answer:
         key = b64encode(self.key.public).decode()
-        message = EnrolRequest(token, key, examples, "", client, "toys:TOY", 1)
+        message = EnrolRequest(token, key, examples, "", client, ["toys:TOY"], PROTOCOL)
         answer = self.signed("POST", "/v1/enrol", dump(replace(message, **changes)))  # type: ignore[arg-type]
         if answer.status == 200:
-            self.signer.client = answer.json["client"]
+            self.signer.client, self.examples = answer.json["client"], examples
             self._take(answer.json)
         return answer
 
@@ -191,7 +191,7 @@ class Peer(Wire):
 
     def poll(self, wait_s: float = 0.0) -> Answer:
         """Asks for work; whatever run is offered is taken up."""
-        body = {"eligible": ELIGIBLE, "holding": None, "run": self.taken, "wait_s": wait_s}
+        body = {"eligible": ELIGIBLE, "examples": self.examples, "holding": None, "run": self.taken, "wait_s": wait_s}
         answer = self.signed("POST", "/v1/poll", json.dumps(body).encode())
         if answer.status == 200 and answer.json["type"] == "plan":
             self._take(answer.json)

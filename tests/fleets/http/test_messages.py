@@ -47,12 +47,12 @@ from fedavg.plan import Plan
 
 KEY, MODEL = b64encode(bytes(range(32))).decode(), "ab" * 32
 EXAMPLES = [
-    EnrolRequest("invite-1", KEY, 600, "Büro 3", None, "mnist-2nn", 1),
-    EnrolRequest("invite-1", KEY, 0, "", 7, "my.module:task", 1),
+    EnrolRequest("invite-1", KEY, 600, "Büro 3", None, ["mnist-2nn", "mnist-cnn"], 2),
+    EnrolRequest("invite-1", KEY, 0, "", 7, ["my.module:task"], 2),
     Enrolled(7, "e-1", 1, Plan().to_toml(), Plan().digest),
     Enrolled(7, "e-1", None, None, None),
-    PollRequest(Eligibility(True, False, True), None, None, 60.0),
-    PollRequest(Eligibility(True, True, True), Holding(3, 0, MODEL), Taken(2, Plan().digest), 0.0),
+    PollRequest(Eligibility(True, False, True), 600, None, None, 60.0),
+    PollRequest(Eligibility(True, True, True), 0, Holding(3, 0, MODEL), Taken(2, Plan().digest), 0.0),
     PlanAnswer(2, Plan().to_toml(), Plan().digest),
     NewRun(Plan().to_toml(), "weekly", None),
     Extension(200, 0.01, None),
@@ -169,7 +169,7 @@ BAD = {
         "examples": [-1, 2**31 + 1, 1.0, "1", True, None, 10**400],
         "name": ["x" * 65, "a\nb", "a\x00", "\x7f", "\u202eevil", "\u200b", HALF, None, 3],
         "client": [-1, 2**31, 1.5, "1", False],
-        "task": ["", "a b", "x" * 129, None],
+        "tasks": ["", [], [""], ["a b"], ["x" * 129], [None], ["a", "a"], ["x"] * 33, None],
         "protocol": [0, -1, 65_536, 1.0, "1", True, None],
     },
     Enrolled: {
@@ -179,6 +179,7 @@ BAD = {
         "plan_digest": ["", "ABCDEF0123456789", "0" * 15, "0" * 65, "g" * 16, None],
     },
     PollRequest: {
+        "examples": [-1, 2**31 + 1, 1.0, "1", True, None],
         "eligible": [None, True, [], {}],
         "eligible.charging": [None, 1, 0, "true"],
         "eligible.unmetered": [None, 1.0],
@@ -300,7 +301,7 @@ def test_an_unknown_name_of_a_stranger_is_shown_short_and_safe():
         (WaitAnswer(float("nan"), 0, None), "retry_after_s"),
         (WorkOffer(3, 0, MODEL, 10, 1.0, 5, float("inf"), 0.1, {}, None, None, 1, 0, None), "batch"),
         (Problem("bad", HALF, None), "detail"),
-        (PollRequest(Eligibility(1, True, True), None, None, 1.0), "eligible.charging"),
+        (PollRequest(Eligibility(1, True, True), 1, None, None, 1.0), "eligible.charging"),
     ],
 )
 def test_what_would_be_refused_is_not_written(message, field):

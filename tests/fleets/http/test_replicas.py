@@ -17,11 +17,13 @@ import pytest
 from harness import PATIENCE_S, DeviceProcess, Hand, Server, free_port, wait_until
 from postgres import database, out_of_connections, restarted_elsewhere
 from safetensors.torch import load
-from tiny import SIZES, tiny_plan
+from tiny import DATA, SIZES, tiny_plan
 
 import fedavg
 from fedavg.cohorts import sample_cohort
 from fedavg.fleets.http.device.link import ServerRefused
+from fedavg.fleets.http.protocol.messages import Eligibility, PollRequest
+from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.server.store import Store, schema
 from fedavg.runlog.checkpoint import from_tensors
 from fedavg.setup import population_of, resolve_data
@@ -291,7 +293,7 @@ def test_a_request_is_taken_once_by_all_replicas_together(pair):
     first, second = pair.replicas
     hand = pair.hand(first, 0)
     hand.poll(0)
-    body = b'{"eligible":{"charging":true,"unmetered":true,"idle":true},"holding":null,"run":null,"wait_s":0.0}'
+    body = dump(PollRequest(Eligibility(True, True, True), len(DATA.client(0)), None, None, 0.0))
     headers = hand.link.signer.headers("POST", "/v1/poll", body)
     for replica, status in ((first, 200), (second, 401), (first, 401)):
         answer = httpx.post(f"{replica.url}/v1/poll", content=body, headers=headers)

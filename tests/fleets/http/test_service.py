@@ -186,7 +186,7 @@ def test_a_run_starts_from_a_model_that_is_given(tmp_path):
 
 def test_clients_are_offered_only_tasks_that_their_owners_allow(tmp_path):
     with operating(tmp_path) as service:
-        other, peer = service.peer(10, task="mnist-2nn"), service.peer(10)
+        other, peer = service.peer(10, tasks=["mnist-2nn"]), service.peer(10)
         service.submit(plan())
         train(peer, 1)
         assert other.poll().json["type"] == "wait"
@@ -203,7 +203,7 @@ def test_a_service_goes_on_where_it_was_with_its_clients_and_their_revocations(t
         service.revoke(client=gone.k)
         train(peer, 1)
         peer.offer()
-        peer.close()
+        peer.close(), gone.close()
     with operating(tmp_path) as service:
         assert [run["state"] for run in service.runs()] == ["running", "queued"]
         peer._port = gone._port = service.port

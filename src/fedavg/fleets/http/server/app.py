@@ -173,7 +173,7 @@ class FleetApp:
                     self._store.enrol, keys.token_hash(message.token), b64decode(message.key), message.examples,
                     message.name, message.client, None if many or not self._plan else self._plan.clients, now=time(),
                     address=call.address, approved=not self._hub.guards.approval,
-                    tasks=(message.task,) if many else None,
+                    tasks=tuple(message.tasks) if many else None,
                 )
             )  # fmt: skip
         except EnrolRefused as error:
@@ -189,7 +189,10 @@ class FleetApp:
         if self._offered is None or message.run != self._offered.name:
             return json_answer(await self._not_taken(call.k, message))
         eligible = message.eligible
-        self._hub.presence.see(call.k, eligible.charging and eligible.unmetered and eligible.idle)
+        ready = eligible.charging and eligible.unmetered and eligible.idle
+        if ready:
+            await self._recount(call.k, message.examples)
+        self._hub.presence.see(call.k, ready)
         answer = self._hub.polls.answer(call.k)
         held = False
         may_wait = message.wait_s > 0 and not self._hub.shared.stopping
@@ -220,6 +223,13 @@ class FleetApp:
                 self._hub.presence.release(k)
             self._signatures.check_revoked(k)
         return replace(self._hub.polls.wait_answer(held), committed=0)
+
+    async def _recount(self, k: int, examples: int) -> None:
+        """A client may have more or fewer examples than before; its update may come to another process."""
+        known = self._hub.presence.client(k)
+        if known is not None and known.examples != examples:
+            await self.blocking(self._store.count_examples, k, examples)
+            self._hub.know([replace(known, examples=examples)])
 
     async def _catch_up(self) -> None:
         """Other replicas may be ahead of this one."""
