@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fedavg.algorithms.algorithm import Terms
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require_linear
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
-    from fedavg.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -49,5 +49,5 @@ class FedNova(FedAvg):
         tau_eff = total.metrics["tau"]  # the n_k-weighted mean over the cohort
         return replace(state, weights=(state.weights.double() + tau_eff * total.mean).float())
 
-    def check(self, plan: "Plan") -> None:
+    def check(self, plan: Terms) -> None:
         require_linear(plan, self.name, "it counts how much each gradient adds to the change")
