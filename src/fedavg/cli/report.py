@@ -66,13 +66,30 @@ def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]
     pace = f"{summary.seconds_per_round:.3f} s a round (median), " if summary.seconds_per_round is not None else ""
     rows += [
         ("sent", f"{summary.bytes_up / 1e6:,.1f} MB up, {summary.bytes_down / 1e6:,.1f} MB down"),
-        ("simulated clock", f"{clock(summary.simulated_s)} of upload at the plan's uplink"),
+        *_clock_rows(summary),
         ("time", f"{pace}{summary.seconds:.1f} s in all"),
         ("model", f"{summary.parameters:,} numbers, sha256 {summary.model_sha256[:16]}…"),
         ("engine", summary.engine + (f" ({summary.engine_reason})" if summary.engine_reason else "")),
         ("run directory", str(summary.run_dir)),
     ]
     return [*rows, ("picture", str(picture))] if picture else rows
+
+
+def _clock_rows(summary: Summary) -> list[tuple[str, str]]:
+    if not summary.world:
+        return [("simulated clock", f"{clock(summary.simulated_s)} of upload at the plan's uplink")]
+    world = summary.world
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in world["groups"].items())
+    return [
+        ("simulated clock", f"{clock(summary.simulated_s)} in the plan's world"),
+        (
+            "in the world",
+            f"{world['asked']:,} asked, {world['late']:.1%} late, {world['dropped']:.1%} dropped out; "
+            f"{world['wasted']:.1%} of the clients' time wasted"
+            + (f"; {world['never']:,} clients never took part" if "never" in world else ""),
+        ),
+        *([("reports by group", shares)] if len(world["groups"]) > 1 else []),
+    ]
 
 
 def print_sweep(result: SweepResult, picture: Path | None) -> None:
