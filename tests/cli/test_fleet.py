@@ -2,19 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 
 from fedavg.cli import cli
 from fedavg.errors import FedAvgError
-
-
-def fedavg(*arguments, timeout=240):
-    command = [sys.executable, "-m", "fedavg", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+from programs import fedavg
 
 
 def test_the_demonstration_gives_the_model_of_the_simulator(tmp_path):
