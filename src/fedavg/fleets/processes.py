@@ -82,9 +82,14 @@ def live(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection, 
     keep_freed_memory()
     with one_thread(), suppress(EOFError, OSError):  # the server is gone
         worker, outbox = _made(make, given, pipe), pipes.Outbox(pipe)
+        reply: Result | FedAvgError
         while worker:
             for job in pipe.recv():
-                outbox.put(worker.attempt(job))
+                try:
+                    reply = worker.handlers[type(job)](job)
+                except Exception as error:
+                    reply = worker.failure(error)
+                outbox.put(reply)
             outbox.flush()
     os._exit(0)
 
