@@ -2,8 +2,8 @@
 
     python   run, all blocks of a page in one process and one namespace, in a new folder
     toml     read as a plan, and kept as plan.toml for the commands that follow
-    sh       every command must exist with its options; `fedavg run`, `data`, `privacy` and `world` are run, a run for
-             one round. So are blocks without a language whose lines begin with `fedavg`.
+    sh       every command must exist with its options; `fedavg run`, `data` and `world` are run, a run for one round.
+             A block without a language in which lines begin with `fedavg` is one too.
 
 A comment before a block changes that:
 
@@ -35,7 +35,7 @@ FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 #: What is run where nothing else is said: it ends by itself within seconds.
-CHEAP = {"run", "data", "privacy", "world"}
+CHEAP = {"run", "data", "world"}
 #: Commands of `data` that would need a network.
 FETCH = {"get"}
 
