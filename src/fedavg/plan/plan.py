@@ -109,7 +109,7 @@ class Plan:
         PartParser("fedavg.optimizers", "Optimizer"),
         "how clients step: sgd:momentum=0.9:weight_decay=1e-4, adam, adamw; settings after colons",
     )
-    rounds: int = option(100, integer(1), "rounds of communication at the most")
+    rounds: int = option(100, integer(1), "rounds of communication at most")
     target: float | str | None = option(
         None,
         Optional(of_metric(any_number, number(0, 1, above=True))),
