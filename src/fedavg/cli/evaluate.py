@@ -16,9 +16,7 @@ from fedavg.cli.run import chosen_fleet, fleet_options
 )
 @click.option("--task", default=None, metavar="NAME", help="The task of a file of weights, or module:name of your own.")
 @click.option("--label", default="label", show_default=True, help="The column of a table that holds the targets.")
-@click.option(
-    "--metrics", default=None, metavar="VALUE", help="More metrics than the task's own, as in f1:10,topk:5."
-)
+@click.option("--metrics", default=None, metavar="VALUE", help="More metrics than the task's own, as in f1:10,topk:5.")
 @click.option(
     "--eval-clients", default=None, metavar="VALUE", help="How many clients judge [all that hold examples out]."
 )

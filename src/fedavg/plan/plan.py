@@ -129,9 +129,7 @@ class Plan:
     eval_clients: int | None = option(
         None, Optional(integer(1)), "clients that evaluate the model each time, drawn by the seed [all]"
     )
-    eval_every: int = option(
-        1, integer(1), "rounds from one evaluation to the next; the last is always evaluated"
-    )
+    eval_every: int = option(1, integer(1), "rounds from one evaluation to the next; the last is always evaluated")
     eval_train: bool = option(False, flag_value, "evaluate on the whole training set too")
     seed: int = option(0, integer(0), "every random draw of the run follows from it")
     codec: Union[str, "Codec"] = option(
