@@ -146,7 +146,7 @@ class Service(Office):
 
     def _no_run(self) -> FleetApp:
         """What clients speak with while there is no run."""
-        return FleetApp(None, self._hub(), self._store, None, self._of_service(1, None))
+        return FleetApp(None, self._hub(), self._store, None, self._requests, self._of_service(1, None))
 
     # The queue
 
@@ -222,7 +222,7 @@ class Service(Office):
             ledger_of(setup, rounds, options.directory),
             initial=None if content is None else _weights(setup, content),
         )  # fmt: skip
-        self._offer(FleetApp(plan, hub, self._store, None, self._of_service(run.number, rounds)))
+        self._offer(FleetApp(plan, hub, self._store, None, self._requests, self._of_service(run.number, rounds)))
         with self._changed:
             self._offered = True
             if self._stopping or self._wanted:
@@ -253,7 +253,7 @@ class Service(Office):
         return hub
 
     def _of_service(self, number: int, rounds: Store | None) -> OfService:
-        return OfService(number, True, rounds, self._workers, self._requests)
+        return OfService(number, True, rounds, self._workers)
 
     def _directory(self, number: int) -> Path:
         return self._options.directory / "runs" / str(number)

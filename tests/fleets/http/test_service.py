@@ -2,7 +2,7 @@
 
 import json
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
 
@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import save
 from torch import ones
 
+from fedavg import Connection, Device, run
 from fedavg.errors import PlanError
 from fedavg.fleets.http.protocol.messages import Extension
 from fedavg.fleets.http.server.store import Store, StoreError
@@ -18,7 +19,8 @@ from fedavg.plan import Plan
 from fedavg.programs.extension import extended
 from fedavg.programs.servable import Address, Options
 from fedavg.programs.service import serve_runs
-from fleet_peers import HOST, NUMBERS, Served, fleet_plan, serving, until
+from fleet_peers import DATA, HOST, NUMBERS, Served, fleet_plan, serving, until
+from toys import TOY, toy_data
 
 
 class Operated(Served):
@@ -41,7 +43,7 @@ class Operated(Served):
 def operating(directory, **options):
     ready, failed, settled = [], [], threading.Event()
 
-    def run():
+    def serve():
         try:
             options_of = Options(Address(HOST, 0), directory, **{"minimum": 1, **options})
             serve_runs(options_of, ["toys", "fleet_peers"], lambda port: (ready.append(port), settled.set()))
@@ -50,7 +52,7 @@ def operating(directory, **options):
         finally:
             settled.set()
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     settled.wait()
     if not ready:
@@ -100,6 +102,29 @@ def test_runs_are_served_one_after_another_to_the_same_clients(tmp_path):
         folder = tmp_path / "runs" / str(number)
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
         assert (folder / "model.safetensors").exists()
+
+
+def test_devices_take_part_in_all_runs_and_get_the_simulators_models(tmp_path):
+    """Two devices stay for two runs, of which the second starts from another seed; both models are the simulator's."""
+    plans = [fleet_plan(rounds=2, seed=seed, data="none") for seed in (1, 2)]
+    got: dict[int, list[str]] = {0: [], 1: []}
+    with operating(tmp_path, minimum=2) as service, ExitStack() as stack:
+        for k in got:
+            device = Device(
+                f"http://{HOST}:{service.port}", "toys:TOY", DATA.client(k), state=tmp_path / f"device-{k}", client=k,
+                token=service.join_token, connection=Connection(insecure=True),
+                on_model=lambda model, k=k: got[k].append(model.sha256),
+            )  # fmt: skip
+            thread = threading.Thread(target=device.run, args=(1.0,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(device.stop)
+        for each in plans:
+            service.submit(each)
+        until(lambda: [len(models) for models in got.values()] == [2, 2], "for the models of both runs", 120)
+    data = toy_data((5, 10))
+    expected = [run(replace(each, task=TOY, data=data)).summary.model_sha256 for each in plans]
+    assert got == {0: expected, 1: expected}
 
 
 def test_what_can_not_be_served_is_refused_when_it_is_submitted(tmp_path):

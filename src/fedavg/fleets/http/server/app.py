@@ -82,9 +82,11 @@ class FleetApp:
         hub: Hub,
         store: Store,
         elsewhere: Elsewhere | None = None,
+        requests: metrics.Requests | None = None,
         service: OfService | None = None,
     ) -> None:
-        """The plan is None while a service has no run. `elsewhere` is what other replicas know, if there are any."""
+        """The plan is None while a service has no run. `elsewhere` is what other replicas know, if there are any;
+        `requests` is where answers are counted."""
         self._plan, self._hub, self._store, self._elsewhere = plan, hub, store, elsewhere
         self._service = service or OfService()
         self._rounds = self._service.rounds or store
@@ -93,7 +95,7 @@ class FleetApp:
         self._signatures = Signatures(hub.presence, elsewhere)
         #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
         self._workers = self._service.workers or ThreadPoolExecutor(2, thread_name_prefix="update")
-        self.requests: metrics.Requests = self._service.requests or metrics.Requests()
+        self.requests = requests or metrics.Requests()
         #: What every request passes first.
         self.answered = Answered(self.requests, lambda: self.epoch)
         self.asgi = Starlette(
@@ -360,7 +362,13 @@ class FleetApp:
 
     async def _status(self, _: Call) -> Response:
         """Where the run is: numbers only, nothing about any client."""
-        return JSONResponse(self._hub.status())
+        return JSONResponse(self.status())
+
+    def status(self, operator: bool = False) -> dict[str, Any]:
+        """Where the run is; of replicas, as all of them together have it."""
+        own = self._hub.status()
+        own |= {"requests_refused": dict(self.requests.by_reason)} if operator else {}
+        return own if self._elsewhere is None else self._elsewhere.overview(own, operator)
 
     async def blocking(self, call: Callable[..., Any], *arguments: object) -> Any:
         """A call of the database, which may take its time, in a thread."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedavg.fleets.http.protocol.messages import PlanAnswer, Taken
-from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.store import ClientRow, Store, allows
 
 
@@ -40,4 +39,3 @@ class OfService:
     #: The database of the run, where it is not that of the clients.
     rounds: Store | None = None
     workers: ThreadPoolExecutor | None = None
-    requests: Requests | None = None
