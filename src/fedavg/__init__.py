@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         OneShot,
         PooledSGD,
         Scaffold,
+        Terms,
     )
     from fedavg.attacks import (
         Attack,
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     )
     from fedavg.optimizers import SGD, Adam, AdamW, Correction, Optimizer
     from fedavg.plan import Plan
-    from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.programs.device import Device
     from fedavg.ragged import Ragged
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.tasks.padding import padded
-    from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
+    from fedavg.types import Cohort, Examples, FederatedData, Part, Schedule, State, Sum, Update, Work
     from fedavg.world import (
         Alike,
         Always,
@@ -140,6 +140,7 @@ _HOMES = {
         "OneShot",
         "PooledSGD",
         "Scaffold",
+        "Terms",
     ],
     "fedavg.attacks": [
         "Attack",
@@ -205,7 +206,6 @@ _HOMES = {
         "TopKAccuracy",
     ],
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
-    "fedavg.plan.options": ["Schedule"],
     "fedavg.plan": ["Plan"],
     "fedavg.programs.device": ["Device"],
     "fedavg.ragged": ["Ragged"],
@@ -242,7 +242,7 @@ _HOMES = {
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.tasks.padding": ["padded"],
-    "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
+    "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "Schedule", "State", "Sum", "Update", "Work"],
     "fedavg.world": [
         "Alike", "Always", "Closing", "Deadline", "Devices", "Diurnal", "Everyone", "LogNormal", "Markov", "Quorum",
         "Rates", "Traced", "World",
@@ -250,24 +250,25 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping", "Algorithm",
-    "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case", "CentredClipping",
-    "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Connection", "Constant", "Corrected",
-    "Correction", "Cosine", "DataError", "Deadline", "Device", "Devices", "Dirichlet", "DiskError", "Diurnal",
-    "Diverged", "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel", "FedAdagrad",
-    "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
-    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian", "HeldOut",
-    "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels", "LittleIsEnough", "LocalDP", "LocalFleet",
-    "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian", "Measure", "Median",
-    "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural", "NearestNeighbourMixing", "Noise",
-    "NormBound", "OneShot", "Oort", "OptimalInnerProduct", "OptimalLittleIsEnough", "Optimizer", "Part", "Partition",
-    "Patience", "Perplexity", "Plan", "PlanError", "Poisson", "Policy", "Pool", "PooledSGD", "PowerOfChoice",
-    "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows",
-    "RunDirError", "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State",
-    "StaticClipping", "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Traced",
-    "TrimmedMean", "Unbalanced", "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "export_model",
-    "from_arrays", "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded",
-    "resume", "run", "runs", "sweep", "train",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping",
+    "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
+    "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Connection", "Constant",
+    "Corrected", "Correction", "Cosine", "DataError", "Deadline", "Device", "Devices", "Dirichlet", "DiskError",
+    "Diurnal", "Diverged", "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel", "FedAdagrad", "FedAdam",
+    "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
+    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian",
+    "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels", "LittleIsEnough", "LocalDP",
+    "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian",
+    "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural",
+    "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
+    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError",
+    "Poisson", "Policy", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate",
+    "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled",
+    "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult",
+    "Task", "TaskError", "Terms", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform",
+    "Update", "View", "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays", "from_clients",
+    "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "runs",
+    "sweep", "train",
 ]  # fmt: skip
 
 
