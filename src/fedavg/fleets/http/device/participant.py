@@ -197,7 +197,7 @@ class Participant:
                 )
             if not self._has_begun(offer) and not self._allowance.left():
                 most = self._own.policy.max_rounds_per_day
-                raise Declined("many-rounds", f"this device takes part in {most} rounds a day at the most")
+                raise Declined("many-rounds", f"this device takes part in {most} rounds a day at most")
             if not self._has_begun(offer) and not len(self._local.trained_on):
                 raise Declined("no-examples", "this device has no examples now")
         except Declined as error:
