@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedavg.cli.asking import FILE
+from fedavg.cli.asking import FILE, check_url
 from fedavg.errors import FedAvgError, PlanError
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def join(url: str, **options: Any) -> None:
     from fedavg.privacy.served import BudgetSpent
     from fedavg.programs.device import Device
 
+    check_url(url, options["insecure"])
     limit, out = options["max_epsilon"], options["model_out"]
     if limit is not None and not isfinite(limit):
         raise PlanError(f"--max-epsilon: got {limit}; expected a finite number above 0")

@@ -48,6 +48,7 @@ def enrolled(url: str, link: Link, files: DeviceFiles, application: Application,
             folder = files.path(_FILE).parent
             raise FleetError(f"{folder} belongs to {identity.server}, not to {url}; use another --state directory")
         return identity
+    examples = trial()
     if application.token is None:
         raise FleetError(
             "this device is not enrolled yet; expected a join token of the server's operator: --token-file FILE, or "
@@ -56,7 +57,7 @@ def enrolled(url: str, link: Link, files: DeviceFiles, application: Application,
     request = EnrolRequest(
         token=application.token,
         key=b64encode(link.signer.key.public).decode(),
-        examples=trial(),
+        examples=examples,
         name=application.name,
         client=application.client,
         tasks=list(application.tasks),
