@@ -8,10 +8,11 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save
 from torch import ones
 
-from fedavg import Connection, Device, run
+from fedavg import ArrayData, Connection, Device, run
 from fedavg.errors import PlanError
 from fedavg.fleets.http.protocol.messages import Extension
 from fedavg.fleets.http.server.store import Store, StoreError
@@ -20,7 +21,7 @@ from fedavg.programs.extension import extended
 from fedavg.programs.servable import Address, Options
 from fedavg.programs.service import serve_runs
 from fleet_peers import DATA, HOST, NUMBERS, Served, fleet_plan, serving, until
-from toys import TOY, toy_data
+from toys import TOY
 
 
 class Operated(Served):
@@ -122,7 +123,8 @@ def test_devices_take_part_in_all_runs_and_get_the_simulators_models(tmp_path):
         for each in plans:
             service.submit(each)
         until(lambda: [len(models) for models in got.values()] == [2, 2], "for the models of both runs", 120)
-    data = toy_data((5, 10))
+    x, y = (torch.cat([getattr(DATA.client(k), name) for k in got]) for name in "xy")
+    data = ArrayData("two", x, y, np.split(np.arange(len(y)), [len(DATA.client(0))]), None)
     expected = [run(replace(each, task=TOY, data=data)).summary.model_sha256 for each in plans]
     assert got == {0: expected, 1: expected}
 
