@@ -25,7 +25,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
     docs = Path(config.docs_dir)
     written = sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
-    sections["Guides"] += [path for path in written if path not in named]
+    for path in written:
+        if path not in named:
+            sections["Results" if path.startswith("results/") else "Guides"].append(path)
     return config
 
 
