@@ -29,7 +29,7 @@ def ident(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=ident)
-# What other packages warn of when they are imported is not ours to mend.
+# What other packages warn of when they are imported is not ours to fix.
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 def test_the_blocks_of_a_page(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -35,7 +35,7 @@ ANSWER_S: Final = 60.0
 PARTIAL: Final = 206
 #: Bytes of a message of secure aggregation: keys and shares of all neighbours.
 SESSION_BYTES: Final = 4 * 2**20
-#: Refusals that a new signature mends.
+#: Refusals that a new signature fixes.
 _SIGN_AGAIN: Final = ("stale-epoch", "replayed", "too-old")
 
 
