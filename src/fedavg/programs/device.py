@@ -17,7 +17,7 @@ from fedavg.engine.threads import threads
 from fedavg.errors import FleetError, PlanError
 from fedavg.files import locked
 from fedavg.fleets.http.device.connection import Connection
-from fedavg.fleets.http.device.enrolment import Application, Enrolment, enrolled, forget, own_key
+from fedavg.fleets.http.device.enrolment import Application, Enrolment, enrolled, forget, is_enrolled, own_key
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.models import numbers_of
@@ -206,6 +206,7 @@ class Device:
 
     def _opened(self) -> Participant:
         if self._participant is None:
+            examples = None if is_enrolled(self._files) else try_out(self._tasks, self._sources, self._device)
             self._files.prepare()
             with ExitStack() as stack:
                 busy = FleetError(f"{self._directory} is in use by another device; expected a folder of its own")
@@ -214,14 +215,13 @@ class Device:
                 signer = self._vouched(self._files, key) if self._vouched else None
                 link = self._make_link(key) if self._make_link else self._connection.link(self._url, key, self._pause)
                 stack.callback(link.close)
-                self._participant = self._join(link, signer)
+                self._participant = self._join(link, signer, examples)
                 self._open = stack.pop_all()
         return self._participant
 
-    def _join(self, link: Link, signer: "Signing | None") -> Participant:
-        application = Application(self._token, tuple(self._tasks), self._name, self._client)
-        trial = lambda: try_out(self._tasks, self._sources, self._device)  # noqa: E731
-        identity = enrolled(self._url, link, self._files, application, trial)
+    def _join(self, link: Link, signer: "Signing | None", examples: int | None) -> Participant:
+        application = Application(self._token, examples or 0, tuple(self._tasks), self._name, self._client)
+        identity = enrolled(self._url, link, self._files, application)
         link.signer.client = identity.client
         agreed = self._agreed(identity, link, signer)
         own = Own(
