@@ -18,7 +18,15 @@ from fedavg.engine.threads import threads
 from fedavg.errors import FedAvgError, FleetError, PlanError
 from fedavg.files import locked
 from fedavg.fleets.http.device.connection import Connection
-from fedavg.fleets.http.device.enrolment import Application, Enrolment, enrolled, forget, own_key, taken
+from fedavg.fleets.http.device.enrolment import (
+    Application,
+    Enrolment,
+    enrolled,
+    forget,
+    is_enrolled,
+    own_key,
+    taken,
+)
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.models import numbers_of
@@ -232,6 +240,7 @@ class Device:
     def _connected(self) -> tuple[Link, "Signing | None"]:
         """The way to the server, where this device is enrolled."""
         if self._link is None:
+            examples = None if is_enrolled(self._files) else try_out(self._tasks, self._sources, self._device)
             self._files.prepare()
             with ExitStack() as stack:
                 busy = FleetError(f"{self._directory} is in use by another device; expected a folder of its own")
@@ -240,9 +249,8 @@ class Device:
                 self._signer = self._vouched(self._files, key) if self._vouched else None
                 link = self._make_link(key) if self._make_link else self._connection.link(self._url, key, self._pause)
                 stack.callback(link.close)
-                application = Application(self._token, tuple(self._tasks), self._name, self._client)
-                trial = lambda: try_out(self._tasks, self._sources, self._device)  # noqa: E731
-                self._identity = enrolled(self._url, link, self._files, application, trial)
+                application = Application(self._token, examples or 0, tuple(self._tasks), self._name, self._client)
+                self._identity = enrolled(self._url, link, self._files, application)
                 link.signer.client = self._identity.client
                 self._link, self._open = link, stack.pop_all()
         return self._link, self._signer

@@ -2,7 +2,6 @@
 
 import logging
 from base64 import b64encode
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -35,20 +34,20 @@ class Application:
     """What a device says of itself when it enrols; `client` is the number that it would like."""
 
     token: str | None
+    examples: int
     tasks: tuple[str, ...]
     name: str
     client: int | None
 
 
-def enrolled(url: str, link: Link, files: DeviceFiles, application: Application, trial: Callable[[], int]) -> Enrolment:
-    """Who this device is; asks the server the first time, after `trial`, which gives how many examples there are."""
+def enrolled(url: str, link: Link, files: DeviceFiles, application: Application) -> Enrolment:
+    """Who this device is; asks the server the first time."""
     identity = files.read_as(_FILE, Enrolment)
     if identity is not None:
         if identity.server != url:
             folder = files.path(_FILE).parent
             raise FleetError(f"{folder} belongs to {identity.server}, not to {url}; use another --state directory")
         return identity
-    examples = trial()
     if application.token is None:
         raise FleetError(
             "this device is not enrolled yet; expected a join token of the server's operator: --token-file FILE, or "
@@ -57,7 +56,7 @@ def enrolled(url: str, link: Link, files: DeviceFiles, application: Application,
     request = EnrolRequest(
         token=application.token,
         key=b64encode(link.signer.key.public).decode(),
-        examples=examples,
+        examples=application.examples,
         name=application.name,
         client=application.client,
         tasks=list(application.tasks),
@@ -71,6 +70,10 @@ def enrolled(url: str, link: Link, files: DeviceFiles, application: Application,
     files.write_json(_FILE, asdict(identity))
     log.info("enrolled", extra={"client": identity.client})
     return identity
+
+
+def is_enrolled(files: DeviceFiles) -> bool:
+    return files.exists(_FILE)
 
 
 def forget(files: DeviceFiles) -> None:

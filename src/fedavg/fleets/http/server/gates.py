@@ -270,6 +270,6 @@ def json_answer(message: object) -> Response:
 
 def path_number(request: Request, name: str) -> int:
     text = str(request.path_params[name])
-    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and text == str(int(text))):
         raise Refusal("no-such-path", f"{name} is not a number of a {name}")
     return int(text)
