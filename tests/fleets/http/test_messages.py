@@ -272,7 +272,8 @@ def test_a_bad_field_is_refused_by_name(kind, path, value):
     error = refusal(answered, values)
     assert error.reason == "bad-field"
     assert error.field is not None
-    assert error.field == path or error.field.startswith(f"{path}.")  # {} for an object names the field it lacks
+    # {} for an object names the field it lacks, a list the item that is wrong
+    assert error.field == path or error.field.startswith((f"{path}.", f"{path}["))
     assert str(error).startswith(error.field)
     assert str(error).isprintable()
     assert len(str(error)) < 400
