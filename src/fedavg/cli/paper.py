@@ -29,7 +29,7 @@ _runs = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/paper"),
     show_default=True,
-    help="Where runs are recorded, to be gone on with after a stop.",
+    help="Where runs are recorded, so that they can be resumed.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _only = click.option(
