@@ -73,7 +73,11 @@ def grown(memory: Memory, clients: int) -> Memory:
         return memory
     new = Memory.of_nothing(more)
     names = [spec.name for spec in fields(Memory) if spec.name != "rounds"]
-    return replace(memory, **{name: np.concatenate([getattr(memory, name), getattr(new, name)]) for name in names})
+    return replace(
+        memory,
+        rounds=memory.rounds,
+        **{name: np.concatenate([getattr(memory, name), getattr(new, name)]) for name in names},
+    )
 
 
 def to_slots(memory: Memory) -> "dict[str, Tensor]":
