@@ -21,6 +21,7 @@ from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet, Stopped
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation
+from fedavg.fleets.http.server.logs import Seldom
 from fedavg.fleets.http.server.replicas.leader import Leader
 from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
 from fedavg.fleets.http.server.replicas.peers import OfReplica, PeerEndpoints, Peers
@@ -143,6 +144,7 @@ class _Replica:
         offers = _Offers(setup, store, self._following, releasing, options.rules)
         self._member = Member(together, claims, self._hub, place.certificate, offers.invitation)
         self._peers = Peers(self._member.key, lambda: self._member.replica)
+        self._not_leading = Seldom(log, "can not lead")
 
     def run(self, stack: ExitStack, watch: Watcher | None, ready: Callable[[int], None] | None) -> Result:
         plan, options, hub, store, member = (
@@ -193,7 +195,7 @@ class _Replica:
             except StoreError as error:
                 if not error.retryable:
                     raise
-                log.warning("can not lead", extra={"detail": str(error)})
+                self._not_leading.tell(error)
             shared.pause(TRY_S)
 
     def _lead(self, watch: Watcher | None) -> Result:
