@@ -177,3 +177,19 @@ def test_each_client_has_as_many_labels_as_asked_for_and_each_example_one_client
 def test_labels_that_can_not_be_shared_out_are_refused(labels, clients, message):
     with pytest.raises(PlanError, match=message):
         Labels(labels).deal(MNIST_LIKE, clients, draw())
+
+
+def test_with_a_cap_nobody_who_has_a_fair_share_gets_more_of_the_labels_that_are_left():
+    """A client ends with at most N/K and what one more label gave it; without a cap sizes differ by more."""
+    parts = parse_partition("dirichlet:0.5:by=label:capped=true").deal(MNIST_LIKE, 10, draw())
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(MNIST_LIKE)))
+    for part in parts:
+        last = MNIST_LIKE[part].max()
+        assert np.count_nonzero(MNIST_LIKE[part] < last) < 6000
+    free = parse_partition("dirichlet:0.5:by=label").deal(MNIST_LIKE, 10, draw())
+    assert np.std([len(part) for part in parts]) < np.std([len(part) for part in free])
+
+
+def test_by_client_there_is_nothing_to_cap():
+    with pytest.raises(PlanError, match="capped is for by=label"):
+        Dirichlet(0.5, capped=True)
