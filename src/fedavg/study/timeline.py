@@ -116,7 +116,7 @@ def _draw_boxes(
 
     right, top = left + width, bottom + height
     corners = np.stack([left, bottom, left, top, right, top, right, bottom], axis=1).reshape(-1, 4, 2)
-    axes.add_collection(PolyCollection(corners, facecolors=colour, linewidths=0, label=label))
+    axes.add_collection(PolyCollection(list(corners), facecolors=colour, linewidths=0, label=label))
     axes.autoscale_view()
 
 
