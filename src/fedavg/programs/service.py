@@ -38,6 +38,7 @@ from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.office import NoSuchRun, Office, RunEndpoints
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
+from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Runs, Store, StoreError, SubmittedRun
 from fedavg.fleets.http.server.taking import OfService
 from fedavg.plan import Plan, make_plan
@@ -45,6 +46,7 @@ from fedavg.programs.extension import extended
 from fedavg.programs.servable import (
     Options,
     OwnData,
+    by_closing,
     check_data_is_named,
     check_minimum,
     check_options,
@@ -146,7 +148,9 @@ class Service(Office):
 
     def _no_run(self) -> FleetApp:
         """What clients speak with while there is no run."""
-        return FleetApp(None, self._hub(), self._store, None, self._requests, self._of_service(1, None))
+        return FleetApp(
+            None, self._hub(self._options.rules), self._store, None, self._requests, self._of_service(1, None)
+        )
 
     # The queue
 
@@ -215,7 +219,7 @@ class Service(Office):
         rounds.begin_term()
         self._take_over(rounds, plan)
         check_nothing_lost(RunDir(options.directory), rounds.committed())
-        hub = self._hub()
+        hub = self._hub(options.rules)
         hub.presence.task = str(plan.task)
         fleet = HttpFleet(
             data.clients, data.test, hub, rounds, options.rules, options.minimum, options.authority,
@@ -247,8 +251,8 @@ class Service(Office):
             app.run_in(self._loop)
         before.hub.shared.wake(before.hub.presence.everyone())
 
-    def _hub(self) -> Hub:
-        hub = Hub(self._options.guards, FIRST_REST * self._options.rules.deadline_s)
+    def _hub(self, rules: Rules) -> Hub:
+        hub = Hub(self._options.guards, FIRST_REST * rules.deadline_s)
         hub.know(self._store.clients())
         return hub
 
@@ -279,6 +283,7 @@ class Service(Office):
         check_options(plan, options)
         with importing_only(self._allowed):
             data = own_data(plan)
+            options = by_closing(plan, data, options)
             setup = resolve_served(plan, data, options.rules)
         check_minimum(setup, options.minimum)
         return options, data, setup
