@@ -295,6 +295,7 @@ class Trainer:
         before = self.model.vector.clone()
         with self.model.unchanged(), self.seeded(0):
             epoch(batch, len(batch), Steps(SGD(), 1.0))
+            self.model.check_buffers()
             return self.model.vector - before
 
     def _plain_epoch(self, examples: Examples, size: int, steps: Steps) -> Tensor:

@@ -14,17 +14,11 @@ from fedavg.plan import Plan
 from fedavg.runlog.frames import flat_rows, frame
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.seals import unsealed
+from fedavg.study.axes import AXES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What runs can be drawn over: the sum of these columns up to a round.
-AXES: Final[Mapping[str, tuple[str, ...]]] = {
-    "round": (),
-    "bytes": ("bytes_up", "bytes_down"),
-    "time": ("seconds", "eval_seconds"),
-    "simulated": ("simulated_s",),
-}
 #: Options that do not decide the result, so that plans are not compared by them.
 RUNTIME: Final = frozenset(spec.name for spec in fields(Plan) if spec.metadata["runtime"])
 #: Folders below the first one that are searched for runs.
