@@ -115,7 +115,10 @@ def build(task: Task, seed: int) -> nn.Module:
     """The task's module with the initial parameters that belong to `seed`; the global generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.torch_seed(seed, seeds.NONE, seeds.NONE, "init"))
-        module = task.build()
+        try:
+            module = task.build()
+        except Exception as error:
+            raise TaskError(f"task '{task.name}': build() failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise TaskError(f"task '{task.name}': build() gave {type(module).__name__}; expected a torch.nn.Module")
     return module.train()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fedavg.errors import RunDirError
+from fedavg.files import checked_path
 from fedavg.plan import Plan
 from fedavg.runlog.frames import flat_rows, frame
 from fedavg.runlog.rundir import RunDir
@@ -122,7 +123,7 @@ def runs(folder: str | Path = "runs") -> "pd.DataFrame":
     >>> found[["run", "status", "C"]].values.tolist()
     [['a', 'finished', 0.02]]
     """
-    root = Path(folder)
+    root = checked_path(folder, "runs", RunDirError)
     if not root.is_dir():
         raise RunDirError(f"runs: got {str(folder)!r}; expected a folder of run directories")
     return frame([_listed(path, root) for path in sorted(_below(root, DEPTH))])

@@ -8,6 +8,7 @@ from fedavg.data.own.assemble import HELD_OUT, assembled
 from fedavg.data.own.tables import READERS
 from fedavg.data.values import Pair, as_leaf, joined, numbered
 from fedavg.errors import DataError
+from fedavg.files import checked_path
 from fedavg.types import Examples
 
 #: A file or sub-folder of this name holds the test set.
@@ -31,7 +32,7 @@ def from_folder(
     >>> data.sizes.tolist(), data.client(0).y.tolist()
     ([2, 2], [0, 1])
     """
-    folder = Path(folder)
+    folder = checked_path(folder, "from_folder", DataError)
     entries = {entry.stem: entry for entry in sorted(_listing(folder)) if entry.is_dir() or entry.suffix in READERS}
     test = entries.pop(_TEST, None)
     if not entries:
