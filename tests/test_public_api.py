@@ -158,6 +158,7 @@ def test_a_source_that_gives_no_examples_is_told_so(data, message):
     ("task", "message"),
     [
         (fedavg.Task("a", lambda x: x), r"task 'a': build\(\) failed: TypeError: .*missing 1 required"),
+        (fedavg.Task("a", small_net, collate=fedavg.padded), r"collate gave function; expected a pair \(x, y\)"),
         (fedavg.Task("a", small_net, loss=lambda o, y: 5), "the loss gave 5 of type int; expected a tensor of one"),
     ],
 )

@@ -4,7 +4,7 @@ Only settings that are declared as plain values are looked at: numbers, texts, f
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -34,7 +34,9 @@ def brief(value: object) -> str:
 
 @lru_cache(maxsize=512)
 def _hints(part: type) -> dict[str, Any]:
-    """What each field is declared as, in order; Any where that can not be read."""
+    """What each field of a dataclass is declared as, in order; Any where that can not be read."""
+    if not is_dataclass(part):
+        return {}
     try:
         hints = get_type_hints(part)
     except Exception:  # a name that only type checkers import

@@ -37,10 +37,9 @@ class Pluggable:
 
     def __new__(cls, *given: Any, **settings: Any) -> Self:
         """Settings of the wrong type are refused before a part compares or multiplies them."""
-        if is_dataclass(cls):
-            if wrong := wrong_type(cls, given, settings):
-                raise PlanError(f"{cls.kind} {_registered(cls) or cls.__name__}: {wrong}")
-        elif cls.__init__ is object.__init__ and (given or settings):
+        if wrong := wrong_type(cls, given, settings):
+            raise PlanError(f"{cls.kind} {_registered(cls) or cls.__name__}: {wrong}")
+        if cls.__init__ is object.__init__ and (given or settings):
             raise TypeError(f"{cls.__name__}() takes no arguments")
         return super().__new__(cls)
 
