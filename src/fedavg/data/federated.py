@@ -38,7 +38,10 @@ class ArrayData(FederatedData):
         y: Tree,
         parts: Sequence[Sequence[int] | np.ndarray],
         test: Examples | tuple[Tree, Tree] | None,
+        classes: Sequence[str] | None = None,
     ) -> None:
+        """`classes` are the names of the labels, in the order of their numbers, where they are known."""
+        self._classes = None if classes is None else tuple(classes)
         x, y = _tensors(x, f"{name}: x"), _tensors(y, f"{name}: y")
         numbers = [_row_numbers(part, name) for part in parts]
         if isinstance(test, tuple):
@@ -65,6 +68,10 @@ class ArrayData(FederatedData):
     @property
     def test(self) -> Examples | None:
         return self._test
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return self._classes
 
     @cached_property
     def fingerprint(self) -> str:
@@ -116,7 +123,8 @@ def _leaf_rows(tensor: Tensor | Ragged, order: np.ndarray) -> Tensor | Ragged:
 
 def _bytes(tensor: Tensor) -> np.ndarray:
     """A view of the values as bytes, shape (N, bytes per row); any dtype, also those that NumPy does not have."""
-    flat = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    # One row made by NumPy's [:, None] has a stride of 0, which is contiguous and yet no view of bytes.
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return flat.reshape(len(tensor), flat.size // max(len(tensor), 1))
 
 

@@ -38,6 +38,8 @@ class CohortResult:
     singles: Mapping[int, Update] | None = None
     #: The training loss of each client, where the plan's sampler looks at it.
     losses: Mapping[int, float] = field(default_factory=dict)
+    #: How many seconds each of them took, where devices are real and the sampler looks at it.
+    seconds: Mapping[int, float] = field(default_factory=dict)
     #: How the round went in the plan's world (`fedavg.world.report.Row`); None without one.
     world: Mapping[str, Any] | None = None
     #: Who took part; None where the fleet does not tell.
@@ -73,7 +75,7 @@ class Fleet(Pluggable, ABC):
     """Where clients run. It holds its clients between rounds; the server loop closes it at the end.
 
     Where clients run does not change what they compute, so a fleet is no part of a plan: it is given to `run`, `resume`
-    and `train` as an object, a name or an import name. A fleet of one's own is often a local one with a change:
+    and `train` as an object, a name or an import name. A fleet of your own is often a local one with a change:
 
     >>> from fedavg import LocalFleet, Plan, run
     >>> class Told(LocalFleet):

@@ -36,7 +36,8 @@ def digest(value: object) -> str:
 
 def _contents(value: object) -> dict[str, Any]:
     if is_dataclass(value):
-        return {spec.name: getattr(value, spec.name) for spec in fields(value)}
+        given = [(spec, getattr(value, spec.name)) for spec in fields(value)]
+        return {spec.name: item for spec, item in given if not (spec.metadata.get("later") and item == spec.default)}
     return dict(getattr(value, "__dict__", {}))
 
 

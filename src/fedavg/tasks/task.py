@@ -1,7 +1,7 @@
 """`Task`: what is learned. A PyTorch module, its loss, its metrics; it knows nothing of clients or rounds."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,9 @@ class Task(Pluggable):
     another form: texts of unlike lengths are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
     batch then has does not matter, since the loss is a mean.
 
+    `classes` are the names of the labels, in the order of their numbers: `("cat", "dog")` makes cat 0 and dog 1
+    wherever labels are words. Without them a device refuses words: it does not know what others call 0.
+
     >>> from torch import nn
     >>> list(Task("lines", lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss).judged_by)
     ['loss']
@@ -58,6 +61,9 @@ class Task(Pluggable):
     collate: Callable[[Any, Any], tuple[Any, Any]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
+    #: The names of the labels, in the order of their numbers. A field that came later: at its default it changes no
+    #: digest of a plan.
+    classes: Sequence[str] | None = field(default=None, metadata={"later": True})
 
     @classmethod
     def registry(cls) -> Mapping[str, "Task"]:
@@ -76,9 +82,18 @@ class Task(Pluggable):
         for what in ("build", "loss", "prepare"):
             if not callable(getattr(self, what)):
                 raise TaskError(f"{what}: got {getattr(self, what)!r}; expected a function")
+        if self.classes is not None:
+            object.__setattr__(self, "classes", _checked_classes(self.classes))
         _ = self.judged_by  # a metric that can not be is an error here, not in a worker
 
     @cached_property
     def judged_by(self) -> Mapping[str, Metric]:
         """The metrics by name, bound to the loss; the first is the one that matters most."""
         return default_metrics(self.loss) if self.metrics is None else by_name(self.metrics, self.loss)
+
+
+def _checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(classes) if not isinstance(classes, str) else ()
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise TaskError(f"classes: got {classes!r}; expected the names of the labels, each once, as in ('cat', 'dog')")
+    return names

@@ -120,7 +120,9 @@ class Intake:
                     collected.sources.add(source)
                 client = source if isinstance(source, int) else None
                 measured = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
-                collected.received.append(Received(update.weight, measured, len(frame), client, seen))
+                collected.received.append(
+                    Received(update.weight, measured, len(frame), client, seen, monotonic() - current.began)
+                )
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
             self._note_accepted(current, source)
@@ -133,7 +135,7 @@ class Intake:
                 self._shared.changed.notify_all()
 
     def _bounded(self, collected: Collected, source: int | bytes) -> Expected:
-        """No client counts for more than the examples that it enrolled with, nor says what these can not give."""
+        """No client counts for more than the examples that it said it has, nor says what these can not give."""
         expected = collected.group.expected
         most = expected.max_weight
         if isinstance(source, int):
