@@ -20,7 +20,18 @@ def course(plan, fleet="local"):
     """All that a run gives that does not depend on the clock."""
     events = list(train(plan, fleet))
     rows = [
-        (e.clients, e.examples, e.train_loss, e.bytes_up, e.bytes_down, e.test, e.train, e.metrics, e.on_clients)
+        (
+            e.clients,
+            e.examples,
+            e.train_loss,
+            e.bytes_up,
+            e.bytes_down,
+            e.test,
+            e.train,
+            e.metrics,
+            e.on_clients,
+            e.world,
+        )
         for e in events
         if isinstance(e, Round)
     ]
@@ -33,6 +44,13 @@ def assert_same(plan, fleet):
     assert rows == expected_rows
 
 
+#: Clients come and go, fail and are late; the data changes, and the sampler looks back.
+WORLD = {
+    "world": "markov:0.02:0.02:lognormal:speed=2.0:up=0.001:dropout=0.2",
+    "closing": "deadline:25:over=1.5:minimum=0.2:needs=0.5",
+    "sampling": "corrected",
+    "changes": "arrivals:0.5:3",
+}
 #: Each has several of the parts that a simulation may have; to start a worker takes longer than to run all its clients.
 PLANS = {
     "one client in some rounds and none in others": {"sampling": "poisson", "C": 0.12, "rounds": 6, "eval_train": True},
@@ -41,7 +59,7 @@ PLANS = {
     "asynchronous": {"algorithm": "fedbuff:3", "rounds": 5, "sampling": "choice:8"},
     "secure aggregation": {"secagg": "complete:10:40", "holdout": 0.2, "evaluate": "server,clients"},
     "robust rules": {"reducer": "trimmed:0.2", "pre": ["nnm:0.2"], "C": 0.3, "attack": "alie", "attackers": 0.2},
-    "single updates": {"reducer": "median", "attack": "signflip", "attackers": "3,6", "world": "always"},
+    "single updates": {"reducer": "median", "attack": "signflip", "attackers": "3,6"} | WORLD,
     "noise": {"stages": "clip:1.0,weigh:equal,noise:1.1", "B": "inf"},
 }
 
