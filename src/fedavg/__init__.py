@@ -233,7 +233,7 @@ _HOMES = {
     ],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.samplers": [
-        "Corrected", "InTurns", "Oort", "Poisson", "Policy", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
+        "Corrected", "InTurns", "Oort", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
     ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],

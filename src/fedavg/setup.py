@@ -11,7 +11,7 @@ from torch import Tensor
 from fedavg import seeds, trees
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.attacks import Attack
-from fedavg.checks import check_evaluation, check_world, checked_liars, goal_of
+from fedavg.checks import check_evaluation, check_simulated, check_world, checked_liars, goal_of
 from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
@@ -172,12 +172,14 @@ def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
     return trainer
 
 
-def resolve(plan: Plan, population: Population | None, test: Examples | None) -> Setup:
+def resolve(plan: Plan, population: Population | None, test: Examples | None, devices: bool = False) -> Setup:
     """The plan's parts for whoever runs it, with the population and the test set that there are.
 
-    Whatever does not fit is refused here.
+    Whatever does not fit is refused here. `devices`: clients are real, and come and go by themselves.
     """
     draft = _draft(plan, population, test)
+    if not devices:
+        check_simulated(draft)
     check_evaluation(draft)
     return _bound_together(draft)
 
