@@ -17,6 +17,7 @@ from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.changes import Changes, ChangingData
 from fedavg.data.finite import check_finite
+from fedavg.data.form import check_client, check_sizes
 from fedavg.dp.accounting import EveryRound
 from fedavg.draft import Draft, update_size
 from fedavg.engine.ready import make_ready
@@ -155,7 +156,10 @@ class Setup:
 
 def probed(data: FederatedData) -> Examples:
     """The examples of the first client that has any: two of them, if there is a client with as many."""
-    return data.client(int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0]))
+    k = int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0])
+    examples = data.client(k)
+    check_client(data, k, examples)
+    return examples
 
 
 def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
@@ -281,8 +285,7 @@ def resolve_data(plan: Plan) -> FederatedData:
             "simulation needs data: a name, 'module:Name' of your own, or fedavg.from_arrays(...)"
         )
     data = _whole_data(plan)
-    if not data.sizes.any():
-        raise DataError(f"data '{data.name}': no client has any example; expected at least one")
+    check_sizes(data)
     data = HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
     if make_algorithm(plan.algorithm).pools_data:
         return pooled(data)
