@@ -175,8 +175,9 @@ BAD = {
     Enrolled: {
         "client": [None, -1, True, 2**31],
         "epoch": ["", "a b", "a\n", "x" * 65, "é", None],
-        "plan": ["", "\x00", "\x1b[31m", HALF, "x" * 16_385, None],
-        "plan_digest": ["", "ABCDEF0123456789", "0" * 15, "0" * 65, "g" * 16, None],
+        "run": [0, -1, 1.0, True, 2**31],
+        "plan": ["", "\x00", "\x1b[31m", HALF, "x" * 16_385],
+        "plan_digest": ["", "ABCDEF0123456789", "0" * 15, "0" * 65, "g" * 16],
     },
     PollRequest: {
         "examples": [-1, 2**31 + 1, 1.0, "1", True, None],
@@ -188,6 +189,9 @@ BAD = {
         "holding.round": [0, -1, 1.0, True, 2**31, None],
         "holding.attempt": [-1, "0", None],
         "holding.model": ["", "AB" * 32, "ab" * 31, "ab" * 33, "ab" * 32 + "\n", None],
+        "run": [False, [], 1],
+        "run.run": [0, 1.0, None],
+        "run.plan_digest": ["", "0" * 15, None],
         "wait_s": [-1, 60.001, True, "1", None],
     },
     WorkOffer: {
@@ -231,7 +235,10 @@ BAD = {
         "client": [-1, 1.5, "1"],
     },
     WaitAnswer: {"retry_after_s": [-1, None], "committed": [-1, 1.0, None], "counted": [1, ""]},
-    DoneAnswer: {"round": [-1, True], "model": ["", None], "counted": [0, []]},
+    DoneAnswer: {"round": [-1, True], "model": ["", None], "more": [None, 1], "counted": [0, []]},
+    PlanAnswer: {"run": [0, None], "plan": ["", None], "plan_digest": ["0" * 15, None]},
+    NewRun: {"plan": ["", "x" * 16_385, None], "name": ["x" * 65, "a\nb", None], "init": ["", "AB" * 32, 1]},
+    Extension: {"rounds": [0, 1.0, "1"], "lr": [0, -1, "0.1"], "from_round": [0, True]},
     UpdateAnswer: {"accepted": [None, 1, 0, "true"], "duplicate": [None, 1, {}]},
     ReportRequest: {
         "round": [-1, "1"],
@@ -348,6 +355,8 @@ def allowed(rule: strict.Rule) -> st.SearchStrategy:
             return st.none() | allowed(inner)
         case strict.TableOf(name, value, most):
             return st.dictionaries(allowed(name), allowed(value), max_size=most)
+        case strict.ListOf(each, most):
+            return st.lists(allowed(each), min_size=1, max_size=min(most, 4), unique=True)
         case strict.Nested(kind):
             return instances(kind)
     raise AssertionError(rule)
