@@ -11,6 +11,7 @@ Ten ideas: Task, FederatedData, Algorithm, Optimizer, Metric, Update and Sum, St
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedavg.adapters import Adapters, LoRA
     from fedavg.algorithms import (
         Adaptive,
         Algorithm,
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
 
 #: Where the public names live: they are imported on first use, so that `fedavg --help` need not wait for PyTorch.
 _HOMES = {
+    "fedavg.adapters": ["Adapters", "LoRA"],
     "fedavg.algorithms": [
         "Adaptive",
         "Algorithm",
@@ -244,15 +246,15 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adapters", "Adaptive", "AdaptiveClipping",
     "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
     "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected",
     "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged",
     "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel", "FedAdagrad", "FedAdam",
     "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
     "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian",
-    "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels", "LittleIsEnough", "LocalDP",
-    "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian",
+    "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels", "LittleIsEnough", "LoRA",
+    "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian",
     "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural",
     "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
     "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError",

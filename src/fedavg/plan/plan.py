@@ -40,6 +40,7 @@ from fedavg.plan.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Work
 
 if TYPE_CHECKING:
+    from fedavg.adapters import Adapters
     from fedavg.algorithms import Algorithm
     from fedavg.attacks import Attack
     from fedavg.codecs import Codec
@@ -67,6 +68,14 @@ class Plan:
 
     task: Union[str, "Task"] = option(
         "mnist-2nn", PartParser("fedavg.tasks", "Task"), "what is learned: a task's name, or module:name of your own"
+    )
+    adapters: Union[str, "Adapters", None] = option(
+        None,
+        Optional(PartParser("fedavg.adapters", "Adapters")),
+        "train and send only small changes of a frozen module: lora:r=8 (docs/adapters.md)",
+    )
+    frozen: str | None = option(
+        None, Optional(text), "fingerprint of the weights that stay as they are, others are refused [not checked]"
     )
     data: str | FederatedData = option("mnist", data_value, "the data set: its name, or module:name of your own")
     partition: Union[str, "Partition", None] = option(

@@ -47,7 +47,7 @@ from fedavg.runlog.checkpoint import from_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runner import Result, finish
 from fedavg.server import Watcher, assigned, instructions
-from fedavg.setup import Setup, population_of, resolve_data
+from fedavg.setup import Setup, pinned, population_of, resolve_data
 from fedavg.types import Cohort, FederatedData
 
 log = logging.getLogger("fedavg.fleet")
@@ -76,6 +76,7 @@ def serve_replica(
 ) -> Result:
     """Be one of the servers of a plan until its last round, whoever leads then."""
     check_options(plan, options)
+    plan = pinned(plan)
     data = resolve_data(plan)
     setup = resolve_served(plan, data, options.rules)
     check_minimum(setup, options.minimum)

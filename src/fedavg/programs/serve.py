@@ -44,7 +44,7 @@ from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, finish
 from fedavg.samplers import make_sampler
 from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
-from fedavg.setup import Setup, population_of, resolve, resolve_data, served
+from fedavg.setup import Setup, pinned, population_of, resolve, resolve_data, served
 from fedavg.types import FederatedData, State
 
 log = logging.getLogger("fedavg.fleet")
@@ -100,6 +100,7 @@ def serve(
     `ready` is called with the port once clients can connect.
     """
     check_options(plan, options)
+    plan = pinned(plan)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = resolve_data(plan)
     setup = resolve_served(plan, data, options.rules)

@@ -1,7 +1,7 @@
 """`Task`: what is learned. A PyTorch module, its loss, its metrics; it knows nothing of clients or rounds."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg import trees
+from fedavg.adapters import Adapters
 from fedavg.errors import TaskError
 from fedavg.metrics import Metric, MetricsGiven, by_name, default_metrics
 from fedavg.specs import Pluggable
@@ -42,6 +43,9 @@ class Task(Pluggable):
     another form: texts of unlike lengths are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
     batch then has does not matter, since the loss is a mean.
 
+    `head` names the parts of the module that are new, such as "classifier": with adapters they are trained whole, while
+    what was trained before stays frozen.
+
     >>> from torch import nn
     >>> list(Task("lines", lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss).judged_by)
     ['loss']
@@ -58,6 +62,9 @@ class Task(Pluggable):
     collate: Callable[[Any, Any], tuple[Any, Any]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
+    head: str | Sequence[str] = field(default=(), metadata={"counts_if_set": True})
+    #: What the plan puts into the module; a task itself has none.
+    adapters: Adapters | None = field(default=None, metadata={"bound": True, "counts_if_set": True})
 
     @classmethod
     def registry(cls) -> Mapping[str, "Task"]:
@@ -76,6 +83,7 @@ class Task(Pluggable):
         for what in ("build", "loss", "prepare"):
             if not callable(getattr(self, what)):
                 raise TaskError(f"{what}: got {getattr(self, what)!r}; expected a function")
+        object.__setattr__(self, "head", (self.head,) if isinstance(self.head, str) else tuple(self.head))
         _ = self.judged_by  # a metric that can not be is an error here, not in a worker
 
     @cached_property

@@ -4,12 +4,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import nn
 
-from fedavg import ArrayData, FedAvg, MacroF1, Plan
+from fedavg import ArrayData, FedAvg, MacroF1, Plan, Task
 from toys import TOY, toy_data
+
+
+def half_frozen() -> nn.Module:
+    net = TOY.build()
+    net[0].requires_grad_(False)
+    return net
+
 
 SIZES = (7, 12, 6, 5, 20, 9, 11, 8)
 TASK = TOY
+#: Its first layer stays as it was drawn.
+FROZEN = Task("frozen", half_frozen)
 DATA = toy_data(SIZES)
 
 
