@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow lint bench clean
+.PHONY: help setup run test slow lint docs bench clean
 
 help:  ## Show what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -36,8 +36,11 @@ lint: $(READY)  ## Check style, types and which module may import which
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+docs: $(READY)  ## Build the site into site/: pages, API, search; look at it with python -m http.server -d site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean
+
 bench: $(READY)  ## Measure speed against the floor of this machine
 	$(BIN)/fedavg bench
 
 clean:  ## Remove what make made (runs/ stays)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -25,6 +25,8 @@ SHARING = (
     "http/test_hostile.py",
     "http/test_security.py",
     "http/test_store.py",
+    "http/test_replicas.py",
+    "http/test_together.py",
     "test_execute.py",
     "page/test_browser.py",
 )

@@ -21,7 +21,8 @@ from fedavg.fleets.http.protocol.messages import EnrolRequest
 from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan
-from fedavg.programs.serve import Address, Options, serve
+from fedavg.programs.servable import Address, Options
+from fedavg.programs.serve import serve
 from toys import toy_data
 
 HOST = "127.0.0.1"

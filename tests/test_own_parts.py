@@ -247,7 +247,8 @@ def test_a_run_whose_rate_depends_on_its_rounds_is_not_extended(tmp_path):
 
 
 def test_a_server_refuses_what_devices_can_not_have(tmp_path):
-    from fedavg.programs.serve import Address, Options, serve
+    from fedavg.programs.servable import Address, Options
+    from fedavg.programs.serve import serve
 
     plan = Plan(data="mnist", algorithm=own_algorithm(0.5))
     with pytest.raises(PlanError, match=r"algorithm: got .*Damped.*no text form.*'my_package.module:Name'"):

@@ -223,6 +223,16 @@ def test_a_fall_back_to_the_plain_path_is_said_at_the_end_too(tmp_path):
     assert any("looks at the values" in text for _, text in summary_rows(result.summary, None))
 
 
+def test_a_run_in_a_world_says_what_it_came_to_there(tmp_path, capsys):
+    """The clock is the world's own, not the time of uploads at the plan's uplink; a training loss is called that."""
+    plan = toy_plan(world="diurnal:2:hours=23:spread=0", rounds=2)
+    rows = dict(summary_rows(fedavg.run(plan, tmp_path / "run", progress=True).summary, None))
+    assert rows["simulated clock"].endswith("in the plan's world")
+    assert rows["in the world"].startswith("6 asked, 0.0% late, 0.0% dropped out; 0.0% of the clients' time wasted")
+    assert rows["reports by group"].startswith("0 ")
+    assert "training loss 0." in capsys.readouterr().err
+
+
 def test_the_same_call_again_goes_on_with_the_run(tmp_path):
     plan = toy_plan(rounds=4)
     start_and_stop(tmp_path / "run", 2, rounds=4)

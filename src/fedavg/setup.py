@@ -31,6 +31,7 @@ from fedavg.metrics.training import measures_by_name, names_sent
 from fedavg.optimizers import make_optimizer
 from fedavg.parts import attack_of, bound_codec, check_device, defence_of, downlink_of, sampler_of, secagg_of
 from fedavg.plan import Plan
+from fedavg.plan.options import NO_DATA
 from fedavg.privacy.ledger import Budget, budget_of, check_limit
 from fedavg.privacy.pairs import check_pairs
 from fedavg.privacy.shares import bind_shares
@@ -287,6 +288,11 @@ def pinned(plan: Plan) -> Plan:
 
 def resolve_data(plan: Plan) -> FederatedData:
     """What clients train on: the plan's data, without what it holds out; all of it as one client for a baseline."""
+    if plan.data == NO_DATA:
+        raise DataError(
+            f"data: got '{NO_DATA}', which is for a server whose devices have all the data ('fedavg serve'); a "
+            "simulation needs data: a name, 'module:Name' of your own, or fedavg.from_arrays(...)"
+        )
     data = _whole_data(plan)
     if not data.sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")

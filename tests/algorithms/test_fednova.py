@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from fedavg import train
+from fedavg import FedNova, train
+from fedavg.optimizers import make_optimizer
+from fedavg.types import Work
 from toys import COUNTS, SLOPES, line_data, line_plan, toy_data, toy_plan
 
 
@@ -45,3 +47,12 @@ def test_it_finds_the_optimum_that_unlike_steps_lead_fedavg_away_from():
         name: abs(float(weights_after(line_plan(algorithm=name, **changes))) - best) for name in ("fedavg", "fednova")
     }
     assert gaps["fednova"] < gaps["fedavg"] / 3
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd:momentum=0.9", "sgd:momentum=0.99:nesterov=true"])
+def test_a_server_believes_the_steps_of_an_honest_client_and_no_more(optimizer):
+    rule = make_optimizer(optimizer)
+    for examples in (1, 9, 500):
+        honest = torch.tensor(rule.effective_steps(2 * max(1, -(-examples // 4)))).item()  # in float32, as it travels
+        low, high = FedNova().metric_bounds(Work(1, 2, 4, 0.1), examples, rule)["tau"]
+        assert low <= honest <= high < 1.0001 * honest

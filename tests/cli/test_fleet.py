@@ -2,19 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 
 from fedavg.cli import cli
 from fedavg.errors import FedAvgError
-
-
-def fedavg(*arguments, timeout=240):
-    command = [sys.executable, "-m", "fedavg", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+from programs import fedavg
 
 
 def test_the_demonstration_gives_the_model_of_the_simulator(tmp_path):
@@ -37,10 +31,26 @@ def test_the_demonstration_takes_any_option_of_the_plan(tmp_path):
     assert re.search(r"sent +0\.\d MB up, [1-4]\.\d MB down", done.stdout), done.stdout  # 6 models of 0.8 MB otherwise
 
 
+@pytest.mark.slow
+def test_a_fleet_that_sleeps_and_dies_by_a_world_comes_to_its_end(tmp_path):
+    """Two time zones with 14 hours each of the 24, of which one takes 3 seconds: killed in the middle of rounds."""
+    world = ["--world", "diurnal:2:begin=0:hours=14:spread=0", "--hour-s", "3"]
+    done = fedavg("fleet-demo", "--clients", "4", "--rounds", "12", *world, "--json", "--run-dir", str(tmp_path / "d"))
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["rounds"] == 12
+    assert outcome["simulated_sha256"] is None
+    assert outcome["started"] - 4 <= outcome["killed"] <= outcome["started"]
+    assert outcome["accuracy"] > 0.9
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["fleet-demo", "--set", "task=mnist-cnn"], "got task 'mnist-cnn'"),
+        (["fleet-demo", "--hour-s", "2"], "--hour-s: got it without --world"),
+        (["fleet-demo", "--world", "weekly"], "'weekly'"),
+        (["fleet-demo", "--clients", "2", "--world", "diurnal"], "4 zones for 2 clients"),
         (["serve", "mnist-2nn"], "expected --cert and --key"),
         (["serve", "mnist-2nn", "--insecure", "--listen", "0.0.0.0:0"], "plain HTTP on 0.0.0.0: expected TLS"),
         (["serve", "mnist-2nn", "--insecure", "--listen", "nowhere"], "expected HOST:PORT"),

@@ -1,10 +1,10 @@
-"""Code of a user's own, named on the command line and in plan files: real processes that are started as `fedavg` is."""
+"""Code of a user's own, named on the command line and in plan files: real processes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from programs import fedavg
 
 MINE = """
 from dataclasses import dataclass, replace
@@ -42,12 +42,6 @@ C = 0.5
 rounds = 3
 workers = 2
 """
-
-
-def fedavg(*words, cwd):
-    """With -P nothing is on the path but what is installed, as for the script that pip makes."""
-    command = [sys.executable, "-P", "-c", "from fedavg.cli import main; main()", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
 @pytest.fixture

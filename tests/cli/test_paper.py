@@ -1,13 +1,11 @@
 """`fedavg paper`, as a user meets it: real processes."""
 
 import json
-import subprocess
-import sys
+from functools import partial
 
+import programs
 
-def fedavg(*words, cwd=None):
-    command = [sys.executable, "-c", "from fedavg.cli import main; main()", "paper", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+fedavg = partial(programs.fedavg, "paper")
 
 
 def test_help_names_the_commands():

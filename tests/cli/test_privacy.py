@@ -1,18 +1,12 @@
 import json
-import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 
 from fedavg.cli import cli
+from programs import fedavg
 
 COMMON = ["--delta", "1e-6", "--clients", "10000", "--cohort", "100"]
-
-
-def fedavg(*words):
-    command = [sys.executable, "-c", "from fedavg.cli import main; main()", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def answers(*words):

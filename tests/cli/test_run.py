@@ -9,14 +9,10 @@ import time
 
 import pytest
 
+from programs import fedavg
 from toys import heed_ctrl_c
 
 FAST = ["mnist-2nn", "--rounds", "3", "-C", "0.03", "--lr", "0.1", "--no-plot"]
-
-
-def fedavg(*words, cwd=None):
-    command = [sys.executable, "-c", "from fedavg.cli import main; main()", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
 def test_help_names_the_commands():

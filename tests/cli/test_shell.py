@@ -84,6 +84,7 @@ def test_manual_pages_have_every_command_and_option(tmp_path):
     assert {f"fedavg-{name}" for name in cli.commands} <= pages.keys()
     assert r"\-\-eval\-every" in pages["fedavg-run"]
     assert "fedavg-paper-table4" in pages
+    assert "\n.B fedavg export\\-model\n" in pages["fedavg-export-model"]
     for name, command in cli.commands.items():
         options = [flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")]
         visible = [flag for flag in options if not isinstance(command, click.Group)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedavg.engine import memory
-from fedavg.engine.memory import let_go_of_start_up, settle_before_fork
+from fedavg.engine.memory import settle_before_fork, unmap_libraries
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/smaps")
 
@@ -31,7 +31,7 @@ def test_pages_of_libraries_are_unmapped_and_come_back_when_needed():
     x = torch.arange(12.0).reshape(3, 4)
     expected = x.softmax(0) @ x.t()
     before = resident("libtorch_cpu.so")
-    let_go_of_start_up()
+    unmap_libraries()
     assert resident("libtorch_cpu.so") < before / 2
     assert torch.equal(x.softmax(0) @ x.t(), expected)
 
@@ -41,7 +41,7 @@ def test_mappings_that_were_written_to_are_left_alone(monkeypatch):
     asked = []
     real = ctypes.CDLL(None).madvise
     monkeypatch.setattr(memory, "_libc", lambda name: lambda start, size, how: asked.append((start.value, size.value)))
-    let_go_of_start_up()
+    unmap_libraries()
     assert asked
     assert real is not None
     changed = {m.start for m in memory._mappings() if m.changed_kb or not m.read_only or not m.of_file}

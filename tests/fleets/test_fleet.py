@@ -1,13 +1,12 @@
 """A fleet of a user's own, in the three forms of a part: an object, a name of the registry, an import name."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import programs
 from fedavg import Fleet, LocalFleet, resume, run, train
 from fedavg.errors import FleetError, PlanError
 from fedavg.fleets import make_fleet
@@ -150,8 +149,7 @@ def test_what_is_no_fleet_is_refused(mine, fleet, message):
 
 def test_the_command_line_takes_a_name_or_an_import_name(mine, tmp_path):
     def fedavg(*arguments):
-        command = [sys.executable, "-m", "fedavg", *arguments, "--json", "--quiet"]
-        return subprocess.run(command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=240)
+        return programs.fedavg(*arguments, "--json", "--quiet", cwd=tmp_path)
 
     plan = ["run", "mnist-2nn", "-C", "0.02", "--workers", "1", "--no-plot"]
     digests = []

@@ -1,8 +1,6 @@
 """The clock alone: a day without training, its picture, and what it comes to."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from fedavg.study.clockwork import Scene, ticks
 from fedavg.study.timeline import draw_day
 from fedavg.world.presence import DAY_S
 from fedavg.world.report import described, gini
+from programs import fedavg
 
 SCENE = Scene("diurnal:2:hours=10:devices=lognormal:dropout=0.1", "deadline:300:1.3", clients=200, wanted=10)
 
@@ -73,7 +72,7 @@ def test_gini_by_hand():
 
 def test_the_commands(tmp_path):
     def run(*arguments):
-        done = subprocess.run([sys.executable, "-m", "fedavg", "world", *arguments], capture_output=True, text=True)
+        done = fedavg("world", *arguments)
         return done.returncode, done.stdout + done.stderr
 
     picture = tmp_path / "day.png"

@@ -1,6 +1,5 @@
 import csv
 import json
-import subprocess
 import sys
 import time
 import warnings
@@ -8,6 +7,7 @@ import warnings
 import pytest
 
 import fedavg
+import programs
 from fedavg.errors import FedAvgError, PlanError
 from fedavg.runlog.rundir import RunDir
 from fedavg.study.track import TensorBoard, export_run, new_tracker, tracking
@@ -101,24 +101,19 @@ def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
 def test_the_command_tracks_a_run_live_and_when_it_is_resumed(tmp_path):
     pytest.importorskip("tensorboard")
     path = tmp_path / "run"
-    command = [sys.executable, "-m", "fedavg"]
     options = ["-C", "0.02", "--rounds", "2", "--workers", "1", "--run-dir", str(path), "--no-plot", "--quiet"]
     tracked = ["--track", "jsonl", "--track", f"tensorboard:{tmp_path / 'board'}"]
-    subprocess.run([*command, "run", "mnist-2nn", *options, *tracked], check=True, capture_output=True)
+    assert programs.fedavg("run", "mnist-2nn", *options, *tracked).returncode == 0
     assert [row["round"] for row in lines(path / "track.jsonl")] == [1, 2]
-    again = [*command, "resume", str(path), "--rounds", "3", "--no-plot", "--quiet", "--track", "jsonl"]
-    subprocess.run(again, check=True, capture_output=True)
+    again = programs.fedavg("resume", path, "--rounds", "3", "--no-plot", "--quiet", "--track", "jsonl")
+    assert again.returncode == 0
     assert [row["round"] for row in lines(path / "track.jsonl")] == [1, 2, 3]
     assert list((tmp_path / "board").iterdir())
-    made = subprocess.run(
-        [*command, "export", str(path), "--to", "csv"], check=True, capture_output=True, text=True
-    ).stdout
-    assert made == f"wrote {path / 'metrics.csv'}\n"
+    assert programs.fedavg("export", path, "--to", "csv").stdout == f"wrote {path / 'metrics.csv'}\n"
 
 
 def test_a_wrong_tracker_leaves_nothing_behind(tmp_path):
-    command = [sys.executable, "-m", "fedavg", "run", "mnist-2nn", "--run-dir", str(tmp_path / "run")]
-    ended = subprocess.run([*command, "--track", "comet"], capture_output=True, text=True)
+    ended = programs.fedavg("run", "mnist-2nn", "--run-dir", tmp_path / "run", "--track", "comet")
     assert ended.returncode == 2
     assert "--track: got 'comet'" in ended.stderr
     assert not (tmp_path / "run").exists()

@@ -120,6 +120,20 @@ def test_a_list_is_gone_through_again():
                     [False, False]]  # fmt: skip
 
 
+def test_who_is_there_when_a_list_ends_and_begins_stays():
+    """Client 0 always; client 1 from 7 to 12, 17 to 22, ...; client 2 leaves at 10 and comes at 11."""
+    attendance = Attendance(listed([(0, 0, 10), (1, 0, 2), (1, 4, 5), (1, 7, 10), (2, 1, 10)], 3, period=10.0))
+    seen = []
+    for t in (1, 3, 4.5, 6, 8):
+        attendance.advance(t)
+        seen.append((attendance.start.tolist()[1], attendance.end.tolist()[1]))
+    assert seen == [(0, 2), (4, 5), (4, 5), (7, 12), (7, 12)]
+    assert attendance.there(10.5).tolist() == [True, True, False]
+    assert attendance.end.tolist() == [inf, 12, 20]
+    assert [attendance.there(t)[1] for t in (13, 14.5, 16, 20.5, 23, 24.5)] == [False, True, False, True, False, True]
+    assert attendance.end.tolist() == [inf, 25, 30]
+
+
 @given(st.floats(0, 0.9), st.integers(1, 40))
 def test_drop_outs_are_as_frequent_as_told_and_happen_before_the_end(dropout, n):
     clock = Clock(Always(Alike(dropout=dropout)), Everyone(), n, seed=5)
@@ -228,6 +242,17 @@ def test_a_trace_that_is_wrong_is_refused_by_its_line(tmp_path, text, message):
     (tmp_path / "t.jsonl").write_text(text)
     with pytest.raises(DataError, match=message):
         read_trace(tmp_path / "t.jsonl")
+
+
+def test_intervals_that_touch_are_one(tmp_path):
+    rows = [
+        '{"client": 0, "from": 5, "to": 9}',
+        '{"client": 0, "from": 0, "to": 5}',
+        '{"client": 0, "from": 10, "to": 12}',
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    trace = read_trace(tmp_path / "t.jsonl")
+    assert (trace.first.tolist(), trace.starts.tolist(), trace.ends.tolist()) == ([0, 2], [0, 10], [9, 12])
 
 
 def test_a_trace_that_is_not_there(tmp_path):

@@ -27,6 +27,7 @@ from torch import Tensor
 from fedavg.algorithms.algorithm import Algorithm
 from fedavg.algorithms.settings import require, require_plain_sgd
 from fedavg.errors import PlanError
+from fedavg.optimizers import Optimizer
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Adaptive(Algorithm):
         metrics = {"train_loss": loss, "rho": rho, "beta": beta, "square": square}
         return Update(torch.cat([client.weights - weights, gradient]), weight=client.n, metrics=metrics)
 
-    def metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
+    def metric_bounds(self, work: Work, examples: int, optimizer: Optimizer) -> Mapping[str, tuple[float, float]]:
         return dict.fromkeys(("rho", "beta", "square"), (0.0, STEEPEST))
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:

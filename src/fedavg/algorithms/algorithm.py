@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from fedavg.metrics import Measure
+from fedavg.optimizers import Optimizer
 from fedavg.specs import Pluggable
 from fedavg.types import Errands, Part, State, Sum, Update, Work
 
@@ -96,8 +97,8 @@ class Algorithm(Pluggable, ABC):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         """The server half: from the cohort's weighted sum to the next state."""
 
-    def metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
-        """What the metrics of a client with so many examples can be at least and at most, as far as the work tells.
+    def metric_bounds(self, work: Work, examples: int, optimizer: Optimizer) -> Mapping[str, tuple[float, float]]:
+        """The least and the most that the metrics of a client with so many examples can be, as far as the work tells.
 
         The sums of a measure are called `name.0`, `name.1` and so on.
         A server that can not trust its clients refuses an update that says more.

@@ -12,17 +12,21 @@ stays Σ p_i F_i. Where all take as many steps it is FedAvg, to rounding.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require_linear
+from fedavg.optimizers import Optimizer
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
     from fedavg.plan import Plan
+
+#: A client's numbers travel in float32, so an honest |a_i|_1 may come out so much above the server's own.
+ROUNDING: Final = 2.0**-23
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,11 @@ class FedNova(FedAvg):
         assert tau, "see `check`"
         return replace(update, vector=update.vector / tau, metrics={**update.metrics, "tau": tau})
 
-    def metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
-        return {"tau": (1, work.epochs * max(1, ceil(examples / work.batch)))}
+    def metric_bounds(self, work: Work, examples: int, optimizer: Optimizer) -> Mapping[str, tuple[float, float]]:
+        steps = work.epochs * max(1, ceil(examples / work.batch))
+        most = optimizer.effective_steps(steps)
+        assert most, "see `check`"
+        return {"tau": (1, most * (1 + ROUNDING))}
 
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         tau_eff = total.metrics["tau"]  # the n_k-weighted mean over the cohort

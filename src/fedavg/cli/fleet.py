@@ -52,6 +52,8 @@ if TYPE_CHECKING:
               help="Hours that the first join token is good for.")  # fmt: skip
 @click.option("--linger", type=float, default=30.0, show_default=True,
               help="Seconds to stay after the last round until all clients know.")  # fmt: skip
+@click.option("--publish", type=click.Choice(["final", "rounds", "none"]), default="final", show_default=True,
+              help="Which models clients may take away: the final one, that of every round, or none.")  # fmt: skip
 @as_json_option
 def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train by a plan on devices that join over the network. Started again with the same --run-dir, it goes on.
@@ -69,7 +71,8 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from fedavg.fleets.http.server.logs import log_to_stderr
     from fedavg.fleets.http.server.rounds import Rules
     from fedavg.programs.replica import Place, serve_replica
-    from fedavg.programs.serve import JOIN_TOKEN, Address, Options
+    from fedavg.programs.servable import Address, Options
+    from fedavg.programs.serve import JOIN_TOKEN
     from fedavg.programs.serve import serve as run_server
 
     plan = _plan(source, settings, options)
@@ -91,8 +94,10 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     log_to_stderr()
 
     def ready(port: int) -> None:
-        scheme = "https" if tls else "http"
-        click.echo(f"serving on {scheme}://{listen.host}:{port}; join token in {directory / JOIN_TOKEN}", err=True)
+        url = f"{'https' if tls else 'http'}://{listen.host}:{port}"
+        there = (directory / JOIN_TOKEN).exists()
+        known = f"the database has its tokens already; for another: fedavg token {url} --admin-token-file FILE"
+        click.echo(f"serving on {url}; {f'join token in {directory / JOIN_TOKEN}' if there else known}", err=True)
 
     admin = options["admin_listen"]
     served = Options(
@@ -114,6 +119,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
         join_uses=options["join_uses"],
         join_hours=options["join_hours"],
         linger_s=options["linger"],
+        publish=options["publish"],
     )
     try:
         if options["replica"]:
@@ -132,6 +138,8 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
 
 def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> Any:
     from fedavg.plan import load_plan, option_names
+    from fedavg.plan.presets import source_values
+    from fedavg.programs.servable import check_data_is_named
 
     find_own_code()
     given = {name: options[name] for name in option_names() if options.get(name) is not None}
@@ -139,6 +147,7 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
     for name, why in _FOR_SIMULATIONS.items():
         if name in given:  # a plan file may have them: the same file is simulated too
             raise PlanError(f"{name}: got {given[name]}, which has no effect on a server: {why}; expected none")
+    check_data_is_named({**source_values(source), **given})
     return load_plan(source, given)
 
 
@@ -298,22 +307,35 @@ def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int) -> N
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds.")
 @click.option("-C", "C", type=float, default=0.5, show_default=True, help="The fraction of clients in a round.")
 @click.option("--partition", default="iid", show_default=True, help="How MNIST is split over the clients.")
+@click.option(
+    "--world", metavar="WORLD", help="Client processes sleep and die by this world, as in diurnal:2:hours=16."
+)
+@click.option("--hour-s", type=click.FloatRange(0, min_open=True), help="Seconds that an hour of the world takes [5].")
 @plan_settings
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where to keep everything [a new folder under runs/].")
 @as_json_option
-def fleet_demo(settings: tuple[str, ...], run_dir: Path | None, as_json: bool, **options: Any) -> None:
+def fleet_demo(
+    settings: tuple[str, ...], run_dir: Path | None, as_json: bool, world: str | None, hour_s: float | None,
+    **options: Any,
+) -> None:  # fmt: skip
     """A server and real client processes on this machine, on the embedded MNIST; then the same in simulation.
 
     \b
     fedavg fleet-demo --set algorithm=scaffold
     fedavg fleet-demo --set codec=stc:0.03 --set downlink=stc:0.03
+    fedavg fleet-demo --world diurnal:2:hours=16 --clients 6 --rounds 10
     """
     needs_server_extra()
-    from fedavg.cli.demo import demonstrate
+    from fedavg.cli.demo import Schedule, demonstrate
     from fedavg.plan import load_plan
+    from fedavg.world import make_world
+
+    if hour_s is not None and world is None:
+        raise PlanError("--hour-s: got it without --world, whose hours it is about; expected both")
 
     plan = load_plan("mnist-2nn", {"lr": 0.1, **options, **dict(setting(text) for text in settings)})
-    outcome = demonstrate(plan, run_dir, say=lambda text: click.echo(text, err=True))
+    schedule = Schedule(make_world(world), hour_s or 5.0) if world else None
+    outcome = demonstrate(plan, run_dir, lambda text: click.echo(text, err=True), schedule)
     if as_json:
         click.echo(json.dumps(outcome, indent=2))
         return
@@ -322,5 +344,7 @@ def fleet_demo(settings: tuple[str, ...], run_dir: Path | None, as_json: bool, *
     if outcome["simulated_sha256"]:
         same = "the same, bit for bit" if equal else "NOT the same"
         click.echo(f"simulated  {outcome['simulated_sha256']}  ({same})")
+    if world:
+        click.echo(f"clients    started {outcome['started']} times, killed {outcome['killed']} times")
     click.echo(f"accuracy   {outcome['accuracy']:.4f} after {outcome['rounds']} rounds; files in {outcome['run_dir']}")
     click.echo(f"sent       {outcome['bytes_up'] / 1e6:.1f} MB up, {outcome['bytes_down'] / 1e6:.1f} MB down")

@@ -20,20 +20,22 @@ def man(folder: Path) -> None:
     root = click.get_current_context().find_root()
     pages = folder / "man1"
     pages.mkdir(parents=True, exist_ok=True)
-    for name, context in _contexts(root.command, "fedavg", None):
+    for name, context in contexts(root.command):
         (pages / f"{name}.1").write_text(manual_page(name, context), encoding="utf-8")
     click.echo(f"wrote {len(list(pages.glob('fedavg*.1')))} pages to {pages}")
 
 
-def _contexts(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, click.Context]]:
-    """Every command below this one, by the name of its page."""
-    context = click.Context(command, info_name=name.rpartition("-")[2] if parent else name, parent=parent)
-    yield name, context
+def contexts(
+    command: click.Command, word: str = "fedavg", parent: click.Context | None = None
+) -> Iterator[tuple[str, click.Context]]:
+    """This command and every one below it, by the name of its page (fedavg-data-get)."""
+    context = click.Context(command, info_name=word, parent=parent)
+    yield context.command_path.replace(" ", "-"), context
     if isinstance(command, click.Group):
-        for word in command.list_commands(context):
-            inner = command.get_command(context, word)
+        for below in command.list_commands(context):
+            inner = command.get_command(context, below)
             if inner is not None:
-                yield from _contexts(inner, f"{name}-{word}", context)
+                yield from contexts(inner, below, context)
 
 
 def manual_page(name: str, context: click.Context) -> str:

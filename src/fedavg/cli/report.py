@@ -66,7 +66,7 @@ def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]
     pace = f"{summary.seconds_per_round:.3f} s a round (median), " if summary.seconds_per_round is not None else ""
     rows += [
         ("sent", f"{summary.bytes_up / 1e6:,.1f} MB up, {summary.bytes_down / 1e6:,.1f} MB down"),
-        ("simulated clock", f"{clock(summary.simulated_s)} of upload at the plan's uplink"),
+        *_clock_rows(summary),
         ("time", f"{pace}{summary.seconds:.1f} s in all"),
         *_beside_frozen(summary),
         ("model", f"{summary.parameters:,} numbers, sha256 {summary.model_sha256[:16]}…"),
@@ -84,6 +84,23 @@ def _beside_frozen(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("sent a round", f"{sent:,.2f} MB up; the whole model would be {whole:,.2f} MB{times}"),
         ("frozen", f"{summary.frozen['numbers']:,} numbers that never travel"),
+    ]
+
+
+def _clock_rows(summary: Summary) -> list[tuple[str, str]]:
+    if not summary.world:
+        return [("simulated clock", f"{clock(summary.simulated_s)} of upload at the plan's uplink")]
+    world = summary.world
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in world["groups"].items())
+    return [
+        ("simulated clock", f"{clock(summary.simulated_s)} in the plan's world"),
+        (
+            "in the world",
+            f"{world['asked']:,} asked, {world['late']:.1%} late, {world['dropped']:.1%} dropped out; "
+            f"{world['wasted']:.1%} of the clients' time wasted"
+            + (f"; {world['never']:,} clients never took part" if "never" in world else ""),
+        ),
+        *([("reports by group", shares)] if len(world["groups"]) > 1 else []),
     ]
 
 

@@ -35,15 +35,33 @@ def trim() -> None:
 def settle_before_fork() -> None:
     """What is garbage now would be garbage in every worker. What is not is left alone by their collectors, since
     looking at an object copies its page; `gc.unfreeze` takes that back."""
-    gc.collect()
-    trim()
     let_go_of_start_up()
+    _START_UP.over = True
+    gc.collect(1)
+    trim()
     gc.freeze()
 
 
+@dataclass
+class StartUp:
+    """Over when the process has forked workers once: what came into memory after that is in use."""
+
+    over: bool = False
+
+
+_START_UP: Final = StartUp()
+
+
 def let_go_of_start_up() -> None:
-    """Unmaps the pages of libraries: most of them were needed only to import PyTorch. The system maps those that are
-    needed again from its cache, at their first use. A mapping that was written to is left alone."""
+    """Frees what was needed only to import PyTorch. It takes 0.2 s, so the later of many short runs go without."""
+    if not _START_UP.over:
+        gc.collect()
+        unmap_libraries()
+
+
+def unmap_libraries() -> None:
+    """The system maps those pages that are needed again from its cache, at their first use. A mapping that was written
+    to is left alone."""
     madvise = _libc("madvise")
     if madvise is None:
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Final
 
 from fedavg import specs
 from fedavg.errors import PlanError
@@ -208,14 +208,23 @@ def liars(value: object) -> float | tuple[int, ...]:
     return float(str(share))
 
 
+#: The data of a plan whose server has none: clients have all of it, and the server not even a test set.
+NO_DATA: Final = "none"
+
+
 def data_value(value: object) -> object:
     from fedavg.data import DATASETS, canonical, is_named
 
+    if value == NO_DATA:
+        return value
     if isinstance(value, str) and is_named(value):
         return canonical(value)
     if isinstance(value, str) and not specs.is_import(value, FederatedData) and not value.startswith("object:"):
         names = ", ".join(dataset.usage for dataset in DATASETS.values())
-        raise ValueError(f"one of {names}, 'module:Name' of installed FederatedData, or FederatedData itself")
+        raise ValueError(
+            f"one of {names}, 'module:Name' of installed FederatedData, FederatedData itself, or, for a server "
+            f"without data, '{NO_DATA}'"
+        )
     return specs.checked(value, FederatedData)  # type: ignore[type-abstract]
 
 

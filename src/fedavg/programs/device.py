@@ -23,7 +23,7 @@ from fedavg.client_path import Message, run_client
 from fedavg.data.holdout import hold_out
 from fedavg.engine.single import check_single
 from fedavg.engine.threads import one_thread
-from fedavg.errors import FedAvgError, FleetError
+from fedavg.errors import DataError, FedAvgError, FleetError
 from fedavg.fleets.http.device.allowance import Allowance
 from fedavg.fleets.http.device.enrolment import Application, Enrolment, enrolled, own_key
 from fedavg.fleets.http.device.files import DeviceFiles, private_umask
@@ -126,6 +126,8 @@ class Device:
     def run(self) -> int:
         """Work until the server says that the run is over; returns the last round."""
         with private_umask(), RunDir(self._directory).locked(), one_thread(), closing(self._link):
+            if not len(self._examples):
+                raise DataError("this device has no examples; expected one at least before it enrols")
             identity = enrolled(self._url, self._link, self._files, self._application)
             self._link.signer.client = identity.client
             self._k = identity.client

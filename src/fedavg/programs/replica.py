@@ -21,6 +21,7 @@ from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet, Stopped
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation
+from fedavg.fleets.http.server.logs import Seldom
 from fedavg.fleets.http.server.replicas.leader import Leader
 from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
 from fedavg.fleets.http.server.replicas.peers import OfReplica, PeerEndpoints, Peers
@@ -30,25 +31,15 @@ from fedavg.fleets.http.server.store.connections import write_note
 from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import DONE, Together
 from fedavg.plan import Plan
-from fedavg.programs.serve import (
-    Options,
-    check_minimum,
-    check_options,
-    follow,
-    ledger_of,
-    listening,
-    parked,
-    resolve_served,
-    say_goodbye,
-    stopped_by_signals,
-)
+from fedavg.programs.servable import Options, OwnData, check_minimum, check_options, own_data, resolve_served
+from fedavg.programs.serve import follow, ledger_of, listening, parked, say_goodbye, stopped_by_signals
 from fedavg.reduction import who_trains
 from fedavg.runlog.checkpoint import from_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runner import Result, finish
 from fedavg.server import Watcher, assigned, instructions
-from fedavg.setup import Setup, pinned, population_of, resolve_data
-from fedavg.types import Cohort, FederatedData
+from fedavg.setup import Setup, pinned
+from fedavg.types import Cohort
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -77,7 +68,7 @@ def serve_replica(
     """Be one of the servers of a plan until its last round, whoever leads then."""
     check_options(plan, options)
     plan = pinned(plan)
-    data = resolve_data(plan)
+    data = own_data(plan)
     setup = resolve_served(plan, data, options.rules)
     check_minimum(setup, options.minimum)
     _check_replica(setup, options, place)
@@ -128,7 +119,7 @@ class _Replica:
     def __init__(
         self,
         setup: Setup,
-        data: FederatedData,
+        data: OwnData,
         options: Options,
         store: Store,
         leadership: Leadership,
@@ -141,9 +132,11 @@ class _Replica:
         self._hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s, claims)
         self._following = self._fleet(None)
         self._following.start(setup)
-        offers = _Offers(setup, store, self._following, options.rules)
+        releasing = self._hub if options.publish == "rounds" else None
+        offers = _Offers(setup, store, self._following, releasing, options.rules)
         self._member = Member(together, claims, self._hub, place.certificate, offers.invitation)
         self._peers = Peers(self._member.key, lambda: self._member.replica)
+        self._not_leading = Seldom(log, "can not lead")
 
     def run(self, stack: ExitStack, watch: Watcher | None, ready: Callable[[int], None] | None) -> Result:
         plan, options, hub, store, member = (
@@ -159,22 +152,22 @@ class _Replica:
         peers = PeerEndpoints(guard, app.answered, hub.presence.words, member.parts)
         stack.enter_context(stopped_by_signals(hub))
         stack.callback(member.close)  # after the last answer: handlers ask it
-        port = stack.enter_context(listening(app, plan, hub, store, options, peers.routes))
+        listen = stack.enter_context(listening(app, plan, hub, store, options, peers.routes))
         scheme = "https" if options.tls else "http"
-        member.start(self._place.url or f"{scheme}://{options.listen.host}:{port}")
+        member.start(self._place.url or f"{scheme}://{options.listen.host}:{listen.port}")
         gc.collect()
         gc.freeze()
         if ready:
-            ready(port)
+            ready(listen.port)
         result = self._lead_or_follow(watch)
-        say_goodbye(hub, result, options.linger_s)
+        say_goodbye(hub, result, options.linger_s, listen.connections)
         return result
 
     def _fleet(self, leader: Leader | None) -> HttpFleet:
         options = self._options
         ledger = ledger_of(self._setup, self._store, options.directory) if leader else None
         return HttpFleet(
-            population_of(self._data), self._data.test, self._hub, self._store, options.rules, options.minimum,
+            self._data.clients, self._data.test, self._hub, self._store, options.rules, options.minimum,
             ledger=ledger, gathering=leader,
         )  # fmt: skip
 
@@ -194,7 +187,7 @@ class _Replica:
             except StoreError as error:
                 if not error.retryable:
                     raise
-                log.warning("can not lead", extra={"detail": str(error)})
+                self._not_leading.tell(error)
             shared.pause(TRY_S)
 
     def _lead(self, watch: Watcher | None) -> Result:
@@ -206,7 +199,7 @@ class _Replica:
         leader.start()
         try:
             fleet = self._fleet(leader)
-            result = follow(self._setup, fleet, hub, self._store, self._options.directory, watch)
+            result = follow(self._setup, fleet, hub, self._store, self._options, watch)
             spent = result.summary.privacy if result.summary.status == "budget spent" else None
             over = {"round": result.summary.rounds, "model": result.summary.model_sha256, "spent": spent}
             fleet.retried(lambda: self._write_done(json.dumps(over)))
@@ -226,6 +219,8 @@ class _Replica:
         rows, start = self._store.committed(), parked(self._store)
         if start is None or start.round != done.round:
             raise StoreError(f"the run is over after round {done.round}, but its state is not there; restore it")
+        if self._options.publish != "none":
+            self._hub.models.release(start.round, start.state.weights)
         run = RunDir(self._options.directory)
         run.write_rows(rows)
         over = json.loads(self._store.note(DONE) or "{}")
@@ -235,8 +230,9 @@ class _Replica:
 class _Offers:
     """What the clients of an open round are asked for, from the database alone: as the leader has it, bit for bit."""
 
-    def __init__(self, setup: Setup, store: Store, fleet: HttpFleet, rules: Rules) -> None:
-        self._setup, self._store, self._fleet, self._rules = setup, store, fleet, rules
+    def __init__(self, setup: Setup, store: Store, fleet: HttpFleet, releasing: Hub | None, rules: Rules) -> None:
+        """`releasing` is told of the model of each committed round, if clients may have it."""
+        self._setup, self._store, self._fleet, self._releasing, self._rules = setup, store, fleet, releasing, rules
 
     def invitation(self, row: RoundRow, begun: float) -> Invitation | None:
         """The same models and numbers as the leader's; None if the round is committed by now."""
@@ -244,6 +240,8 @@ class _Offers:
         if found is None or found[0] != row.round - 1:
             return None
         state = from_tensors(load(found[1]))
+        if self._releasing and found[0]:
+            self._releasing.models.release(found[0], state.weights)
         work = instructions(self._setup, state, row.round)
         _, parts = assigned(self._setup, state, work, Cohort(row.cohort, len(row.cohort)))
         invitation = self._fleet.invitations.new(who_trains(self._setup, parts), work, row.attempt)

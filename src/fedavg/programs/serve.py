@@ -7,11 +7,10 @@ from there with the round that was under way.
 import gc
 import logging
 import signal
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any, Final
@@ -20,9 +19,8 @@ from safetensors.torch import load, save
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
-from fedavg.cohorts import cohort_size
 from fedavg.engine.model import model_sha256
-from fedavg.errors import DiskError, PlanError
+from fedavg.errors import DiskError
 from fedavg.files import write_atomically
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import DoneAnswer
@@ -30,66 +28,38 @@ from fedavg.fleets.http.server.admin import Admin
 from fedavg.fleets.http.server.app import FleetApp
 from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet
-from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
-from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.privacy.served import BudgetSpent, ServedLedger
+from fedavg.programs.servable import Options, check_minimum, check_options, own_data, resolve_served
 from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, finish
-from fedavg.samplers import make_sampler
 from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
-from fedavg.setup import Setup, pinned, population_of, resolve, resolve_data, served
-from fedavg.types import FederatedData, State
+from fedavg.setup import Setup, pinned
+from fedavg.types import State
 
 log = logging.getLogger("fedavg.fleet")
 
 ADMIN_TOKEN: Final = "admin-token"
 JOIN_TOKEN: Final = "join-token"
 LEDGER: Final = "ledger.jsonl"
-#: The first join token is good for a week, and where the plan does not say K, for so many clients.
-JOIN_HOURS: Final = 7 * 24.0
-MOST_HOURS: Final = 87_840
+#: Seconds after the last poll in which a client that stays connected may still begin to fetch the final model.
+FETCH_S: Final = 2.0
+#: Where the plan does not say K, the first join token is for so many clients.
 JOIN_USES: Final = 1000
 
 
 @dataclass(frozen=True)
-class Address:
-    host: str
+class Listening:
+    """Where clients connect, and how many do at the moment."""
+
     port: int
-
-    @property
-    def loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "localhost", "::1")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to serve; none of it changes what is learned when all invited clients answer."""
-
-    listen: Address
-    directory: Path
-    #: A database URL; without one, an SQLite file in the directory.
-    database: str | None = None
-    tls: ssl.SSLContext | None = None
-    #: Where the operator's endpoints are; without it, beside the clients'.
-    admin: Address | None = None
-    rules: Rules = field(default_factory=Rules)
-    guards: Guards = field(default_factory=Guards)
-    #: The public key (raw Ed25519) of the authority that vouches for devices, if the plan's sessions are signed.
-    authority: bytes | None = None
-    #: Clients that must be there before a round begins; without it, a cohort.
-    minimum: int | None = None
-    #: How many clients the first join token is for (without it, K of the plan), and for how many hours.
-    join_uses: int | None = None
-    join_hours: float = JOIN_HOURS
-    #: Seconds that the server stays after the last round, to tell clients that it was the last.
-    linger_s: float = 30.0
+    connections: Callable[[], int]
 
 
 def serve(
@@ -102,7 +72,7 @@ def serve(
     check_options(plan, options)
     plan = pinned(plan)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
-    data = resolve_data(plan)
+    data = own_data(plan)
     setup = resolve_served(plan, data, options.rules)
     check_minimum(setup, options.minimum)
     options.directory.mkdir(parents=True, exist_ok=True)
@@ -114,47 +84,19 @@ def serve(
         hub.know(store.clients())
         ledger = ledger_of(setup, store, options.directory)
         fleet = HttpFleet(
-            population_of(data), data.test, hub, store, options.rules, options.minimum, options.authority, ledger
+            data.clients, data.test, hub, store, options.rules, options.minimum, options.authority, ledger
         )
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
         stack.enter_context(stopped_by_signals(hub))
-        port = stack.enter_context(listening(app, plan, hub, store, options))
+        place = stack.enter_context(listening(app, plan, hub, store, options))
         gc.collect()
         gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
         if ready:
-            ready(port)
-        result = follow(setup, fleet, hub, store, options.directory, watch)
-        say_goodbye(hub, result, options.linger_s)
+            ready(place.port)
+        result = follow(setup, fleet, hub, store, options, watch)
+        say_goodbye(hub, result, options.linger_s, place.connections)
         return result
-
-
-def check_options(plan: Plan, options: Options) -> None:
-    """Refuses what can not be served, or would have no effect."""
-    _check_plan(plan)
-    _check_plain(options)
-    _check_guards(plan, options.guards)
-    _check_times(options)
-    _check_authority(plan, options)
-
-
-def resolve_served(plan: Plan, data: FederatedData, rules: Rules) -> Setup:
-    """The plan for the clients that will come, as many as its data has; of that the server keeps the test set."""
-    clients = population_of(data)
-    setup = served(resolve(plan, clients, data.test))
-    if setup.budget and clients.count != plan.clients:
-        raise PlanError(
-            f"clients: got {plan.clients}, but data '{data.name}' has {clients.count}; a private run needs the same "
-            "number: its noise and its mean are made for K clients"
-        )
-    if setup.algorithm.asynchronous and rules.over_selection != 1:
-        raise PlanError(
-            f"--over-selection: got {rules.over_selection:g}, but with '{setup.algorithm.name}' clients are always at "
-            "work, and its buffer says how many updates make a step; expected 1, or a larger C for more at work"
-        )
-    if setup.secagg:
-        setup.secagg.check(rules.invited(cohort_size(plan.C, clients)))
-    return setup
 
 
 def ledger_of(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:
@@ -164,97 +106,10 @@ def ledger_of(setup: Setup, store: Store, directory: Path) -> ServedLedger | Non
     return ServedLedger(setup.budget, setup.plan.dp_epsilon, directory / LEDGER, store.attempts())
 
 
-def check_minimum(setup: Setup, minimum: int | None) -> None:
-    least = setup.secagg.shares.least if setup.secagg and setup.secagg.shares else 0
-    most = setup.plan.clients
-    if minimum is not None and most is not None and minimum > most:
-        raise PlanError(f"--min-clients: got {minimum}; expected at most {most}: the plan has no more clients")
-    if minimum is not None and minimum < least:
-        raise PlanError(
-            f"--min-clients: got {minimum}; expected at least {least}: so many together carry the noise of the plan"
-        )
-
-
-def _check_plan(plan: Plan) -> None:
-    if plan.attack is not None:
-        raise PlanError(
-            f"attack: got '{plan.attack}', and the clients of a server are real: nobody simulates their lies; expected "
-            "none"
-        )
-    for name, part in plan.objects():
-        raise PlanError(
-            f"{name}: got {part!r}, an object that has no text form, and devices know a plan only as text; install its "
-            "code on the server and the devices, and name it: 'my_package.module:Name'"
-        )
-    sampler = make_sampler(plan.sampling)
-    if sampler.needs_everyone or sampler.needs_losses:
-        raise PlanError(
-            f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
-            "'turns', or one that needs neither everyone nor losses"
-        )
-    for name in ("world", "changes"):
-        if getattr(plan, name) is not None:
-            raise PlanError(
-                f"{name}: got '{getattr(plan, name)}'; real devices come and go, and their data changes, by "
-                "themselves: expected none. When a round ends is for --deadline, --over-selection and --quorum to say"
-            )
-    if plan.eval_train:
-        raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
-
-
-def _check_times(options: Options) -> None:
-    if not 0 < options.join_hours <= MOST_HOURS:
-        raise PlanError(f"--join-hours: got {options.join_hours:g}; expected hours above 0, at most {MOST_HOURS:,}")
-    if not options.linger_s >= 0:
-        raise PlanError(f"--linger: got {options.linger_s:g}; expected seconds from 0")
-
-
-def _check_guards(plan: Plan, guards: Guards) -> None:
-    if plan.secagg != "none" and guards.anonymous:
-        raise PlanError(
-            "--anonymous: under secure aggregation updates come masked, in sessions that clients sign; expected none. "
-            "Nobody sees a single update there, whose it is or not"
-        )
-    if plan.secagg != "none" and guards.max_norm is not None:
-        raise PlanError(
-            "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
-            "updates there is the plan's secagg, CLIP for each number and CAP for n_k"
-        )
-    usual = Guards()
-    for name in ("max_weight", "times_median") if plan.secagg != "none" else ():
-        if (got := getattr(guards, name)) != getattr(usual, name):
-            raise PlanError(
-                f"--{name.replace('_', '-')}: got {got:g}, but nobody can see a weight under secure aggregation; "
-                "expected none. What bounds weights there is CAP of the plan's secagg"
-            )
-
-
-def _check_authority(plan: Plan, options: Options) -> None:
-    masking = None
-    if plan.secagg != "none":
-        from fedavg.secagg.options import make_masking
-
-        masking = make_masking(plan.secagg)
-    signed = masking is not None and masking.signed
-    if signed and options.authority is None:
-        raise PlanError("secagg: sessions are signed; expected --authority with the public key that devices pin")
-    if options.authority is not None and not signed:
-        raise PlanError("--authority is for signed sessions; expected secagg = 'complete:CLIP:CAP:signed=true'")
-
-
-def _check_plain(options: Options) -> None:
-    for address in (options.listen, options.admin):
-        if options.tls is None and address and not address.loopback:
-            raise PlanError(
-                f"plain HTTP on {address.host}: expected TLS (--cert and --key; 'fedavg certs' makes them for trying "
-                "out). Without it only loopback addresses are served"
-            )
-
-
 @contextmanager
 def listening(
     app: FleetApp, plan: Plan, hub: Hub, store: Store, options: Options, more: Sequence[BaseRoute] = ()
-) -> Iterator[int]:
+) -> Iterator[Listening]:
     """Serve clients, and the operator, until the end; and what `more` there is."""
     app.asgi.router.routes.extend(more)
     admin = Admin(app, hub, store, _admin_token(store, plan, options), hub.stop)
@@ -273,7 +128,7 @@ def listening(
         "listening", extra={"host": options.listen.host, "port": listeners[0].port, "tls": options.tls is not None}
     )
     try:
-        yield listeners[0].port
+        yield Listening(listeners[0].port, lambda: listeners[0].connections)
     finally:
         hub.stop()
         for listener in listeners:
@@ -316,8 +171,9 @@ def stopped_by_signals(hub: Hub) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: Path, watch: Watcher | None) -> Result:
+def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, options: Options, watch: Watcher | None) -> Result:
     """The server loop, with each round committed before anybody hears of it."""
+    directory, publish = options.directory, options.publish
     run = RunDir(directory)
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
     start = parked(store)
@@ -325,6 +181,8 @@ def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: Pa
     run.write_rows(rows)
     state = start.state if start else None
     hub.history.commit(start.round if start else 0, None)
+    if start and publish == "rounds":
+        hub.models.release(start.round, start.state.weights)
     spent = None
     if not (start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped"):
         try:
@@ -332,6 +190,8 @@ def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: Pa
                 state = event.state
                 if isinstance(event, Round):
                     _commit(event, fleet, hub, store)
+                    if publish == "rounds":
+                        hub.models.release(event.round, event.state.weights)
                     rows.append(event_row(event))
                     _append_metrics(run, rows, fleet)
                 elif event.round == 0:
@@ -343,6 +203,8 @@ def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, directory: Pa
             assert fleet.ledger
             spent = fleet.ledger.entry(len(rows))
     assert state
+    if publish != "none":
+        hub.models.release(len(rows), state.weights)
     return fleet.retried(lambda: finish(setup, rows, state, fleet.engine, run, spent))
 
 
@@ -394,9 +256,15 @@ def _contiguous(state: State) -> dict[str, Any]:
     return {name: tensor.contiguous() for name, tensor in to_tensors(state).items()}
 
 
-def say_goodbye(hub: Hub, result: Result, linger_s: float) -> None:
-    """Stay until everyone knows that it is over, or for as long as was asked."""
+def say_goodbye(hub: Hub, result: Result, linger_s: float, connections: Callable[[], int]) -> None:
+    """Stay until everyone knows that it is over, or for as long as was asked.
+
+    Who was told may fetch the final model next: as long as it is connected it has a moment to begin.
+    """
     hub.polls.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, counted=None))
     until = monotonic() + linger_s
     while not hub.polls.all_told() and monotonic() < until and not hub.shared.stopping:
+        sleep(0.05)
+    until = min(until, monotonic() + FETCH_S)
+    while connections() and monotonic() < until and not hub.shared.stopping:
         sleep(0.05)

@@ -84,7 +84,7 @@ class Progress:
 
     def _line(self, event: Round) -> str:
         pace = (self._ends[-1] - self._ends[0]) / max(len(self._ends) - 1, 1)
-        loss = f"loss {event.train_loss:.4f}  " if event.train_loss is not None else ""
+        loss = f"training loss {event.train_loss:.4f}  " if event.train_loss is not None else ""
         privacy = f"epsilon {event.epsilon:.3f}  " if event.epsilon is not None else ""
         return (
             f"round {event.round}/{self._plan.rounds}  {self._score()}  {loss}{privacy}{pace:.3f} s/round  "

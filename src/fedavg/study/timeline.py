@@ -60,7 +60,7 @@ def _draw_rounds(axes: "Axes", ticks: Sequence[Tick], from_s: float) -> None:
     below = np.zeros(len(ticks))
     for fate, colour in _COLOURS.items():
         counts = np.array([np.count_nonzero(tick.outcome.closed.fates == fate) for tick in ticks])
-        axes.bar(begin, counts, width, below, align="edge", color=colour, label=_WORDS[fate], linewidth=0)
+        _draw_boxes(axes, begin, width, below, counts, colour, _WORDS[fate])
         below += counts
     _label(axes, "clients asked")
 
@@ -70,17 +70,20 @@ def _draw_single(axes: "Axes", scene: Scene, ticks: Sequence[Tick], from_s: floa
     chosen = np.unique(np.linspace(0, scene.clients - 1, min(SHOWN, scene.clients)).astype(np.int64))
     groups = make_world(scene.world).groups(scene.clients)[chosen]
     places = {int(k): place for place, k in enumerate(chosen[np.argsort(groups, kind="stable")])}
-    for k, start, end in _presence(scene, chosen, from_s):
-        axes.barh(places[k], (end - start) / HOUR_S, 0.9, _hour(start, from_s), color=_THERE, linewidth=0)
+    there = [
+        (_hour(start, from_s), (end - start) / HOUR_S, places[k]) for k, start, end in _presence(scene, chosen, from_s)
+    ]
+    asked: dict[Fate, list[tuple[float, float, int]]] = {fate: [] for fate in _COLOURS}
     for tick in ticks:
-        ends = np.minimum(tick.outcome.opened + tick.outcome.seconds, tick.outcome.closed.at)
+        begin = tick.outcome.opened
+        ends = np.minimum(begin + tick.outcome.seconds, tick.outcome.closed.at)
         for k, fate, end in zip(tick.errand.clients, tick.outcome.closed.fates, ends, strict=True):
             if int(k) in places:
-                begin = tick.outcome.opened
                 width = max(end - begin, 120.0) / HOUR_S  # thinner could not be seen
-                axes.barh(
-                    places[int(k)], width, 0.9, _hour(begin, from_s), color=_COLOURS[Fate(int(fate))], linewidth=0
-                )
+                asked[Fate(int(fate))].append((_hour(begin, from_s), width, places[int(k)]))
+    for colour, lines in ((_THERE, there), *((colour, asked[fate]) for fate, colour in _COLOURS.items())):
+        left, width, place = np.array(lines, dtype=float).reshape(-1, 3).T
+        _draw_boxes(axes, left, width, place - 0.45, np.full(len(lines), 0.9), colour)
     _label(axes, f"{len(chosen)} of the clients, by group", legend=False)
     axes.set_yticks([])
 
@@ -97,6 +100,24 @@ def _presence(scene: Scene, chosen: np.ndarray, from_s: float) -> list[tuple[int
         ]
         now = float(end.min())
     return sorted(set(found))
+
+
+def _draw_boxes(
+    axes: "Axes",
+    left: np.ndarray,
+    width: np.ndarray,
+    bottom: np.ndarray,
+    height: np.ndarray,
+    colour: str,
+    label: str | None = None,
+) -> None:
+    """All boxes as one artist, arrays of shape (N,): a day may have ten thousands."""
+    from matplotlib.collections import PolyCollection
+
+    right, top = left + width, bottom + height
+    corners = np.stack([left, bottom, left, top, right, top, right, bottom], axis=1).reshape(-1, 4, 2)
+    axes.add_collection(PolyCollection(list(corners), facecolors=colour, linewidths=0, label=label))
+    axes.autoscale_view()
 
 
 def _hour(at: float, from_s: float) -> float:

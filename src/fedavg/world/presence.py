@@ -84,22 +84,34 @@ class OnOff(Presence):
 class Listed(Presence):
     """Intervals that were read. Those of client k are the rows `first[k]` to `first[k + 1]`; `first` has shape (K+1,).
 
-    After `period_s` they come again, if it is finite.
+    After `period_s` they come again, if it is finite. Who is there when the list ends and when it begins stays in
+    between: then its last interval runs on through its first one of the next lap, which is no interval of its own.
     """
 
     def __init__(self, first: np.ndarray, starts: np.ndarray, ends: np.ndarray, period_s: float) -> None:
         super().__init__(len(first) - 1)
-        self._first, self._starts, self._ends, self._period = first, starts, ends, period_s
+        self._first, self._starts, self._ends, self._period = first, starts, ends.copy(), period_s
+        self._count = np.diff(first)
+        self._stays = np.zeros(self.clients, bool)
+        some = np.flatnonzero(self._count)
+        opening, final = first[some], first[some + 1] - 1
+        stays = (starts[opening] == 0) & (ends[final] == period_s)
+        self._stays[some] = stays
+        self._ends[final[stays]] += ends[opening[stays]]
+        self._ends[final[stays & (opening == final)]] = inf  # from the beginning to the end of every lap
 
     def spans(self, clients: np.ndarray, turns: np.ndarray, ends: np.ndarray) -> Spans:
-        count = self._first[clients + 1] - self._first[clients]
-        lap, place = turns // np.maximum(count, 1), turns % np.maximum(count, 1)
-        known = (count > 0) & ((lap == 0) | np.isfinite(self._period))
-        rows = np.where(known, self._first[clients] + place, 0)
-        later = np.where(lap > 0, lap, 0) * (self._period if np.isfinite(self._period) else 0.0)
+        count, stays = self._count[clients], self._stays[clients]
+        later = np.maximum(turns - count, 0)
+        laps, places = np.divmod(later, np.maximum(count - stays, 1))
+        again = turns >= count
+        lap, place = np.where(again, 1 + laps, 0), np.where(again, stays + places, turns)
+        known = (count > 0) & (~again | (np.isfinite(self._period) & (count > stays)))
         if not len(self._starts):
             return np.full(len(clients), inf), np.full(len(clients), inf)
-        return np.where(known, self._starts[rows] + later, inf), np.where(known, self._ends[rows] + later, inf)
+        rows = np.where(known, self._first[clients] + place, 0)
+        shift = lap * (self._period if np.isfinite(self._period) else 0.0)
+        return np.where(known, self._starts[rows] + shift, inf), np.where(known, self._ends[rows] + shift, inf)
 
 
 class Attendance:

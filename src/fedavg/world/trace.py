@@ -172,6 +172,7 @@ def _trace(path: str, rows: Iterable[tuple[int, Mapping[str, Any]]], fingerprint
                 raise _bad(
                     path, line, f"client {k} from {start:g}, while it is still there", "no intervals that overlap"
                 )
+    ordered = [_merged(spans) for spans in ordered]
     if not any(ordered):
         raise DataError(f"world trace: {path} has nobody who is ever there; expected an interval, 'from' and 'to'")
     flat = [span for spans in ordered for span in spans]
@@ -187,6 +188,17 @@ def _trace(path: str, rows: Iterable[tuple[int, Mapping[str, Any]]], fingerprint
         groups=_numbered(path, own["group"]),
         fingerprint=fingerprint,
     )
+
+
+def _merged(spans: list[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+    """Intervals in rising order, those that touch as one: nobody leaves in between."""
+    merged: list[tuple[float, float, int]] = []
+    for start, end, line in spans:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end, merged[-1][2])
+        else:
+            merged.append((start, end, line))
+    return merged
 
 
 def _numbered(path: str, groups: np.ndarray) -> np.ndarray:

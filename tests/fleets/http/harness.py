@@ -18,7 +18,6 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
-from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -52,14 +51,10 @@ from fedavg.fleets.http.protocol.vouchers import voucher_text
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.fleets.http.server.store import Store
 from fedavg.secagg.identity import vouch
+from programs import FORK
 
 #: A machine that is busy with other things must not fail a test of what happens at all.
 PATIENCE_S = 120.0
-
-FORK = get_context("forkserver")
-FORK.set_forkserver_preload(
-    ["fedavg.cli.fleet", "fedavg.cli.report", "fedavg.programs.replica", "fedavg.programs.device", "psycopg"]
-)
 
 
 def free_port() -> int:

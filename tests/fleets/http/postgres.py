@@ -1,11 +1,16 @@
 """A real PostgreSQL for tests, without a network port, that can be stopped and crash."""
 
+import subprocess
 import tempfile
 import time
 import warnings
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
 
 
 def start_postgres(*settings: str):
@@ -38,3 +43,45 @@ def emptied(server) -> str:
         time.sleep(0.01)
     administer(server, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     return server.get_uri()
+
+
+def database(server, name: str) -> str:
+    """The URL of another database, which is new."""
+    administer(server, f"CREATE DATABASE {name}")
+    return server.get_uri(database=name)
+
+
+@contextmanager
+def restarted_elsewhere(server):
+    """Another instance takes over: on a copy of the data, at the same address."""
+    server.stop()
+    here, old = Path(server.pgdata), Path(f"{server.pgdata}.old")
+    here.rename(old)
+    subprocess.run(["cp", "-a", old, here], check=True)
+    yield
+    server.start()
+    subprocess.run(["rm", "-r", old], check=True)
+
+
+@contextmanager
+def out_of_connections(server):
+    """Everyone else is cut off, and all connections that the server has are taken."""
+    url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
+    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    ours = []
+    try:
+        with suppress(OperationalError):
+            while True:
+                ours.append(engine.connect())
+        taken = {connection.scalar(text("SELECT pg_backend_pid()")) for connection in ours}
+        others = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND NOT pid = ANY(:taken)"
+        while ours[0].scalar(text(f"SELECT count(pg_terminate_backend(pid)) {others}"), {"taken": list(taken)}):
+            with suppress(OperationalError):
+                while True:
+                    ours.append(engine.connect())
+                    taken.add(ours[-1].scalar(text("SELECT pg_backend_pid()")))
+        yield
+    finally:
+        for connection in ours:
+            connection.close()
+        engine.dispose()

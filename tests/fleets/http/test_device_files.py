@@ -1,9 +1,12 @@
 """The files of a device when something is wrong with them: a clear message that names the file, never a traceback."""
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 from liar import lying
 from tiny import DATA, SIZES, tiny_plan
 
+from fedavg.cli import cli
 from fedavg.errors import FedAvgError
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link
@@ -67,3 +70,21 @@ def test_a_folder_that_others_can_look_into_is_closed(masked, tmp_path):
     (tmp_path / "open").mkdir(mode=0o755)
     device_of(masked, tmp_path / "open").run()
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_device_without_examples_says_so_before_it_enrols(masked, tmp_path):
+    np.savez(tmp_path / "none.npz", x=np.zeros((0, 8), np.float32), y=np.zeros(0, np.int64))
+    (tmp_path / "token").write_text("token")
+    command = ["join", masked.url, "--insecure", "--data", str(tmp_path / "none.npz"), "--task", "tiny:TASK"]
+    ended = CliRunner().invoke(cli, [*command, "--token-file", str(tmp_path / "token"), "--state", str(tmp_path / "d")])
+    assert "no examples; expected one at least" in str(ended.exception)
+    assert masked.asked == []
+
+
+def test_a_device_that_was_never_invited_is_told_how(masked, tmp_path):
+    device = Device(
+        masked.url, tmp_path, DATA.client(0), "tiny:TASK", token=None,
+        make_link=lambda key: Link(masked.url, key, None, 30.0), eligible=lambda: Eligibility(True, True, True),
+    )  # fmt: skip
+    with pytest.raises(FedAvgError, match="--token-file FILE, or token=... in Python"):
+        device.run()

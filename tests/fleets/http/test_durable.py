@@ -25,7 +25,8 @@ from fedavg.cohorts import sample_cohort
 from fedavg.fleets.http.protocol.messages import DoneAnswer, WorkOffer
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
-from fedavg.programs.serve import Address, Options, serve
+from fedavg.programs.servable import Address, Options
+from fedavg.programs.serve import serve
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import population_of, resolve_data
 

@@ -5,13 +5,14 @@ from harness import Fleet
 from tiny import SIZES, tiny_plan
 
 import fedavg
-from fedavg.programs.serve import Address, Options, serve
+from fedavg.programs.servable import Address, Options
+from fedavg.programs.serve import serve
 
 PLANS = {
     "fedprox": {"algorithm": "fedprox:0.1"},
     "fedavgm": {"algorithm": "fedavgm:0.9"},
     "fedadam": {"algorithm": "fedadam:lr=0.05"},
-    "fednova": {"algorithm": "fednova"},
+    "fednova, momentum": {"algorithm": "fednova", "optimizer": "sgd:momentum=0.9"},
     "scaffold": {"algorithm": "scaffold"},
     "feddyn": {"algorithm": "feddyn:1"},
     "momentum that clients keep": {"optimizer": "sgd:momentum=0.9:keep=true", "rounds": 5},

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import sys
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import pytest
@@ -49,9 +50,11 @@ def test_two_hundred_clients_and_slow_ones_among_them(load):
     assert uploads.cuts == 0
     assert min(cut_after) > 4
     assert max(cut_after) < 10
-    # Twenty-five updates of 0.8 MB are a round's: the peak of later rounds is above that of earlier ones by less.
-    early, late = (max(mb for round, mb in sizes if (round > 8) is later) for later in (False, True))
-    assert late - early < 20
+    # A round's twenty-five updates of 0.8 MB are 20 MB, so eight rounds that kept theirs would stand 160 MB higher.
+    # One round's peak says little: it goes with how many uploads happen to be read at once.
+    peaks = {round: max(mb for at, mb in sizes if at == round) for round, _ in sizes}
+    early, late = (median(peaks[round] for round in peaks if round in some) for some in (range(5, 9), range(13, 17)))
+    assert late - early < 40, peaks
 
 
 async def watch(server, uploads, sizes):

@@ -33,7 +33,8 @@ from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store
 from fedavg.privacy.served import BudgetSpent
 from fedavg.programs.device import Device
-from fedavg.programs.serve import Address, Options, serve
+from fedavg.programs.servable import Address, Options
+from fedavg.programs.serve import serve
 from fedavg.setup import population_of, resolve
 from fleet_peers import NUMBERS, Peer, fleet_plan, serving
 

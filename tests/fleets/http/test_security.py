@@ -40,7 +40,7 @@ from fedavg.fleets.http.server.store import ClientRow, Store
 from fedavg.fleets.http.server.underway import Group
 from fedavg.plan import Plan
 from fedavg.programs.device import Device
-from fedavg.programs.serve import Address
+from fedavg.programs.servable import Address
 from fedavg.setup import resolve_task
 from fedavg.types import Part
 from fleet_peers import DATA, HOST, NUMBERS, Peer, Wire, fleet_plan, request_bytes, serving, serving_process

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from postgres import OTHERS, emptied, start_postgres
+from postgres import OTHERS, emptied
 from sqlalchemy import create_engine, inspect, make_url, text
 
 from fedavg.errors import FedAvgError
@@ -35,14 +35,6 @@ from fedavg.fleets.http.server.store import (
 FORK = get_context("fork")
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
 ALICE, BOB, CAROL = b"a" * 32, b"b" * 32, b"c" * 32
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    """A server of its own. It never crashes here, only its clients do: it need not sync."""
-    server = start_postgres("fsync = off")
-    yield server
-    server.cleanup()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

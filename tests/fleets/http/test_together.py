@@ -1,7 +1,7 @@
 """What replicas share in a real PostgreSQL: counters, claims, and who may still write as the leader."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from harness import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from postgres import OTHERS, administer, emptied, start_postgres
+from postgres import OTHERS, administer, emptied
 
 from fedavg.codecs import make_codec
 from fedavg.errors import FleetError
@@ -31,18 +31,6 @@ from fedavg.fleets.http.server.underway import Group, Received
 from fedavg.types import Update
 
 A, B = 11, 22
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    server = start_postgres("fsync = off")
-    yield server
-    server.cleanup()
-
-
-@pytest.fixture
-def url(postgres):
-    return emptied(postgres)
 
 
 @contextmanager
@@ -200,7 +188,7 @@ def test_a_leader_that_keeps_its_session_keeps_the_lock(url):
     with sharing(url) as (old, _), sharing(url) as (new, _):
         first, second = Leadership(old.connections, "first"), Leadership(new.connections, "second")
         first.attempt(A)
-        for _ in range(16):  # 4 s, and the lock would be lost after 2.5
+        for _ in range(12):  # 3 s, and the lock would be lost after 2.5
             assert first.holds()
             assert second.attempt(B) is None
             sleep(0.25)
@@ -231,6 +219,21 @@ def test_a_transaction_that_was_ended_since_its_process_was_paused_may_be_tried_
     with sharing(url) as (store, _), pytest.raises(StoreError, match="silent in it: try again") as ended:
         be_paused(store)
     assert ended.value.retryable
+
+
+def test_a_pool_without_a_connection_left_is_told_and_may_be_asked_again(url, monkeypatch):
+    with sharing(url) as (store, together):
+        pool = store.connections._engine.pool
+        monkeypatch.setattr(pool, "_timeout", 0.05)
+        with ExitStack() as stack:
+            for _ in range(pool.size() + pool._max_overflow - pool.checkedout()):
+                stack.enter_context(store.connections.read("be busy"))
+            with pytest.raises(
+                StoreError, match="can not look at the replicas .*: every connection is busy"
+            ) as refused:
+                together.head(A)
+            assert refused.value.retryable
+        assert together.head(A).epoch
 
 
 def test_only_postgresql_is_shared(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedavg
+import programs
 from fedavg.errors import FedAvgError, PlanError
 from toys import TOY, heed_ctrl_c, toy_data
 
@@ -128,7 +129,6 @@ def test_ctrl_c_and_the_same_command_goes_on(tmp_path):
 
 def test_run_refuses_a_file_that_describes_a_sweep(tmp_path):
     (tmp_path / "plan.toml").write_text(FILE)
-    command = [sys.executable, "-m", "fedavg", "run", "plan.toml"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    ended = programs.fedavg("run", "plan.toml", cwd=tmp_path)
     assert ended.returncode == 2
     assert "describes a sweep ([sweep]), not one run; expected: fedavg sweep plan.toml" in ended.stderr

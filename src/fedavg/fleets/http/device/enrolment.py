@@ -47,7 +47,10 @@ def enrolled(url: str, link: Link, files: DeviceFiles, application: Application)
             raise FleetError(f"{folder} belongs to {identity.server}, not to {url}; use another --state directory")
         return identity
     if application.token is None:
-        raise FleetError("this device is not enrolled yet; expected --token-file with a join token of the server")
+        raise FleetError(
+            "this device is not enrolled yet; expected a join token of the server's operator: --token-file FILE, or "
+            "token=... in Python"
+        )
     request = EnrolRequest(
         token=application.token,
         key=b64encode(link.signer.key.public).decode(),

@@ -25,7 +25,7 @@ from fedavg.fleets.http.protocol.messages import Enrolled, EnrolRequest, Holding
 from fedavg.fleets.http.protocol.wire import UpdateRefused
 from fedavg.fleets.http.server import metrics
 from fedavg.fleets.http.server.bodies import parse_body
-from fedavg.fleets.http.server.downloads import file_answer
+from fedavg.fleets.http.server.downloads import ASK_AGAIN, file_answer
 from fedavg.fleets.http.server.gates import (
     Answered,
     Applying,
@@ -100,6 +100,7 @@ class FleetApp:
         return [
             Endpoint("POST", "/v1/enrol", self._enrol, [by_address, small, applying]),
             Endpoint("POST", "/v1/poll", self._poll, [*signed, small]),
+            Endpoint("GET", "/v1/models/latest", self._latest_model, signed),
             Endpoint("GET", "/v1/models/{digest}", self._model),
             Endpoint("GET", "/v1/models/{digest}/changes/{count}", self._changes),
             Endpoint("PUT", f"{rounds}/update", self._update, [*signed, of_round, update, upload]),
@@ -222,6 +223,19 @@ class FleetApp:
         if data is None:
             raise Refusal("no-such-model", "this model is not on offer (any more); poll for work")
         return file_answer(call.request, digest, memoryview(data))
+
+    async def _latest_model(self, call: Call) -> Response:
+        """The model that clients may take away. Its address is for them alone: others do not know its digest."""
+        client = self._hub.presence.client(call.k)
+        if client is None or not client.approved:
+            raise Refusal("no-such-model", "this client waits for the operator's approval")
+        await self._catch_up()
+        released = self._hub.models.released
+        if released is None:
+            raise Refusal("no-such-model", "no model is published yet: it comes with the last round")
+        answer = file_answer(call.request, released.digest, memoryview(released.content), ASK_AGAIN)
+        answer.headers["fedavg-round"] = str(released.round)
+        return answer
 
     async def _changes(self, call: Call) -> Response:
         """The last changes that lead to a model, each after its length: for who has had an earlier one."""

@@ -12,11 +12,16 @@ from fedavg.fleets.http.server.refusals import Refusal
 PIECE_BYTES: Final = 256 * 1024
 
 
-def file_answer(request: Request, name: str, data: memoryview) -> Response:
-    """What never changes under its name; all of it, or the range that was asked for."""
+#: What never changes under its address may be kept by anyone; what does is asked for again each time.
+IMMUTABLE: Final = "public, max-age=31536000, immutable"
+ASK_AGAIN: Final = "private, no-cache"
+
+
+def file_answer(request: Request, name: str, data: memoryview, cache: str = IMMUTABLE) -> Response:
+    """A file under its name, its ETag; all of it, or the range that was asked for."""
     headers = {
         "etag": f'"{name}"',
-        "cache-control": "public, max-age=31536000, immutable",
+        "cache-control": cache,
         "accept-ranges": "bytes",
         "content-type": "application/octet-stream",
     }

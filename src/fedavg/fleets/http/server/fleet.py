@@ -71,9 +71,9 @@ class HttpFleet(Fleet):
 
     `gathering` is how the sum of a round comes together; without it, it is all here.
 
-    `population` is what the plan was made for, `test` what the server itself judges models on. `authority` is the
-    public key that signed sessions of secure aggregation are checked by. `ledger` is what the run has spent of its
-    clients' privacy; None for a run that is not private.
+    `population` is what the plan was made for, if that is known; `test` what the server itself judges models on.
+    `authority` is the public key that signed sessions of secure aggregation are checked by. `ledger` is what the run
+    has spent of its clients' privacy; None for a run that is not private.
     """
 
     fingerprint = "devices"
@@ -81,7 +81,7 @@ class HttpFleet(Fleet):
 
     def __init__(
         self,
-        population: Population,
+        population: Population | None,
         test: Examples | None,
         hub: Hub,
         store: Store,
@@ -101,7 +101,7 @@ class HttpFleet(Fleet):
         self._attempt = 0
         self._threads = ExitStack()
 
-    def open(self, plan: Plan) -> Population:
+    def open(self, plan: Plan) -> Population | None:
         return self._population
 
     def start(self, setup: Setup) -> Tensor:

@@ -22,7 +22,7 @@ from fedavg.fleets.http.server.metrics import Updates
 from fedavg.fleets.http.server.presence import Presence
 from fedavg.fleets.http.server.rounds import Receipt, RoundPhase
 from fedavg.fleets.http.server.shared import Shared
-from fedavg.fleets.http.server.underway import Collected, Received
+from fedavg.fleets.http.server.underway import Collected, Received, UnderWay
 from fedavg.sums import TooLarge
 from fedavg.types import Update
 
@@ -105,6 +105,8 @@ class Intake:
             if current is not self._collecting.current or current.session:
                 return Receipt.WRONG_ROUND
             verdict = self._claims.claim(source, round, attempt)
+            if verdict is Receipt.DUPLICATE:  # another sum has it: the client is not asked for it here either
+                self._note_accepted(current, source)
             if verdict is not Receipt.ACCEPTED:
                 return verdict
             try:
@@ -121,10 +123,14 @@ class Intake:
                 collected.received.append(Received(update.weight, measured, len(frame), client, seen))
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
-                current.round.accept(source)
-                if current.round.phase is not RoundPhase.COLLECTING:
-                    self._shared.changed.notify_all()
+            self._note_accepted(current, source)
             return verdict
+
+    def _note_accepted(self, current: UnderWay, source: Hashable) -> None:
+        with self._shared.changed:
+            current.round.accept(source)
+            if current.round.phase is not RoundPhase.COLLECTING:
+                self._shared.changed.notify_all()
 
     def _bounded(self, collected: Collected, source: int | bytes) -> Expected:
         """No client counts for more than the examples that it enrolled with, nor says what these can not give."""

@@ -13,6 +13,7 @@ from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.offered import OfferedModels
 from fedavg.fleets.http.server.rounds import OpenRound, Rules
 from fedavg.fleets.http.server.underway import Group
+from fedavg.optimizers import make_optimizer
 from fedavg.setup import Setup
 from fedavg.types import Part, Update, Work
 
@@ -42,6 +43,7 @@ class Invitations:
         self, setup: Setup, models: OfferedModels, guards: Guards, rules: Rules, size: int, untrained: float
     ) -> None:
         self._setup, self._models, self._guards, self._rules, self._size = setup, models, guards, rules, size
+        self._optimizer = make_optimizer(setup.plan.optimizer)
         self._worst_loss = WORST_LOSS * (1 + abs(untrained)) if isfinite(untrained) else METRICS.value.high
 
     def new(self, parts: Sequence[Part], work: Work, attempt: int) -> Invitation:
@@ -92,7 +94,7 @@ class Invitations:
     def _metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
         """What a client may say of its training: a loss far above that of the untrained model is no loss."""
         loss = {"train_loss": (-self._worst_loss, self._worst_loss)}
-        return {**loss, **self._setup.algorithm.metric_bounds(work, examples)}
+        return {**loss, **self._setup.algorithm.metric_bounds(work, examples, self._optimizer)}
 
     def _expected(self, work: Work, attempt: int, model: str) -> Expected:
         return Expected(

@@ -208,6 +208,11 @@ class Listener:
         self._thread.start()
         return self._server.listening.result()
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.server_state.connections)
+
     def stop(self) -> None:
         """Stop accepting, give requests under way a moment, and end."""
         self._server.should_exit = True

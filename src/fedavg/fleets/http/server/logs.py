@@ -4,6 +4,9 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from math import inf
+from threading import Lock
+from time import monotonic
 from typing import Final
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -20,6 +23,26 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+class Seldom:
+    """Something that may go wrong for every request while it lasts: told at once, then every so many seconds.
+
+    The line says how often it happened since the last one.
+    """
+
+    def __init__(self, log: logging.Logger, event: str, level: int = logging.WARNING, pause_s: float = 10.0) -> None:
+        self._log, self._event, self._level, self._pause_s = log, event, level, pause_s
+        self._lock = Lock()
+        self._next, self._times = -inf, 0
+
+    def tell(self, detail: object) -> None:
+        with self._lock:
+            self._times += 1
+            if (now := monotonic()) < self._next:
+                return
+            times, self._times, self._next = self._times, 0, now + self._pause_s
+        self._log.log(self._level, self._event, extra={"detail": str(detail), "times": times})
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:

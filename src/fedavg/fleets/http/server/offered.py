@@ -1,21 +1,35 @@
 """The models that clients may fetch, by the SHA-256 of their bytes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
+
+from torch import Tensor
 
 from fedavg.fleets.http.protocol.changes import Changes
 from fedavg.fleets.http.server.shared import Shared
 from fedavg.types import Part
 
 
+@dataclass(frozen=True)
+class Released:
+    """A model that clients may take away: the round that it came out of, and its bytes."""
+
+    round: int
+    digest: str
+    content: bytes
+
+
 class OfferedModels:
-    """The models published last, and those before them. Thread-safe."""
+    """The models to train from published last, and those before them; and the one to take away. Thread-safe."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._contents: dict[str, bytes] = {}
         self._changes: dict[str, Changes] = {}
         self._latest: list[str] = []
+        #: The model that clients may take away, if there is one yet.
+        self.released: Released | None = None
 
     def publish(self, parts: Sequence[Part]) -> list[str]:
         """Offer models for download; returns their SHA-256. Those before stay for who still fetches them."""
@@ -29,9 +43,15 @@ class OfferedModels:
             self._latest = digests
         return digests
 
+    def release(self, round: int, weights: Tensor) -> None:
+        """Let clients take away the model of a committed round, in place of the one before."""
+        content = weights.numpy().astype("<f4", copy=False).tobytes()
+        self.released = Released(round, sha256(content).hexdigest(), content)
+
     def content(self, digest: str) -> bytes | None:
         """The bytes of a model; None if it is not on offer."""
-        return self._contents.get(digest)
+        released = self.released
+        return released.content if released and released.digest == digest else self._contents.get(digest)
 
     def changes(self, digest: str, count: int) -> memoryview | None:
         """The last changes that lead to a model; None if so many are not there."""

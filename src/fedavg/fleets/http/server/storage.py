@@ -4,10 +4,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fedavg.fleets.http.server.logs import Seldom
 from fedavg.fleets.http.server.refusals import Refusal, later
 from fedavg.fleets.http.server.store import StoreError
 
-log = logging.getLogger("fedavg.fleet")
+_failures = Seldom(logging.getLogger("fedavg.fleet"), "database", logging.ERROR)
 
 
 @contextmanager
@@ -16,7 +17,7 @@ def storage_failures() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        log.error("database", extra={"detail": str(error)})
+        _failures.tell(error)
         if not error.retryable:
             raise Refusal("storage-refused", str(error)) from None
         raise Refusal("storage", "the server can not write at the moment; come back", later(5)) from None

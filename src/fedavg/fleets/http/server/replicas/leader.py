@@ -11,6 +11,7 @@ from typing import Final
 from fedavg.errors import FleetError
 from fedavg.fleets.http.server.gathering import Gathering, Total
 from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.logs import Seldom
 from fedavg.fleets.http.server.replicas.member import Member
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, joined, sources_of
 from fedavg.fleets.http.server.replicas.peers import Peers, Silent
@@ -36,6 +37,7 @@ class Leader(Gathering):
         self._leadership = leadership
         self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="leader")
         self._silent: dict[int, float] = {}
+        self._unasked = Seldom(log, "can not ask the replicas")
         #: Held while replicas are given up, or a round is sealed: what was gathered is not given up afterwards.
         self._sealing = Lock()
         self._ended = Event()
@@ -70,7 +72,7 @@ class Leader(Gathering):
                 self._hub.shared.depose()
                 return
             except StoreError as error:
-                log.warning("can not ask the replicas", extra={"detail": str(error)})
+                self._unasked.tell(error)
             except Exception:
                 log.exception("can not ask the replicas")
 
