@@ -69,14 +69,6 @@ class Plan:
     task: Union[str, "Task"] = option(
         "mnist-2nn", PartParser("fedavg.tasks", "Task"), "what is learned: a task's name, or module:name of your own"
     )
-    adapters: Union[str, "Adapters", None] = option(
-        None,
-        Optional(PartParser("fedavg.adapters", "Adapters")),
-        "train and send only small changes of a frozen module: lora:r=8 (docs/adapters.md)",
-    )
-    frozen: str | None = option(
-        None, Optional(text), "fingerprint of the weights that stay as they are, others are refused [not checked]"
-    )
     data: str | FederatedData = option("mnist", data_value, "the data set: its name, or module:name of your own")
     partition: Union[str, "Partition", None] = option(
         None,
@@ -93,6 +85,14 @@ class Plan:
         0.0,
         number(0, 0.9),
         "share of each client's examples kept out of training, to judge models on client by client",
+    )
+    adapters: Union[str, "Adapters", None] = option(
+        None,
+        Optional(PartParser("fedavg.adapters", "Adapters")),
+        "train and send only small changes of a frozen module: lora:r=8 (docs/adapters.md)",
+    )
+    frozen: str | None = option(
+        None, Optional(text), "fingerprint of the weights that stay as they are, others are refused [not checked]"
     )
     algorithm: Union[str, "Algorithm"] = option(
         "fedavg",
