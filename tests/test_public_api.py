@@ -69,6 +69,10 @@ class Mine(fedavg.FedAvg):
     def server_update(self, state: fedavg.State, total: fedavg.Sum, work: fedavg.Work) -> fedavg.State:
         return fedavg.State(state.weights + self.factor * total.mean.float())
 
+    def check(self, plan: fedavg.Terms) -> None:
+        if plan.schedule("E").values != {1}:
+            raise fedavg.PlanError(f"algorithm mine: got E={plan.E}; expected 1")
+
 
 def build() -> nn.Module:
     return nn.Linear(3, 2)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         OneShot,
         PooledSGD,
         Scaffold,
+        Terms,
     )
     from fedavg.attacks import (
         Attack,
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     )
     from fedavg.optimizers import SGD, Adam, AdamW, Correction, Optimizer
     from fedavg.plan import Plan
-    from fedavg.plan.options import Schedule
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
     from fedavg.ragged import Ragged
     from fedavg.robust import (
@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.tasks.padding import padded
-    from fedavg.types import Cohort, Examples, FederatedData, Part, State, Sum, Update, Work
+    from fedavg.types import Cohort, Examples, FederatedData, Part, Schedule, State, Sum, Update, Work
     from fedavg.world import (
         Alike,
         Always,
@@ -139,6 +139,7 @@ _HOMES = {
         "OneShot",
         "PooledSGD",
         "Scaffold",
+        "Terms",
     ],
     "fedavg.attacks": [
         "Attack",
@@ -202,7 +203,6 @@ _HOMES = {
         "TopKAccuracy",
     ],
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
-    "fedavg.plan.options": ["Schedule"],
     "fedavg.plan": ["Plan"],
     "fedavg.ragged": ["Ragged"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
@@ -238,7 +238,7 @@ _HOMES = {
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.tasks.padding": ["padded"],
-    "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "State", "Sum", "Update", "Work"],
+    "fedavg.types": ["Cohort", "Examples", "FederatedData", "Part", "Schedule", "State", "Sum", "Update", "Work"],
     "fedavg.world": [
         "Alike", "Always", "Closing", "Deadline", "Devices", "Diurnal", "Everyone", "LogNormal", "Markov", "Quorum",
         "Rates", "Traced", "World",
@@ -261,9 +261,10 @@ __all__ = [
     "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate",
     "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled",
     "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult",
-    "Task", "TaskError", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform", "Update", "View",
-    "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays", "from_clients", "from_dataset",
-    "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "runs", "sweep", "train",
+    "Task", "TaskError", "Terms", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform",
+    "Update", "View", "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays", "from_clients",
+    "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "runs",
+    "sweep", "train",
 ]  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """Runs from start to end: follow the events of `train`, record them, and give back curves and the model."""
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-import torch
 from torch import nn
 
 from fedavg.engine.model import Model, model_sha256
@@ -24,7 +24,7 @@ from fedavg.runlog.recorder import Recorder
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.stopping import StopRule
 from fedavg.runlog.summary import Summary, client_curves, curves, status_of, summarise, training_curves
-from fedavg.server import FLEET, Round, Start, Watcher, rounds
+from fedavg.server import FLEET, Event, Round, Watcher, rounds
 from fedavg.setup import Setup, resolve
 from fedavg.types import State
 
@@ -115,6 +115,7 @@ def run(
     [1, 2]
     """
     check_plan(plan, "run")
+    _check_followers(watch, stop)
     if not isinstance(run_dir, str | Path | None):
         raise RunDirError(f"run: got {run_dir!r} for run_dir; expected a path, or None to record nothing")
     path = _place(run_dir, exist)
@@ -126,7 +127,12 @@ def run(
         directory.check_new()
     clients = make_fleet(fleet)
     setup = _opened(plan, clients, directory)
-    return _follow(_Following(setup, clients, directory, watch, progress, stop, keep_best))
+    with _Following(setup, clients, directory, watch, progress, stop, keep_best) as following:
+        with closing(rounds(setup, clients)) as events:
+            for event in events:
+                if following.ends_with(event):
+                    break
+        return following.result()
 
 
 def resume(
@@ -155,6 +161,7 @@ def resume(
     """
     if not isinstance(run_dir, str | Path):
         raise RunDirError(f"resume: got {run_dir!r}; expected the path of a run directory")
+    _check_followers(watch, stop)
     directory = RunDir(Path(run_dir))
     clients = make_fleet(fleet)
     setup = _opened(directory.plan(**changes), clients, directory)
@@ -164,7 +171,6 @@ def resume(
             f"{directory.path} was started on other data (fingerprint {identity['data']}; "
             f"got {clients.fingerprint}); point --data-dir to the original data"
         )
-    following = _Following(setup, clients, directory, watch, progress, stop, keep_best)
     with directory.locked():
         unrepeatable = setup.budget is not None and setup.plan.noise_source == "os"
         start = directory.rewind(setup.plan, once=unrepeatable)
@@ -172,8 +178,14 @@ def resume(
         if start and status_of(setup.plan, rows, setup.goal, setup.algorithm.finished(start.state)) != "stopped":
             directory.extend(setup.plan)
             engine = Engine(identity["engine"], identity.get("engine_reason", ""))
-            return finish(setup, rows, start.state, engine, directory, best=following.best(rows).found())
-        return _follow(following, start or Start(0, State(torch.empty(0))), rows)
+            best = _best_keeper(setup, directory, keep_best, rows).found()
+            return finish(setup, rows, start.state, engine, directory, best=best)
+        with _Following(setup, clients, directory, watch, progress, stop, keep_best, resumed_at=rows) as following:
+            with closing(rounds(setup, clients, start if start and start.round else None)) as events:
+                for event in events:
+                    if following.ends_with(event):
+                        break
+            return following.result()
 
 
 def _place(run_dir: str | Path | None, exist: str) -> Path | None:
@@ -204,44 +216,63 @@ def _reports(state: State) -> np.ndarray | None:
     return remembered["reported"].numpy() if "reported" in remembered else None
 
 
-@dataclass(frozen=True)
+def _check_followers(watch: Watcher | None, stop: StopRule | None) -> None:
+    if watch is not None and not callable(watch):
+        raise PlanError(f"watch: got {watch!r}; expected a function of an event, such as print")
+    if stop is not None and not callable(stop):
+        raise PlanError(f"stop: got {stop!r}; expected a function of a Round, or fedavg.Patience('loss', 5)")
+
+
+def _best_keeper(
+    setup: Setup, directory: RunDir | None, keep_best: str | None, rows: list[dict[str, Any]]
+) -> BestKeeper:
+    goal = best_by(keep_best, setup.goal, setup.task.judged_by)
+    return BestKeeper(setup, goal, rows, directory.path if directory else None)
+
+
+@final
 class _Following:
     """Who follows a run: its directory, a watcher, a line of progress, a rule that ends it."""
 
-    setup: Setup
-    fleet: Fleet
-    directory: RunDir | None
-    watch: Watcher | None
-    progress: bool
-    stop: StopRule | None
-    keep_best: str | None
+    def __init__(
+        self,
+        setup: Setup,
+        fleet: Fleet,
+        directory: RunDir | None,
+        watch: Watcher | None,
+        progress: bool,
+        stop: StopRule | None,
+        keep_best: str | None,
+        resumed_at: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """`resumed_at` has the rows that a resumed run begins with; a new run has none."""
+        self._setup, self._directory, self._stop = setup, directory, stop
+        self._best = _best_keeper(setup, directory, keep_best, resumed_at or [])
+        self._line = Progress(setup.plan, setup.goal, directory.path if directory else None, quiet=not progress)
+        self._recorder = Recorder(setup, fleet, directory, watch, self._best, resumed_at)
+        self._ended_by: str | None = None
+        self._open = ExitStack()
 
-    def __post_init__(self) -> None:
-        if self.watch is not None and not callable(self.watch):
-            raise PlanError(f"watch: got {self.watch!r}; expected a function of an event, such as print")
-        if self.stop is not None and not callable(self.stop):
-            raise PlanError(f"stop: got {self.stop!r}; expected a function of a Round, or fedavg.Patience('loss', 5)")
+    def __enter__(self) -> "_Following":
+        self._open.enter_context(self._line)
+        self._open.enter_context(self._recorder)
+        return self
 
-    def best(self, rows: list[dict[str, Any]]) -> BestKeeper:
-        goal = best_by(self.keep_best, self.setup.goal, self.setup.task.judged_by)
-        return BestKeeper(self.setup, goal, rows, self.directory.path if self.directory else None)
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._open.__exit__(kind, error, trace)
 
+    def ends_with(self, event: Event) -> bool:
+        """Takes note of an event; True if the run's own rule says that it was the last."""
+        self._recorder.record(event)
+        self._line(event)
+        if self._stop and isinstance(event, Round) and self._stop(event):
+            self._ended_by = "ended by its stop rule"
+        return self._ended_by is not None
 
-def _follow(following: _Following, start: Start | None = None, rows: list[dict[str, Any]] | None = None) -> Result:
-    """The events of a run from start to end, or from where it is resumed."""
-    setup, fleet, directory = following.setup, following.fleet, following.directory
-    best, ended_by = following.best(rows or []), None
-    line = Progress(setup.plan, setup.goal, directory.path if directory else None, quiet=not following.progress)
-    with line, Recorder(setup, fleet, directory, following.watch, best, resumed_at=rows) as recorder:
-        with closing(rounds(setup, fleet, start if start and start.round else None)) as events:
-            for event in events:
-                recorder.record(event)
-                line(event)
-                if following.stop and isinstance(event, Round) and following.stop(event):
-                    ended_by = "ended by its stop rule"
-                    break
-        best.save()
-        return finish(setup, recorder.rows, recorder.state, recorder.engine, directory, None, ended_by, best.found())
+    def result(self) -> Result:
+        self._best.save()
+        told, best = self._recorder, self._best.found()
+        return finish(self._setup, told.rows, told.state, told.engine, self._directory, None, self._ended_by, best)
 
 
 def finish(

@@ -175,6 +175,28 @@ class State:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """A number that may change with the round: ((first round, value), ...), starting at round 1.
+
+    >>> Schedule(((1, 20.0), (100, 5.0))).at(150)
+    5.0
+    """
+
+    steps: tuple[tuple[int, float], ...]
+
+    def at(self, round: int) -> float:
+        return [value for first, value in self.steps if first <= round][-1]
+
+    @property
+    def values(self) -> set[float]:
+        return {value for _, value in self.steps}
+
+    def __str__(self) -> str:
+        first, *later = self.steps
+        return ",".join([f"{first[1]:g}", *(f"{start}:{value:g}" for start, value in later)])
+
+
+@dataclass(frozen=True)
 class Work:
     """What a cohort is asked to do in one round (t counts from 1): E local epochs, batches of B, learning rate eta.
 

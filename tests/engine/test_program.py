@@ -13,8 +13,9 @@ from torch import nn
 from fedavg import Examples, Task, native
 from fedavg.bench.models import ADAPTED, ENCODER, RESNET
 from fedavg.engine import native_epoch
-from fedavg.engine.program import Spot, _places
+from fedavg.engine.program import _places
 from fedavg.engine.trainer import Trainer
+from fedavg.engine.writer import Spot
 from fedavg.errors import TaskError
 from fedavg.optimizers import SGD, Correction
 from toys import TOY, blobs

@@ -11,9 +11,9 @@ from fedavg.codecs.stc import STC
 from fedavg.data.partition import Shards
 from fedavg.errors import PlanError
 from fedavg.plan import PRESETS, Plan, load_plan, make_plan
-from fedavg.plan.options import Schedule
 from fedavg.server import train
 from fedavg.stages import Clip, Noise
+from fedavg.types import Schedule
 from toys import toy_data, toy_plan
 
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -10,11 +10,43 @@ from torch import Tensor
 from fedavg.metrics import Measure
 from fedavg.optimizers import Optimizer
 from fedavg.specs import Pluggable
-from fedavg.types import Errands, Part, State, Sum, Update, Work
+from fedavg.types import Errands, Part, Schedule, State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
-    from fedavg.plan import Plan
+
+
+class Terms(Protocol):
+    """What an algorithm may know of the plan that it is part of.
+
+    >>> def check(plan: Terms) -> bool:
+    ...     return plan.rounds > 1 and plan.schedule("E").values == {1}
+    >>> from fedavg import Plan
+    >>> check(Plan(E=1)), check(Plan(E="1,50:5"))
+    (True, False)
+    """
+
+    @property
+    def C(self) -> float: ...
+
+    @property
+    def E(self) -> int | str | Schedule: ...
+
+    @property
+    def B(self) -> float | str | Schedule: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def optimizer(self) -> str | Optimizer: ...
+
+    @property
+    def world(self) -> object:
+        """The simulated world that clients live in; None if there is none."""
+
+    def schedule(self, name: str) -> Schedule:
+        """E or B by round."""
 
 
 class Algorithm(Pluggable, ABC):
@@ -110,5 +142,5 @@ class Algorithm(Pluggable, ABC):
         return False
 
     @abstractmethod
-    def check(self, plan: "Plan") -> None:
+    def check(self, plan: Terms) -> None:
         """Raise a PlanError if the plan's settings do not fit this algorithm."""

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Algorithm
+from fedavg.algorithms.algorithm import Algorithm, Terms
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
-    from fedavg.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -41,5 +40,5 @@ class FedAvg(Algorithm):
         # Σ (n_k/m_t) w^k = w_t + Σ (n_k/m_t) (w^k - w_t): clients send their change, the server adds its mean.
         return replace(state, weights=(state.weights.double() + total.mean).float())
 
-    def check(self, plan: "Plan") -> None:
+    def check(self, plan: Terms) -> None:
         pass

@@ -15,19 +15,17 @@ clients alike; here by n_k, as FedAvg does.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedavg.algorithms.algorithm import Terms
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require
 from fedavg.errors import PlanError
 from fedavg.types import Errands, Part, State, Sum, Work
-
-if TYPE_CHECKING:
-    from fedavg.plan import Plan
 
 
 class Flight(NamedTuple):
@@ -86,7 +84,7 @@ class FedBuff(FedAvg):
         require(self, "spread", low=0, high=1)
         require(self, "lr", low=0, above=True)
 
-    def check(self, plan: "Plan") -> None:
+    def check(self, plan: Terms) -> None:
         if plan.world is not None and self.spread != FedBuff.spread:
             raise PlanError(
                 f"algorithm: got spread={self.spread:g} in a world, whose devices say how long all take; leave it out"

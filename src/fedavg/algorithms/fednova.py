@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
+from fedavg.algorithms.algorithm import Terms
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require_linear
 from fedavg.optimizers import Optimizer
@@ -23,7 +24,6 @@ from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
-    from fedavg.plan import Plan
 
 #: A client's numbers travel in float32, so an honest |a_i|_1 may come out so much above the server's own.
 ROUNDING: Final = 2.0**-23
@@ -56,5 +56,5 @@ class FedNova(FedAvg):
         tau_eff = total.metrics["tau"]  # the n_k-weighted mean over the cohort
         return replace(state, weights=(state.weights.double() + tau_eff * total.mean).float())
 
-    def check(self, plan: "Plan") -> None:
+    def check(self, plan: Terms) -> None:
         require_linear(plan, self.name, "it counts how much each gradient adds to the change")

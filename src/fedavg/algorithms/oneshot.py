@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Algorithm
+from fedavg.algorithms.algorithm import Algorithm, Terms
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.errors import PlanError
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.client import Client
-    from fedavg.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,6 @@ class OneShot(Algorithm):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         return FedAvg().server_update(state, total, work)
 
-    def check(self, plan: "Plan") -> None:
+    def check(self, plan: Terms) -> None:
         if plan.rounds != 1:
             raise PlanError(f"algorithm oneshot: got rounds={plan.rounds}; expected rounds=1 (use a large E instead)")

@@ -12,9 +12,9 @@ An optimiser that needs whole gradients (Adam, clipping, a user's own) has them 
 batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -29,7 +29,7 @@ from fedavg.engine.model import Model
 from fedavg.engine.native_epoch import Arena, native_epoch
 from fedavg.engine.pooled import fuse_pooling, is_pooled
 from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, record
-from fedavg.optimizers.optimizer import Correction, Folded, Steps, step_with
+from fedavg.optimizers.optimizer import Correction, Steps, step_with
 from fedavg.types import Examples
 
 Epoch = Callable[[list[Tensor], int, list[float], list[Tensor], list[Tensor], Sequence[Tensor], list[Tensor]], Tensor]
@@ -65,7 +65,6 @@ class GraphEpoch:
         self._model = model
         self._parameters = [p.detach() for p in model.parameters.values()]
         self._empty = torch.empty(0, device=model.vector.device)
-        self._gradient: Tensor | None = None
         self._compiled: dict[Any, tuple[Epoch, list[Tensor]]] = {}
         #: By the shape of examples: a step for all lengths; None where there is no such thing.
         self._recordings: dict[Any, Recording | None] = {}
@@ -75,16 +74,17 @@ class GraphEpoch:
 
     def __call__(self, examples: Examples, size: int, steps: Steps) -> Tensor:
         """One pass over the examples in order, in batches (the last may be short); returns the sum of the losses."""
-        folded = steps.optimizer.folded
-        if folded is None:
-            return self._by_whole_gradients(examples, size, steps)
-        call = self._call(folded, steps)
-        full = len(examples) - len(examples) % size
-        total = torch.zeros((), device=self._empty.device)
-        if full:
-            total += self._run(trees.take(examples, slice(0, full)), size, call)
-        if full < len(examples):
-            total += self._run(trees.take(examples, slice(full, None)), len(examples) - full, call)
+        call, total = self._call(steps), torch.zeros((), device=self._empty.device)
+        for piece, batch in _pieces(examples, size, one_by_one=call.kind.whole):
+            native, state = self.prepare(trees.take(piece, slice(0, batch)), call.kind)
+            data = [*trees.leaves(piece.x), *trees.leaves(piece.y)]
+            # Nothing here requires a gradient. Gradients are enabled since some operators (oneDNN's LSTM) keep what
+            # their backward needs only then; operators are called below autograd, which has nothing to do.
+            below_autograd = torch._C._AutoDispatchBelowAutograd()
+            with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+                total += native(data, batch, call.numbers, self._parameters, state, call.flat, call.targets)
+            if call.kind.whole:
+                step_with(steps, self._model.trainable, self._gradient)
         return total
 
     def prepare(self, batch: Examples, kind: Kind = Kind()) -> tuple[Epoch, list[Tensor]]:  # noqa: B008
@@ -125,8 +125,7 @@ class GraphEpoch:
 
     def kind_of(self, steps: Steps) -> Kind:
         """What is compiled for such steps."""
-        folded = steps.optimizer.folded
-        return WHOLE if folded is None else self._call(folded, steps).kind
+        return self._call(steps).kind
 
     def one_by_one(self) -> None:
         """From now on each length of batches is recorded for itself."""
@@ -153,8 +152,11 @@ class GraphEpoch:
     def _on_cpu(self) -> bool:
         return self._empty.device.type == "cpu"
 
-    def _call(self, folded: Folded, steps: Steps) -> Call:
+    def _call(self, steps: Steps) -> Call:
         """The steps as numbers and vectors: the gradient has pull (w - towards) + drift added to it."""
+        folded = steps.optimizer.folded
+        if folded is None:
+            return Call(WHOLE, [0.0, 0.0, 0.0], [self._empty] * 4, self._model.split(self._gradient))
         pull, towards, drift = _joined(folded.weight_decay, steps.correction, self._model.trainable)
         kind = Kind(momentum=folded.momentum > 0, nesterov=folded.nesterov, pulled=pull != 0, drifted=drift is not None)
         if pull and not kind.momentum:  # both parts in one pass: pull (w - (towards - drift / pull))
@@ -168,25 +170,23 @@ class GraphEpoch:
         targets = self._model.split(velocity) if kind.momentum else []
         return Call(kind, [steps.lr, pull, folded.momentum], flat, targets)
 
-    def _by_whole_gradients(self, examples: Examples, size: int, steps: Steps) -> Tensor:
-        w = self._model.trainable
-        if self._gradient is None:
-            self._gradient = torch.empty_like(w)
-        flat, targets = [self._empty] * 4, self._model.split(self._gradient)
-        total = torch.zeros((), device=self._empty.device)
-        for batch in trees.batches(examples, size):
-            total += self._run(batch, len(batch), Call(WHOLE, [0.0, 0.0, 0.0], flat, targets))
-            step_with(steps, w, self._gradient)
-        return total
+    @cached_property
+    def _gradient(self) -> Tensor:
+        """Where whole gradients go, for optimisers that need them."""
+        return torch.empty_like(self._model.trainable)
 
-    def _run(self, examples: Examples, size: int, call: Call) -> Tensor:
-        native, state = self.prepare(trees.take(examples, slice(0, size)), call.kind)
-        data = [*trees.leaves(examples.x), *trees.leaves(examples.y)]
-        # Nothing here requires a gradient. Gradients are enabled since some operators (oneDNN's LSTM) keep what their
-        # backward needs only then; operators are called below autograd since there is nothing for it to do.
-        below_autograd = torch._C._AutoDispatchBelowAutograd()
-        with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            return native(data, size, call.numbers, self._parameters, state, call.flat, call.targets)
+
+def _pieces(examples: Examples, size: int, one_by_one: bool) -> Iterator[tuple[Examples, int]]:
+    """What each call is given, and the length of its batches: all full batches, then the short last one if any is
+    left; or each batch for itself."""
+    if one_by_one:
+        yield from ((batch, len(batch)) for batch in trees.batches(examples, size))
+        return
+    full = len(examples) - len(examples) % size
+    if full:
+        yield trees.take(examples, slice(0, full)), size
+    if full < len(examples):
+        yield trees.take(examples, slice(full, None)), len(examples) - full
 
 
 def compile_epoch(tape: Tape, kind: Kind) -> Epoch:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from fedavg.engine.program import NOWHERE, Constant, Spot, Unsupported, View, Writer, merged
+from fedavg.engine.writer import NOWHERE, Constant, Spot, Unsupported, View, Writer, merged
 
 #: A number that is known, or the name of one that is told at each call.
 Scalar = Constant | str

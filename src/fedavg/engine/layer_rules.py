@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import torch
 
-from fedavg.engine.program import NOWHERE, Constant, Spot, Unsupported, View, Writer, merged
 from fedavg.engine.tape import Op
+from fedavg.engine.writer import NOWHERE, Constant, Spot, Unsupported, View, Writer, merged
 
 aten = torch.ops.aten
 #: Queries handled at a time by attention, as in attention.h.

@@ -11,8 +11,8 @@ from fedavg.engine.folding import Folding
 from fedavg.engine.instructions import ONE, Scalar, pointwise, product, total
 from fedavg.engine.layer_rules import LAYERS
 from fedavg.engine.plane_rules import PLANES
-from fedavg.engine.program import Constant, Unsupported, View, Writer
 from fedavg.engine.tape import Op, Ref
+from fedavg.engine.writer import Constant, Unsupported, View, Writer
 
 aten = torch.ops.aten
 #: Only another look at the same memory.

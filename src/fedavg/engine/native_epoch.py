@@ -12,8 +12,9 @@ from torch import Tensor
 from fedavg import native
 from fedavg.engine.emit import Kind
 from fedavg.engine.lengths import at_length
-from fedavg.engine.program import ALIGNED, Program, Unsupported, write_program
+from fedavg.engine.program import ALIGNED, Program, write_program
 from fedavg.engine.tape import Layout, Tape
+from fedavg.engine.writer import Unsupported
 
 SOURCE: Final = Path(__file__).with_name("program.c")
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 import torch
 
 from fedavg.engine.instructions import pointwise, total
-from fedavg.engine.program import Constant, Spot, Unsupported, View, Writer
 from fedavg.engine.tape import Op
+from fedavg.engine.writer import Constant, Spot, Unsupported, View, Writer
 
 aten = torch.ops.aten
 #: The side of a kernel, at most, as in planes.h.

@@ -207,7 +207,7 @@ static int do_kernel_gradient(Reader *r) {
     return 0;
 }
 
-/* In the order of `INSTRUCTIONS` in program.py. */
+/* In the order of `INSTRUCTIONS` in writer.py. */
 static int (*const instructions[])(Reader *) = {
     do_product, do_pointwise, do_sum, do_layer_norm, do_layer_norm_back, do_group_norm, do_group_norm_back, do_softmax,
     do_class_loss, do_class_loss_back, do_embedding, do_embedding_back, do_attend, do_attend_back, do_step_back,

@@ -82,8 +82,14 @@ def live(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection, 
     keep_freed_memory()
     with one_thread(), suppress(EOFError, OSError):  # the server is gone
         worker = _made(make, given, pipe)
+        reply: Result | FedAvgError
         while worker:
-            pipes.send(pipe, worker.attempt(pipe.recv()))
+            job = pipe.recv()
+            try:
+                reply = worker.handlers[type(job)](job)
+            except Exception as error:
+                reply = worker.failure(error)
+            pipes.send(pipe, reply)
     os._exit(0)
 
 

@@ -130,14 +130,12 @@ class Worker:
             TuneJob: self._tune,
         }
 
-    def attempt(self, job: Job) -> Result | FedAvgError:
-        """The result of a job, or why there is none, as it is told to whoever gave it."""
-        try:
-            return self.handlers[type(job)](job)
-        except FedAvgError as error:
+    def failure(self, error: Exception) -> FedAvgError:
+        """Why a job has no result, as it is told to whoever gave it."""
+        if isinstance(error, FedAvgError):
             return error
-        except Exception:
-            return TaskError(f"'{self._setup.task.name}' failed in a worker:\n{traceback.format_exc()}")
+        told = "".join(traceback.format_exception(error))
+        return TaskError(f"'{self._setup.task.name}' failed in a worker:\n{told}")
 
     def _train(self, job: TrainJob) -> Trained:
         if job.cohort != self._cohort:

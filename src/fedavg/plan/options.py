@@ -11,31 +11,9 @@ from typing import Any, Final
 
 from fedavg import specs
 from fedavg.errors import PlanError
-from fedavg.types import FederatedData
+from fedavg.types import FederatedData, Schedule
 
 Parser = Callable[[object], object]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A number that may change with the round: ((first round, value), ...), starting at round 1.
-
-    >>> Schedule(((1, 20.0), (100, 5.0))).at(150)
-    5.0
-    """
-
-    steps: tuple[tuple[int, float], ...]
-
-    def at(self, round: int) -> float:
-        return [value for first, value in self.steps if first <= round][-1]
-
-    @property
-    def values(self) -> set[float]:
-        return {value for _, value in self.steps}
-
-    def __str__(self) -> str:
-        first, *later = self.steps
-        return ",".join([f"{first[1]:g}", *(f"{start}:{value:g}" for start, value in later)])
 
 
 def number(low: float, high: float, *, above: bool = False) -> Parser:

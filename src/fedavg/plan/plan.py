@@ -20,7 +20,6 @@ from fedavg.plan.options import (
     Parser,
     PartParser,
     PartsParser,
-    Schedule,
     any_number,
     batch,
     choice,
@@ -37,7 +36,7 @@ from fedavg.plan.options import (
     text,
 )
 from fedavg.plan.rates import Rate, listed, parse_rate, rate_at
-from fedavg.types import FederatedData, Work
+from fedavg.types import FederatedData, Schedule, Work
 
 if TYPE_CHECKING:
     from fedavg.adapters import Adapters

@@ -165,14 +165,15 @@ class Station:
             self._call = call
         results: dict[int, Result] = {}
         seconds: dict[int, float] = {}
-        error = None
+        error: FedAvgError | None = None
         while error is None and (begun := self._next()):
             index, job = begun
-            done = self._worker.attempt(job)
+            try:
+                done = self._worker.handlers[type(job)](job)
+            except Exception as failure:
+                error = self._worker.failure(failure)
             seconds[index] = monotonic() - self._began
-            if isinstance(done, FedAvgError):
-                error = done
-            else:
+            if error is None:
                 results[index] = self._without_update(job, done)
         self._carried.came.clear()
         return Report(results, seconds, error, {key: len(held) for key, held in self._held.items()})
