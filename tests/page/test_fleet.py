@@ -2,6 +2,8 @@
 
 import pytest
 from harness import Hand, serving
+from postgres import start_postgres
+from several import ENDLESS, Replicas, full_plan
 from tiny import tiny_plan
 
 from fedavg.page.fleet import LiveFleet, Moment, moment, pace
@@ -67,3 +69,32 @@ def test_without_the_operators_token_numbers_alone_are_shown(tmp_path, browser):
             expect(tab.get_by_text("seen by its operator")).to_have_count(0)
             expect(tab.get_by_text("--admin-token-file")).to_be_visible()
             expect(tab.get_by_role("link", name="Runs")).to_have_count(0)
+
+
+@pytest.mark.slow  # its cheap sibling asks as the page does, without a browser: test_any_replica_tells_of_all_of_them
+def test_replicas_are_shown_by_whichever_of_them_is_asked(tmp_path, browser):
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect.set_options(timeout=PATIENCE_MS)
+    database = start_postgres("fsync = off")
+    plan = full_plan(rounds=ENDLESS, C=0.25)
+    with Replicas(tmp_path, plan, 2, database.get_uri(), "--min-clients", "2", clients=0) as fleet:
+        fleet.enrol(2)
+        hands, offers = fleet.offers(*fleet.replicas)
+        hands[0].upload(offers[0])
+        token = tmp_path / "token"
+        token.write_text(fleet.admin_token)
+        for replica in fleet.replicas:
+            with (
+                served(replica.url, "--admin-token-file", token) as address,
+                opened(browser, address, "#/fleet") as tab,
+            ):
+                rows = tab.get_by_role("table", name="Replicas").locator("tbody tr")
+                expect(rows).to_have_count(2)
+                expect(rows.filter(has_text="leads")).to_have_count(1)
+                for each in fleet.replicas:
+                    expect(rows.filter(has_text=each.url)).to_have_count(1)
+                check_accessible(tab)
+                tab.screenshot(path=tmp_path / "replicas.png", full_page=True)
+                tab.set_viewport_size({"width": 360, "height": 800})
+                check_accessible(tab)
+    database.cleanup()

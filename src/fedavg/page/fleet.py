@@ -92,7 +92,12 @@ class LiveFleet:
         }
 
     def _get(self, path: str) -> dict[str, Any]:
-        answer = self._http.get(self.url + path).json()
+        reply = self._http.get(self.url + path)
+        if reply.status_code == httpx.codes.NOT_FOUND and path.startswith("/admin/"):
+            raise ValueError(
+                f"{path} is not there; expected the operator's address: a replica's own, or that of --admin-listen"
+            )
+        answer = reply.json()
         if not isinstance(answer, dict):
             raise ValueError("expected a JSON object")
         return answer

@@ -22,12 +22,14 @@ from fedavg.fleets.http.server.fleet import HttpFleet, Stopped
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation
 from fedavg.fleets.http.server.logs import Seldom
+from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.replicas.leader import Leader
 from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
 from fedavg.fleets.http.server.replicas.peers import OfReplica, PeerEndpoints, Peers
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Deposed, RoundRow, Store, StoreError
 from fedavg.fleets.http.server.store.connections import write_note
+from fedavg.fleets.http.server.store.heartbeats import Heartbeats
 from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import DONE, Together
 from fedavg.plan import Plan
@@ -134,7 +136,11 @@ class _Replica:
         self._following.start(setup)
         releasing = self._hub if options.publish == "rounds" else None
         offers = _Offers(setup, store, self._following, releasing, options.rules)
-        self._member = Member(together, claims, self._hub, place.certificate, offers.invitation)
+        self._requests = Requests()
+        heartbeats = Heartbeats(store.connections)
+        self._member = Member(
+            together, claims, self._hub, place.certificate, offers.invitation, heartbeats, self._requests
+        )
         self._peers = Peers(self._member.key, lambda: self._member.replica)
         self._not_leading = Seldom(log, "can not lead")
 
@@ -146,7 +152,7 @@ class _Replica:
         stack.callback(self._following.close)
         store.save_run(plan.to_toml(), plan.digest, "devices")
         hub.know(store.clients())
-        app = FleetApp(plan, hub, store, member)
+        app = FleetApp(plan, hub, store, member, self._requests)
         stack.callback(app.close)
         guard = OfReplica(member.key, lambda: member.replica, member.known)
         peers = PeerEndpoints(guard, app.answered, hub.presence.words, member.parts)
@@ -195,7 +201,7 @@ class _Replica:
         log.info("leading", extra={"term": term, "replica": self._member.replica})
         hub.shared.deposed = False
         leader = Leader(hub, self._together, self._member, self._peers, self._leadership)
-        self._member.lead(True)
+        self._member.lead(term)
         leader.start()
         try:
             fleet = self._fleet(leader)
@@ -208,7 +214,7 @@ class _Replica:
             leader.close()
             self._leadership.resign()
             hub.shared.deposed = False
-            self._member.lead(False)
+            self._member.lead(None)
 
     def _write_done(self, over: str) -> None:
         with self._store.connections.leading("end the run") as connection:

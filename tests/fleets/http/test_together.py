@@ -19,12 +19,14 @@ from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.fleets.http.protocol.wire import Expected
 from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.replicas.leader import Leader
 from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, dump_parts, joined, parse_parts
 from fedavg.fleets.http.server.replicas.peers import Peers
 from fedavg.fleets.http.server.rounds import OpenRound, Receipt, RoundPhase
 from fedavg.fleets.http.server.store import Deposed, Store, StoreError
+from fedavg.fleets.http.server.store.heartbeats import Heartbeats
 from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import ReplicaRow, Together
 from fedavg.fleets.http.server.underway import Group, Received
@@ -246,8 +248,8 @@ def test_a_round_that_was_full_is_open_again_if_a_replica_is_given_up_just_befor
     with sharing(url) as (store, together):
         claims = SharedClaims(together)
         hub = Hub(Guards(), claims=claims)
-        member = Member(together, claims, hub, None, lambda *_: None)
-        member.lead(True)
+        member = Member(together, claims, hub, None, lambda *_: None, Heartbeats(store.connections), Requests())
+        member.lead(1)
         member.look()
         together.join(ReplicaRow(B, "http://127.0.0.1:1", b"k" * 32, None))
         leadership = Leadership(store.connections, "only")

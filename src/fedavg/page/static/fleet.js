@@ -6,19 +6,22 @@ import { against, shareBar } from "./picture.js";
 import { ask } from "./source.js";
 
 export function fleetView() {
-  const under = h("p", { class: "sub" }), state = h("div", { class: "view" }), chart = lineChart(), more = h("div", { class: "view" });
+  const under = h("p", { class: "sub" }), state = h("div", { class: "view" }), chart = lineChart(), more = h("div", { class: "view" }), several = h("div", { class: "view" });
   const history = card("The last hour", chart.element);
-  const element = h("div", {}, h("div", { class: "head" }, h("div", {}, h("h1", {}, "Fleet"), under)), state, history, more);
-  let told = "";
+  const element = h("div", {}, h("div", { class: "head" }, h("div", {}, h("h1", {}, "Fleet"), under)), state, several, history, more);
+  let told = "", heard = "";
   return {
     element,
     async update() {
       const answer = await ask("fleet");
       under.textContent = `${answer.url}${answer.operator ? ", seen by its operator" : ""}`;
       history.hidden = !answer.moments.length;
-      if (answer.problem) { state.replaceChildren(h("p", { class: "notice", role: "alert" }, answer.problem)); told = ""; return; }
+      if (answer.problem) { state.replaceChildren(h("p", { class: "notice", role: "alert" }, answer.problem)); several.replaceChildren(); told = heard = ""; return; }
       draw(chart, answer.moments);
-      const shown = JSON.stringify([answer.status, answer.clients, answer.pace]);
+      const { replicas: servers, ...status } = answer.status, words = JSON.stringify(servers);
+      if (words !== heard) several.replaceChildren(...replicas(servers || []));
+      heard = words;
+      const shown = JSON.stringify([status, answer.clients, answer.pace, (servers || []).length]);
       if (shown === told) return;
       told = shown;
       state.replaceChildren(...now(answer));
@@ -38,7 +41,7 @@ function draw(chart, moments) {
 function now({ status, pace }) {
   const round = status.round;
   const found = [card("Now", facts([["rounds committed", number(status.committed), status.done ? "the run is over" : null], ["rounds per hour", pace === null ? "–" : number(Math.round(pace * 10) / 10), pace === null ? "no round has ended yet" : "while this page watches"],
-    ["devices there", number(status.present), "and eligible"], ["enrolled", number(status.clients)], ["resting", number(status.resting), "not invited for a while"], ["revoked", number(status.revoked)], status.replicas === undefined ? null : ["replicas", number(Array.isArray(status.replicas) ? status.replicas.length : status.replicas)]]))];
+    ["devices there", number(status.present), "and eligible"], ["enrolled", number(status.clients)], ["resting", number(status.resting), "not invited for a while"], ["revoked", number(status.revoked)], status.replicas ? ["replicas", number(status.replicas.length)] : null]))];
   if (round) {
     const waiting = Math.max(0, round.invited - round.accepted - round.failed);
     found.push(card(`Round ${number(round.round)}: ${round.phase}`, h("p", { class: "sub" }, `attempt ${number(round.attempt + 1)}${round.phase === "collecting" ? `, ${duration(round.seconds_left)} left` : ""}`),
@@ -46,6 +49,11 @@ function now({ status, pace }) {
       shareBar("Invited devices", [{ name: "reported", value: round.accepted, colour: 2 }, { name: "at work", value: waiting, colour: 0 }, { name: "failed or declined", value: round.failed, colour: 1 }])));
   }
   return found;
+}
+
+function replicas(servers) {
+  const rows = servers.map((each) => [each.url || each.name, each.leads ? "leads" : "follows", `${number(Math.round(each.heard_s_ago))} s ago`, number(each.updates_accepted), number(each.held_polls)]);
+  return rows.length ? [card("Replicas", table("Replicas", [servers[0].url ? "address" : "name", "part", "last heard of", { name: "updates taken", number: true }, { name: "polls held", number: true }], rows))] : [];
 }
 
 function reasons({ status, operator }) {

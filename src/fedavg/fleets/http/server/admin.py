@@ -37,7 +37,7 @@ class Admin:
         self.routes: list[BaseRoute] = [endpoint.route(app.answered) for endpoint in endpoints]
 
     async def _status(self, _: Call) -> Response:
-        return JSONResponse(self._hub.status() | {"requests_refused": dict(self._app.requests.by_reason)})
+        return JSONResponse(self._app.status(operator=True))
 
     async def _ledger(self, _: Call) -> Response:
         """What each committed round cost of its clients' privacy, as it was committed with the round."""

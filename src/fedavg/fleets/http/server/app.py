@@ -67,15 +67,22 @@ UPDATE_REFUSED: Final = 422
 class FleetApp:
     """The client-facing side of a server; `asgi` is the application."""
 
-    def __init__(self, plan: Plan, hub: Hub, store: Store, elsewhere: Elsewhere | None = None) -> None:
-        """`elsewhere` is what other replicas know, if there are any."""
+    def __init__(
+        self,
+        plan: Plan,
+        hub: Hub,
+        store: Store,
+        elsewhere: Elsewhere | None = None,
+        requests: metrics.Requests | None = None,
+    ) -> None:
+        """`elsewhere` is what other replicas know, if there are any; `requests` is where answers are counted."""
         self._plan, self._hub, self._store, self._elsewhere = plan, hub, store, elsewhere
         self._plan_toml = plan.to_toml()
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
         self._signatures = Signatures(hub.presence, elsewhere)
         #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="update")
-        self.requests: metrics.Requests = metrics.Requests()
+        self.requests = requests or metrics.Requests()
         #: What every request passes first.
         self.answered = Answered(self.requests, lambda: self.epoch)
         self.asgi = Starlette(
@@ -307,7 +314,13 @@ class FleetApp:
 
     async def _status(self, _: Call) -> Response:
         """Where the run is: numbers only, nothing about any client."""
-        return JSONResponse(self._hub.status())
+        return JSONResponse(self.status())
+
+    def status(self, operator: bool = False) -> dict[str, Any]:
+        """Where the run is; of replicas, as all of them together have it."""
+        own = self._hub.status()
+        own |= {"requests_refused": dict(self.requests.by_reason)} if operator else {}
+        return own if self._elsewhere is None else self._elsewhere.overview(own, operator)
 
     async def blocking(self, call: Callable[..., Any], *arguments: object) -> Any:
         """A call of the database, which may take its time, in a thread."""

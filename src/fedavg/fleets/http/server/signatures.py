@@ -1,7 +1,8 @@
 """Who a request is from: the client whose key signed it, once."""
 
 from abc import ABC, abstractmethod
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from starlette.requests import Request
 
@@ -34,6 +35,10 @@ class Elsewhere(ABC):
     @abstractmethod
     async def catch_up(self) -> None:
         """Afterwards this replica knows all that any of them did before the call."""
+
+    @abstractmethod
+    def overview(self, own: Mapping[str, Any], operator: bool) -> dict[str, Any]:
+        """The status of all replicas together, from that of this one."""
 
 
 class Signatures:

@@ -8,8 +8,9 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from threading import Event, RLock, Thread
 from time import monotonic
 from typing import Any, Final
@@ -20,12 +21,15 @@ from fedavg.fleets.http.server.claims import Claims
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation
 from fedavg.fleets.http.server.limits import Buckets
+from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.refusals import pace
+from fedavg.fleets.http.server.replicas.overview import overview, told
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, part_of
 from fedavg.fleets.http.server.rounds import Receipt
 from fedavg.fleets.http.server.signatures import Elsewhere
 from fedavg.fleets.http.server.storage import storage_failures
 from fedavg.fleets.http.server.store import RoundRow, StoreError
+from fedavg.fleets.http.server.store.heartbeats import Heartbeat, Heartbeats
 from fedavg.fleets.http.server.store.together import ReplicaRow, Together, View
 
 log = logging.getLogger("fedavg.fleet")
@@ -34,6 +38,8 @@ log = logging.getLogger("fedavg.fleet")
 LOOK_S: Final = 0.1
 #: Threads that ask the database for request handlers.
 ASKING: Final = 8
+#: Seconds between heartbeats.
+BEAT_S: Final = 1.0
 
 
 class SharedClaims(Claims):
@@ -69,8 +75,13 @@ class Member(Elsewhere):
         hub: Hub,
         certificate: str | None,
         invitation: Callable[[RoundRow, float], Invitation | None],
+        heartbeats: Heartbeats,
+        requests: Requests,
     ) -> None:
         self._together, self._claims, self._hub, self._invitation = together, claims, hub, invitation
+        self._heartbeats, self._requests = heartbeats, requests
+        self._beats: list[Heartbeat] = []
+        self._heard, self._next_beat = monotonic(), -inf
         self._url, self._certificate = "", certificate
         self.key = keys.ClientKey.generate()
         self._epoch = together.epoch()
@@ -82,8 +93,8 @@ class Member(Elsewhere):
         self._strangers = Buckets(rate=20, burst=50)
         self._thread = Thread(target=self._look_on, name="replica", daemon=True)
         self._ended = Event()
-        #: Whether the server loop runs here; then it opens and closes rounds, and the member only notes claims.
-        self.leading = False
+        #: The term in which the server loop runs here; then it opens and closes rounds, the member only notes claims.
+        self._term: int | None = None
         #: Whether the leader has sealed the round: what it gathered stands, whoever dies meanwhile.
         self.sealed = False
         self.done: DoneAnswer | None = None
@@ -109,11 +120,16 @@ class Member(Elsewhere):
             log.warning("left without a word", extra={"detail": str(error)})
         self._threads.shutdown()
 
-    def lead(self, leading: bool) -> None:
-        """From now on the server loop here opens rounds, or no longer does."""
+    @property
+    def leading(self) -> bool:
+        return self._term is not None
+
+    def lead(self, term: int | None) -> None:
+        """From now on the server loop here opens rounds, in this term; or no longer does."""
         with self._looking:
-            self.leading, self.sealed = leading, False
+            self._term, self.sealed = term, False
             self._version = -1
+        self._next_beat = -inf
 
     async def known(self, replica: int) -> ReplicaRow | None:
         """Another replica by its number."""
@@ -156,6 +172,9 @@ class Member(Elsewhere):
         if head is None or head.version > self._version:
             await self._ask(self.look)
 
+    def overview(self, own: Mapping[str, Any], operator: bool) -> dict[str, Any]:
+        return overview(own, self.replica, self._beats, monotonic() - self._heard, operator)
+
     async def _ask(self, call: Callable[..., Any], *arguments: object) -> Any:
         with storage_failures():
             return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
@@ -170,6 +189,7 @@ class Member(Elsewhere):
                 known = head is not None and head.member and head.version == self._version
                 if not known or head is None or head.claimed != self._claimed:
                     self.look()
+                self._beat()
                 if away:
                     log.info("the database is back")
                 away = False
@@ -179,6 +199,14 @@ class Member(Elsewhere):
                 away = True
             except Exception:  # whatever it was: this replica goes on looking, and says so
                 log.exception("can not follow")
+
+    def _beat(self) -> None:
+        """Tell of this replica, if it is time to, and hear of the others."""
+        if monotonic() >= self._next_beat:
+            own = self._hub.status() | {"requests_refused": dict(self._requests.by_reason)}
+            self._beats = self._heartbeats.beat(self.replica, self._term, told(own))
+            self._heard = monotonic()
+            self._next_beat = self._heard + BEAT_S
 
     def look(self, version: int | None = None) -> None:
         """Learn all that there is to know by now, or by a version."""
