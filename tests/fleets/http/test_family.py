@@ -27,7 +27,7 @@ PLANS = {
     "a reducer": {"reducer": "trimmed:1", "pre": ("nnm:1",), "C": 1.0},
     "a reducer that draws and remembers": {"reducer": "centred:0.1:2", "pre": ("bucket:2",), "C": 1.0},
     "secure aggregation": {"secagg": "complete:4:20"},
-    "frozen weights": {"task": "tiny:FROZEN"},
+    "frozen weights": {"adapters": "tiny:LastLayer"},
     "secure aggregation, scaffold": {"algorithm": "scaffold", "secagg": "complete:4:20"},
 }
 
