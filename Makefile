@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow lint docs bench clean
+.PHONY: help setup run test slow lint docs release-check bench clean
 
 help:  ## Show what there is to make
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
 
 setup: $(READY)  ## Make the virtual environment in .venv with the pinned dependencies
 
@@ -38,6 +38,9 @@ lint: $(READY)  ## Check style, types and which module may import which
 
 docs: $(READY)  ## Build the site into site/: pages, API, search; look at it with python -m http.server -d site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean
+
+release-check: $(READY)  ## Build wheel and sdist, check them, install them into a new environment and run the README there
+	$(BIN)/python tools/release_check.py
 
 bench: $(READY)  ## Measure speed against the floor of this machine
 	$(BIN)/fedavg bench

@@ -1,5 +1,6 @@
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedavg import native
 from fedavg.errors import Diverged
-from fedavg.sums import BLOCK, SOURCE, ExactSum, checked_bound, to_float
+from fedavg.sums import BLOCK, SOURCE, ExactSum, checked_bound, look, to_float
 
 floats = st.floats(-100, 100, width=32)
 
@@ -94,3 +95,32 @@ def test_the_bounds_of_several_workers_add_up():
     assert checked_bound(3, 4) == 7
     with pytest.raises(Diverged):
         checked_bound(2**62, 2**62)
+
+
+def test_a_look_by_hand():
+    """(3, -4, 12) with signs (+, -, -) in two columns: 3 - 12 and 4; the norm is 13."""
+    found = look(torch.tensor([3.0, -4.0, 12.0]), np.array([1, -1, -1], np.int8), 2)
+    assert (found.largest, found.norm, found.folded.tolist()) == (12.0, 13.0, [-9.0, 4.0])
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 40, 1000, 3077]), st.sampled_from([1e-30, 1.0, 1e30]))
+def test_a_look_by_the_kernel_is_numpy_s(seed, size, scale):
+    """Also where squares in float32 would vanish or overflow."""
+    rng = np.random.default_rng(seed)
+    vector = torch.from_numpy((scale * rng.standard_normal(size)).astype(np.float32))
+    signs = rng.choice(np.array([-1, 1], np.int8), size)
+    by_kernel = look(vector, signs, 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda source: None)
+        by_numpy = look(vector, signs, 1000)
+    assert by_kernel.largest == by_numpy.largest
+    assert by_kernel.norm == pytest.approx(by_numpy.norm, rel=1e-5)
+    assert by_kernel.folded.tobytes() == by_numpy.folded.tobytes()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [5, 99])
+def test_a_look_sees_what_is_not_finite(bad, place):
+    vector = torch.ones(100)
+    vector[place] = bad
+    assert not np.isfinite(look(vector, np.ones(100, np.int8), 80).largest)

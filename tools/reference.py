@@ -218,7 +218,8 @@ def errors_page() -> str:
     codes = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES]
     return "\n".join([
         f"# Errors and exit codes\n{MADE}",
-        "A message says what was got, what was expected, and what to do.\n",
+        "A message says what was got, what was expected, and what to do. "
+        "[Troubleshooting](../troubleshooting.md) goes by message.\n",
         "| error | is a | when |", "|---|---|---|", *rows, "",
         "## Exit codes\n", "| code | meaning |", "|---|---|", *codes, "",
     ])  # fmt: skip

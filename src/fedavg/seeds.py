@@ -6,9 +6,10 @@ nor on which process runs them. Philox is counter-based: the name is hashed into
 
 import secrets
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 #: For draws that belong to no client (sampling a cohort) or to no round (partitioning, initial weights).
 NONE: Final = -1
@@ -18,10 +19,20 @@ def _digest(seed: int, round: int, client: int, purpose: str, size: int) -> byte
     return blake2b(f"{seed}/{round}/{client}/{purpose}".encode(), digest_size=size).digest()
 
 
+class _Key(ISeedSequence):
+    """A key of Philox as it is: given as `key`, NumPy would ask the system for entropy too, and not use it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.frombuffer(self._key, np.uint64)
+
+
 def rng(seed: int, round: int, client: int, purpose: str) -> np.random.Generator:
     """An independent generator for one purpose of one client in one round."""
-    key = np.frombuffer(_digest(seed, round, client, purpose, 16), np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
+    key: Any = _Key(_digest(seed, round, client, purpose, 16))  # NumPy's stubs know only its own sequences
+    return np.random.Generator(np.random.Philox(key))
 
 
 def fresh_rng() -> np.random.Generator:

@@ -6,7 +6,8 @@ overflow is noticed before it happens.
 """
 
 from ctypes import byref, c_double, c_long, c_void_p
-from math import isfinite
+from dataclasses import dataclass
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import Final
 
@@ -48,12 +49,13 @@ class ExactSum:
         #: No element of the ring is larger than this.
         self.bound = 0
 
-    def add(self, vector: Tensor, weight: float) -> float:
+    def add(self, vector: Tensor, weight: float, largest: float | None = None) -> float:
         """Add weight * vector; a vector (float32, on the CPU) that is not finite or is too large is refused whole.
 
-        Returns the largest magnitude that was added.
+        `largest` is its largest magnitude, for whoever has looked at it already. Returns the largest that was added.
         """
-        largest = max(abs(float(end)) for end in vector.aminmax())
+        if largest is None:
+            largest = max(abs(float(end)) for end in vector.aminmax())
         if not isfinite(largest):
             raise Diverged("an update holds values that are not finite (NaN or infinity); expected finite numbers")
         if largest * weight * SCALE > self._share:
@@ -78,6 +80,37 @@ class ExactSum:
             np.multiply(block, scale, out=scaled, dtype=np.float64)
             np.copyto(rounded, np.rint(scaled, out=scaled), casting="unsafe")
             self._ring[start : start + BLOCK] += rounded
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one pass over a vector tells: its largest magnitude, which is not finite if one of its numbers is not; its
+    L2 norm; and its numbers, times signs, summed over the columns of rows of some width, shape (width,) float32."""
+
+    largest: float
+    norm: float
+    folded: np.ndarray
+
+
+def look(vector: Tensor, signs: np.ndarray, width: int) -> Look:
+    """Looks at a vector, shape (P,) float32. `signs`, shape (P,) int8, are 1 or -1. In C where that can be."""
+    values = vector.numpy()
+    built = native.library(SOURCE)
+    if built is None:
+        norm = sqrt(float(np.square(values, dtype=np.float64).sum()))
+        return Look(float(np.abs(values).max(initial=0.0)), norm, _folded(values, signs, width))
+    folded, told = np.empty(width, np.float32), np.empty(2)
+    values = np.ascontiguousarray(values)
+    built.look(c_long(len(values)), _at(values), _at(signs), c_long(width), _at(folded), _at(told))
+    return Look(float(told[0]), sqrt(told[1]), folded)
+
+
+def _folded(values: np.ndarray, signs: np.ndarray, width: int) -> np.ndarray:
+    whole = len(values) // width * width
+    rows, row_signs = values[:whole].reshape(-1, width), signs[:whole].reshape(-1, width)
+    folded: np.ndarray = np.einsum("ij,ij->j", rows, row_signs.astype(np.float32))
+    folded[: len(values) - whole] += values[whole:] * signs[whole:]
+    return folded
 
 
 def _at(array: np.ndarray) -> c_void_p:

@@ -39,7 +39,7 @@ class Examples:
 class FederatedData(Pluggable, ABC):
     """Examples by client, loaded lazily, plus a test set. Immutable and safe to read from forked processes.
 
-    A source of one's own derives from it; what fits in memory is simpler by `from_arrays` and the like.
+    A source of your own derives from it; what fits in memory is simpler by `from_arrays` and the like.
 
     >>> import numpy as np
     >>> import torch
@@ -215,7 +215,7 @@ class Work:
 class Errands(ABC):
     """What an asynchronous algorithm asks a simulated world: how it goes with clients that it starts one by one."""
 
-    #: How many clients are at work at the same time at the most.
+    #: How many clients are at work at the same time at most.
     most: int
 
     @abstractmethod

@@ -100,3 +100,14 @@ def test_short_curves_are_kept_whole_and_long_ones_are_thinned():
     noisy = [0.9 + (i % 7) / 1000 for i in range(20_000)]
     assert len(thin(noisy)) <= 2100
     assert replace(record(CELL, 0.1, [0.5]), rounds_run=9).rounds_run == 9
+
+
+def test_records_of_another_folder_count_and_are_never_written_to(tmp_path):
+    Records(tmp_path / "shipped").put(record(CELL, 0.215, [0.9]))
+    before = [path.read_bytes() for path in (tmp_path / "shipped").rglob("*.json")]
+    store = Records(tmp_path / "own", beside=tmp_path / "shipped")
+    assert store.find(CELL.plan(0.215)).rounds_run == 1
+    store.put(record(CELL, 0.215, [0.9, 0.95]))
+    assert store.find(CELL.plan(0.215)).rounds_run == 2
+    assert [path.read_bytes() for path in (tmp_path / "shipped").rglob("*.json")] == before
+    assert Records(tmp_path / "own").find(CELL.plan(0.215)).rounds_run == 2

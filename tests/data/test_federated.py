@@ -115,3 +115,12 @@ def test_arrays_and_lists_become_tensors() -> None:
 def test_parts_that_are_no_rows_are_named(parts: list, message: str) -> None:
     with pytest.raises(DataError, match=message):
         ArrayData("mine", np.zeros((3, 2)), [0, 1, 2], parts, None)
+
+
+def test_a_single_row_whose_stride_is_zero_is_taken_like_others() -> None:
+    one = torch.from_numpy(np.array([3.0], np.float32)[:, None])  # as y[:, None] makes it
+    assert one.stride() == (1, 0)
+    data = ArrayData("one", one, torch.tensor([0]), [np.array([0])], (one, torch.tensor([0])))
+    assert data.client(0).x.tolist() == [[3.0]]
+    same = torch.tensor([[3.0]])
+    assert data.fingerprint == ArrayData("one", same, torch.tensor([0]), [[0]], (same, torch.tensor([0]))).fingerprint

@@ -237,7 +237,7 @@ def test_recording_leaves_no_trace():
     model = Model(task, seed=0)
     epoch = GraphEpoch(model)
     before, state = model.vector.clone(), torch.get_rng_state()
-    epoch.prepare(Examples(x, y))
+    epoch.prepare(Examples(x, y), len(x))
     assert torch.equal(model.vector, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.module[1].num_batches_tracked == 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg import Round, train
-from fedavg.fleets.attendance import MOST_NAMED, Attendance, cosines_to_mean, joined, see, sketched
+from fedavg.fleets.attendance import MOST_NAMED, Attendance, cosines_to_mean, joined, look_at, see
 from fedavg.types import Update
 from toys import toy_plan
 
@@ -32,10 +32,10 @@ def test_a_sketch_keeps_angles_and_sums(seed, size):
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(2, size)).astype(np.float32)
     b += a
-    sketch_a, sketch_b = (sketched(torch.from_numpy(v), 7).astype(float) for v in (a, b))
+    sketch_a, sketch_b = (look_at(torch.from_numpy(v), 7).folded.astype(float) for v in (a, b))
     cosine = sketch_a @ sketch_b / np.linalg.norm(sketch_a) / np.linalg.norm(sketch_b)
     assert cosine == pytest.approx(2**-0.5, abs=0.2)  # six standard deviations
-    assert np.allclose(sketched(torch.from_numpy(a + b), 7), sketch_a + sketch_b, atol=1e-3)
+    assert np.allclose(look_at(torch.from_numpy(a + b), 7).folded, sketch_a + sketch_b, atol=1e-3)
 
 
 def test_an_update_of_nothing_has_no_direction():

@@ -3,14 +3,18 @@ import signal
 import threading
 import time
 from contextlib import closing, suppress
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
 from fedavg import LocalFleet, Round, Task, train
-from fedavg.errors import FleetError, TaskError
+from fedavg.codecs.dense import Float32
+from fedavg.errors import DataError, Diverged, FleetError, TaskError
 from fedavg.fleets.fleet import join
+from fedavg.fleets.pool import TOGETHER, _Waiting
+from fedavg.fleets.watchdog import Busy
 from fedavg.setup import resolve
 from fedavg.types import Cohort, Part
 from toys import TOY, toy_data, toy_plan
@@ -41,6 +45,49 @@ def test_mnist_has_the_same_bits_for_1_2_and_3_workers():
     ]
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])
+
+
+@dataclass(frozen=True)
+class Framed(Float32):
+    """As it was before: every update is written to a frame and read from it."""
+
+    name = "framed"
+    lossless = False
+
+
+def test_updates_that_are_not_framed_are_the_same_to_a_bit_and_counted_in_full():
+    plans = [toy_plan(codec=codec, C=1, workers=2) for codec in (Float32(), Framed())]
+    unframed, framed = ([event for event in train(plan) if isinstance(event, Round)] for plan in plans)
+    assert torch.equal(unframed[-1].state.weights, framed[-1].state.weights)
+    assert [e.bytes_up for e in unframed] == [e.bytes_up for e in framed]
+    assert unframed[0].bytes_up == 5 * 4 * len(unframed[0].state.weights)
+    assert [e.cohort for e in unframed] == [e.cohort for e in framed]
+
+
+@pytest.mark.parametrize("codec", [Float32(), Framed()])
+def test_a_client_whose_data_are_not_finite_is_named_and_one_that_diverges_too(codec):
+    data = toy_data()
+    data.client(0).x[0, 0] = float("nan")  # a view of all examples
+    with pytest.raises(DataError, match="client 0: x holds NaN or infinity, first in row 0"):
+        weights_after(toy_plan(data=data, codec=codec, C=1, workers=1))
+    with pytest.raises(Diverged, match=r"client \d: an update holds values that are not finite"):
+        weights_after(toy_plan(codec=codec, C=1, lr=1e30, workers=1))
+
+
+def test_small_jobs_are_handed_out_together_and_a_large_one_alone():
+    """Of 320 examples on 2 workers a handful is at most 320 / 16 = 20, and later less."""
+    tasks = [Busy(i, "train", size, "") for i, size in enumerate([100.0, *[5.0] * 44])]
+    waiting = _Waiting(tasks)
+    assert waiting.take(2) == [0]
+    assert waiting.take(2) == [1, 2]  # of 220
+    waiting.put_back([0, 1])
+    assert waiting.take(2) == [0]
+    taken = []
+    while waiting:
+        taken.append(waiting.take(2))
+    assert sorted(job for some in taken for job in some) == [1, *range(3, 45)]
+    assert len(taken[-1]) == 1
+    assert [len(_Waiting([Busy(i, "train", 1.0, "") for i in range(1000)]).take(2))] == [TOGETHER]
 
 
 class Slow(nn.Module):

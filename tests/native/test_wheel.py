@@ -98,6 +98,9 @@ def test_without_a_compiler_a_wheel_of_python_alone_is_made(tmp_path):
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not kernels_in(wheel)
     assert "the wheel has no kernels" in said
+    records = ROOT / "docs/results/records"
+    within = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("fedavg/paper/measured/")}
+    assert within == {f"fedavg/paper/measured/{path.relative_to(records)}" for path in records.rglob("*.json")}
 
 
 @needs_compiler
@@ -108,4 +111,5 @@ def test_the_source_builds_the_same_wheel(tmp_path):
     [root] = (tmp_path / "unpacked").iterdir()
     wheel, _ = build("wheel", tmp_path / "built", root)
     assert "-py3-none-manylinux_2_" in wheel.name
+    assert any(name.startswith("fedavg/paper/measured/") for name in zipfile.ZipFile(wheel).namelist())
     assert len(kernels_in(wheel)) == 2 * len(list((ROOT / "src").rglob("*.c")))

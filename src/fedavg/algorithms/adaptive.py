@@ -33,7 +33,7 @@ from fedavg.types import State, Sum, Update, Work
 if TYPE_CHECKING:
     from fedavg.client import Client
 
-#: tau grows at the most by this factor in a round (γ in the paper).
+#: tau grows at most by this factor in a round (γ in the paper).
 GROWTH: Final = 10
 #: What a client may say of slopes and curvatures: beyond, training has long failed.
 STEEPEST: Final = 1e9
@@ -119,7 +119,7 @@ class Adaptive(Algorithm):
         return max(min(tau, affordable), 1)
 
     def bound(self, estimates: Estimates, tau: int, eta: float) -> float:
-        """G(tau): what the loss may at the most be above the optimum when the budget is spent."""
+        """G(tau): what the loss may at most be above the optimum when the budget is spent."""
         rho, beta, delta = estimates.rho, estimates.beta, estimates.delta
         try:
             h = max(delta / beta * ((eta * beta + 1) ** tau - 1) - eta * delta * tau, 0.0)

@@ -39,7 +39,7 @@ class View:
 
 
 class Attack(Pluggable, ABC):
-    """A way to lie. An attack of one's own is a frozen dataclass that changes examples, updates, or forges them:
+    """A way to lie. An attack of your own is a frozen dataclass that changes examples, updates, or forges them:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedavg.runlog.curves import rounds_to_target
 #: far. Much earlier, runs that win in the end do trail. And the least number of rounds that is worth a start.
 STAGES: Final = (1 / 8, 1 / 3, 2 / 3, 1)
 LEAST_STAGE: Final = 4
-#: A run that took so many times the rounds that the best one took to come as far is given up. In the paper's searches
+#: A run that took so many times the rounds that the best one took to come as far is dropped. In the paper's searches
 #: that were run without this rule, no rate that won in the end trailed by more than 1.25 at the end of a stage,
 #: but for one client a round on non-IID data (1.66): where curves jump so, the rule may drop a winner.
 TRAILING: Final = 1.5

@@ -90,11 +90,14 @@ class Records:
     Those of plans with objects from Python are only kept in memory: no file can hold them.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, beside: Path | None = None) -> None:
+        """`beside`: a folder whose records count as well; it is never written to."""
+        self.directory, self.beside = directory, beside
         self._paths: dict[str, Path] = {}
         self._by_digest: dict[str, Record] = {}
         self._by_key: dict[str, dict[str, Record]] = {}
+        for path in sorted(beside.glob("*/*.json")) if beside else ():
+            self._remember(read(path))
         for path in sorted(directory.glob("*/*.json")):
             self._keep(read(path), path)
 
@@ -124,6 +127,9 @@ class Records:
 
     def _keep(self, record: Record, path: Path) -> None:
         self._paths[record.digest] = path
+        self._remember(record)
+
+    def _remember(self, record: Record) -> None:
         self._by_digest[record.digest] = record
         self._by_key.setdefault(record.key, {})[record.digest] = record
 
@@ -252,7 +258,7 @@ def absorb_one(store: Records, order: Path) -> None:
         given = read_order(order)
         plan = directory.plan()
     except (RunDirError, ValueError, TypeError):
-        return  # made by plans of another version: it can not be gone on with, and its record is there already
+        return  # made by plans of another version: it can not be resumed, and its record is there already
     known, rounds = store.find(plan), directory.metrics_path.read_bytes().count(b"\n")
     # A run that was taken up again may have diverged in its next round: it has no more rows, and yet a new end.
     news = _stop(directory, rounds)["stopped"] == DIVERGED and not (known and known.diverged)

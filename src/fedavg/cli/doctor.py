@@ -11,7 +11,7 @@ import click
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Folder of the data sets.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def doctor(data_dir: Path | None, as_json: bool) -> None:
-    """Say what this machine gives a run: processor, cores, memory, PyTorch, compiler, kernels, workers, data.
+    """Report what this machine offers a run: processor, cores, memory, PyTorch, compiler, kernels, workers, data.
 
     What can be made better is marked by '!' and says how.
     """

@@ -16,7 +16,7 @@ from fedavg.cli.run import chosen_fleet, fleet_options
 )
 @click.option("--task", default=None, metavar="NAME", help="The task of a file of weights, or module:name of your own.")
 @click.option("--label", default="label", show_default=True, help="The column of a table that holds the targets.")
-@click.option("--metrics", default=None, metavar="VALUE", help="Metrics beside the task's own, as in f1:10,topk:5.")
+@click.option("--metrics", default=None, metavar="VALUE", help="More metrics than the task's own, as in f1:10,topk:5.")
 @click.option(
     "--eval-clients", default=None, metavar="VALUE", help="How many clients judge [all that hold examples out]."
 )
@@ -34,7 +34,7 @@ def evaluate(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Judge the last model of a run directory, or the weights in a .safetensors file.
+    """Evaluate the last model of a run directory, or the weights in a .safetensors file.
 
     \b
     fedavg evaluate runs/mine --metrics f1:10

@@ -21,8 +21,7 @@ Command = Callable[..., None]
 _records = click.option(
     "--records",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("docs/results/records"),
-    show_default=True,
+    show_default="docs/results/records in a clone; otherwise those of the package, with runs/paper-records",
     help="Where measurements are kept; what is there is not run again.",
 )
 _runs = click.option(
@@ -30,7 +29,7 @@ _runs = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/paper"),
     show_default=True,
-    help="Where runs are recorded, to be gone on with after a stop.",
+    help="Where runs are recorded, so that they can be resumed.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 _only = click.option(
@@ -97,15 +96,15 @@ def _table_command(number: int, what: str) -> click.Command:
         jobs: int,
         show: bool,
         data_dir: str | None,
-        records: Path,
+        records: Path | None,
         runs: Path,
         as_json: bool,
     ) -> None:
-        from fedavg.campaign.records import Records
         from fedavg.paper.choose import choose_cells
+        from fedavg.paper.shipped import open_records
 
         cells = choose_cells(number, only)
-        store, outlay = Records(records), _outlay(jobs, budget, data_dir)
+        store, outlay = open_records(records), _outlay(jobs, budget, data_dir)
         try:
             if not show:
                 _pursue(_cell_goals(cells, store, seeds, refine), store, runs, outlay)
@@ -187,15 +186,15 @@ def _print_json(document: dict[str, Any]) -> None:
 @_records
 @_runs
 @_json
-def status(records: Path, runs: Path, as_json: bool) -> None:
+def status(records: Path | None, runs: Path, as_json: bool) -> None:
     """Every cell of Tables 1 to 4: measured, running or not run, with the estimated time on one core."""
     from rich.console import Console
 
-    from fedavg.campaign.records import Records
     from fedavg.paper import tables
     from fedavg.paper.cells import CELLS
+    from fedavg.paper.shipped import open_records
 
-    store = Records(records)
+    store = open_records(records)
     by_cell, costs = _all_results(store, runs), _costs(CELLS, store)
     if as_json:
         _print_json({"cells": [tables.as_json(by_cell[cell], by_cell, costs[cell]) for cell in CELLS]})
@@ -213,13 +212,13 @@ def status(records: Path, runs: Path, as_json: bool) -> None:
 )
 @_records
 @_runs
-def render(out: Path, records: Path, runs: Path) -> None:
+def render(out: Path, records: Path | None, runs: Path) -> None:
     """Write all four tables (tables.md) and all figures that have records (PNG and SVG). Runs nothing."""
-    from fedavg.campaign.records import Records
     from fedavg.paper import tables
     from fedavg.paper.cells import CELLS
+    from fedavg.paper.shipped import open_records
 
-    store = Records(records)
+    store = open_records(records)
     by_cell, costs = _all_results(store, runs), _costs(CELLS, store)
     parts = [
         tables.markdown(number, [by_cell[cell] for cell in CELLS if cell.table == number], by_cell, costs)
@@ -237,7 +236,7 @@ def _draw(number: int, store: "Records", folder: Path) -> "Drawn":
 
     if number != 1:
         return figures.draw(figures.CHARTS[number], store, folder)
-    mixtures = figure1.read(store.directory)
+    mixtures = figure1.known(store)
     return figures.Drawn(figure1.draw(mixtures, folder)) if mixtures else figures.Drawn(missing=(figure1.COMMAND,))
 
 
@@ -264,15 +263,16 @@ _figures = click.option(
 @_figures
 @_records
 @_json
-def _figure1(show: bool, seed: int, data_dir: Path | None, out: Path, records: Path, as_json: bool) -> None:
-    from fedavg.campaign.records import Records
+def _figure1(show: bool, seed: int, data_dir: Path | None, out: Path, records: Path | None, as_json: bool) -> None:
     from fedavg.paper import figure1
+    from fedavg.paper.shipped import open_records
 
-    known = figure1.read(records)
+    store = open_records(records)
+    known = figure1.known(store)
     if not show and (known is None or known.seed != seed):
         click.echo("training 3 models, then 100 evaluations on 60,000 examples: a minute or two", err=True)
-        figure1.save(figure1.compute(seed, data_dir), records)
-    _report_figure(1, Records(records), out, as_json)
+        figure1.save(figure1.compute(seed, data_dir), store.directory)
+    _report_figure(1, store, out, as_json)
 
 
 def _report_figure(number: int, store: "Records", out: Path, as_json: bool) -> None:
@@ -303,15 +303,15 @@ def _figure_command(number: int, what: str) -> click.Command:
         show: bool,
         data_dir: str | None,
         out: Path,
-        records: Path,
+        records: Path | None,
         runs: Path,
         as_json: bool,
     ) -> None:
-        from fedavg.campaign.records import Records
         from fedavg.paper.choose import choose
         from fedavg.paper.figures import CHARTS, lines, with_rates
+        from fedavg.paper.shipped import open_records
 
-        store, outlay = Records(records), _outlay(jobs, budget, data_dir)
+        store, outlay = open_records(records), _outlay(jobs, budget, data_dir)
         chart = with_rates(CHARTS[number], rates)
         chosen = choose([line for _, line in lines(chart)], only)
         try:

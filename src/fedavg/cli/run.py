@@ -163,7 +163,7 @@ def _new_directory(name: str) -> Path:
 @click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
 @click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
 @click.option(
-    "--rounds", default=None, metavar="VALUE", help="Make the run longer: so many rounds in all [as the plan has it]."
+    "--rounds", default=None, metavar="VALUE", help="Make the run longer: this many rounds in all [the plan's]."
 )
 @click.option(
     "--worker-timeout", default=None, metavar="VALUE", help="Seconds a worker may be silent [as the plan has it]."
@@ -186,7 +186,7 @@ def resume(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Go on with a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
+    """Resume a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
 
     With --rounds, a run is made longer: the result is that of a run that was planned so.
     """

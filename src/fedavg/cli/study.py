@@ -83,7 +83,7 @@ def robust(
 @click.option("--data", type=click.Choice(["mnist", "cifar10"]), multiple=True, help="Only these data sets.")
 @click.option("--partition", "partitions", multiple=True, help="Only these: dirichlet:0.5:by=label, labels:2, iid.")
 @click.option("--algorithm", "algorithms", multiple=True, help="Only these: fedavg, scaffold, fedprox, ...")
-@click.option("--stage", type=click.IntRange(1), help="Take all runs to so many rounds before any goes further.")
+@click.option("--stage", type=click.IntRange(1), help="Take all runs to this many rounds before any goes further.")
 @_options("niid")
 def niid(
     data: tuple[str, ...], partitions: tuple[str, ...], algorithms: tuple[str, ...], stage: int | None,

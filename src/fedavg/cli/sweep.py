@@ -58,7 +58,7 @@ def sweep(
     """Run a plan for every combination of values and for several seeds; one table, the best first.
 
     SOURCE is a preset or a TOML file, which may say what is varied itself: a table [sweep] with seeds and search, and
-    [sweep.grid] with values by option. Learning rates that can not win are given up. Ctrl-C at any time: the same
+    [sweep.grid] with values by option. Learning rates that can not win are dropped. Ctrl-C at any time: the same
     command goes on from there.
 
     \b

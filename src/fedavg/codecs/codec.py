@@ -51,6 +51,9 @@ class Codec(Pluggable, ABC):
     name: str
     #: True if the sum of decoded frames can be had by adding the frames themselves (secure aggregation needs that).
     additive: bool = False
+    #: True if what is decoded is what was encoded, bit for bit, and `frame_bytes` says how long frames are: then a
+    #: simulation need not make them.
+    lossless: bool = False
     #: Bytes that stand for one number, where a frame is nothing else: entropy coding looks at each of them apart.
     width: int = 1
 

@@ -51,6 +51,7 @@ class Float32(Dense):
 
     name = "float32"
     additive = True
+    lossless = True
     width = 4
 
     def narrowed(self, values: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from fedavg.types import Examples, FederatedData
 
 
 class Changes(Pluggable, ABC):
-    """How data changes. One of one's own is a frozen dataclass of this class, with one of its two methods or both:
+    """How data changes. Your own is a frozen dataclass of this class, with one of its two methods or both:
 
     >>> @dataclass(frozen=True)
     ... class Weekly(Changes):

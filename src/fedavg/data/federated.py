@@ -116,7 +116,8 @@ def _leaf_rows(tensor: Tensor | Ragged, order: np.ndarray) -> Tensor | Ragged:
 
 def _bytes(tensor: Tensor) -> np.ndarray:
     """A view of the values as bytes, shape (N, bytes per row); any dtype, also those that NumPy does not have."""
-    flat = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    # One row made by NumPy's [:, None] has a stride of 0, which is contiguous and yet no view of bytes.
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return flat.reshape(len(tensor), flat.size // max(len(tensor), 1))
 
 

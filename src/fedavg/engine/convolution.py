@@ -52,7 +52,7 @@ class FastConvolutions(TorchDispatchMode):
 
 
 def _fits(x: Tensor, w: Tensor, stride: list[int], padding: list[int], *others: Any) -> bool:
-    """Whether this convolution can be done so, and is worth it; hangs on its shape and on the machine alone."""
+    """Whether this convolution can be done so, and is worth it; depends only on its shape and the machine."""
     if x.device.type != "cpu" or {x.dtype, w.dtype} != {torch.float32}:
         return False
     if x.dim() != 4 or not is_plain(w.shape, stride, padding, *others):

@@ -32,7 +32,8 @@ from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, re
 from fedavg.optimizers.optimizer import Correction, Steps, step_with
 from fedavg.types import Examples
 
-Epoch = Callable[[list[Tensor], int, list[float], list[Tensor], list[Tensor], Sequence[Tensor], list[Tensor]], Tensor]
+#: The batches' tensors, the length of a batch, the step's numbers, its flat vectors, where gradients go: the loss.
+Epoch = Callable[[list[Tensor], int, list[float], Sequence[Tensor], list[Tensor]], Tensor]
 WHOLE = Kind(whole=True)
 #: A batch of so many examples can be compared with a shorter one that is still more than one: of one, layers may make
 #: other tensors.
@@ -65,7 +66,7 @@ class GraphEpoch:
         self._model = model
         self._parameters = [p.detach() for p in model.parameters.values()]
         self._empty = torch.empty(0, device=model.vector.device)
-        self._compiled: dict[Any, tuple[Epoch, list[Tensor]]] = {}
+        self._compiled: dict[Any, Epoch] = {}
         #: By the shape of examples: a step for all lengths; None where there is no such thing.
         self._recordings: dict[Any, Recording | None] = {}
         self._arena = Arena()
@@ -76,30 +77,29 @@ class GraphEpoch:
         """One pass over the examples in order, in batches (the last may be short); returns the sum of the losses."""
         call, total = self._call(steps), torch.zeros((), device=self._empty.device)
         for piece, batch in _pieces(examples, size, one_by_one=call.kind.whole):
-            native, state = self.prepare(trees.take(piece, slice(0, batch)), call.kind)
+            epoch = self.prepare(piece, batch, call.kind)
             data = [*trees.leaves(piece.x), *trees.leaves(piece.y)]
-            # Nothing here requires a gradient. Gradients are enabled since some operators (oneDNN's LSTM) keep what
-            # their backward needs only then; operators are called below autograd, which has nothing to do.
-            below_autograd = torch._C._AutoDispatchBelowAutograd()
-            with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-                total += native(data, batch, call.numbers, self._parameters, state, call.flat, call.targets)
+            total += epoch(data, batch, call.numbers, call.flat, call.targets)
             if call.kind.whole:
                 step_with(steps, self._model.trainable, self._gradient)
         return total
 
-    def prepare(self, batch: Examples, kind: Kind = Kind()) -> tuple[Epoch, list[Tensor]]:  # noqa: B008
-        """The native function for batches shaped like this one, and what it is given; compiled when first asked for."""
-        leaves = (*trees.leaves(batch.x), *trees.leaves(batch.y))
+    def prepare(self, examples: Examples, size: int, kind: Kind = Kind()) -> Epoch:  # noqa: B008
+        """The native function for batches of so many examples like these; compiled when first asked for."""
+        leaves = (*trees.leaves(examples.x), *trees.leaves(examples.y))
         shape = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
         if shape not in self._recordings:
-            both = self._twice(batch)
+            both = self._twice(trees.take(examples, slice(0, size)))
             self._recordings[shape] = both if both.joined() else None
         known = self._recordings[shape]
-        key = (kind, shape, None if known else len(batch))
+        key = (kind, shape, None if known else size)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(known or Recording([self._recorded(batch)], [len(batch)]), kind)
+            self._compiled[key] = self._compile(known or self._once(trees.take(examples, slice(0, size))), kind)
             self.compilations += 1
         return self._compiled[key]
+
+    def _once(self, batch: Examples) -> Recording:
+        return Recording([self._recorded(batch)], [len(batch)])
 
     def _twice(self, batch: Examples) -> Recording:
         if len(batch) < ENOUGH:
@@ -107,21 +107,22 @@ class GraphEpoch:
         both = [batch, trees.take(batch, slice(0, len(batch) - 1))]
         return Recording([self._recorded(examples) for examples in both], [len(examples) for examples in both])
 
-    def _compile(self, recording: Recording, kind: Kind) -> tuple[Epoch, list[Tensor]]:
+    def _compile(self, recording: Recording, kind: Kind) -> Epoch:
         """By our own kernels if each operator has one, else as TorchScript."""
         whole = recording.joined()
         assert whole, "looked at when it was recorded"
         tape = recording.joined(fuse_steps) or whole if kind.steps_weights and self._on_cpu else whole
-        own = native_epoch(tape, kind, self._arena, recording.lengths[0]) if self._on_cpu else None
+        given = (tape, kind, self._parameters, self._arena, recording.lengths[0])
+        own = native_epoch(*given) if self._on_cpu else None
         if own:
             self.native.add("steps")
-            return own, tape.state_tensors
+            return own
         tape = recording.joined(partial(self._fused, kind=kind)) or whole
         if self.kernels.used or any(map(is_pooled, tape.ops)):
             self.native.add("convolution")
         if any(map(is_fused, tape.ops)):
             self.native.add("dense layers")
-        return compile_epoch(tape, kind), tape.state_tensors
+        return compile_epoch(tape, kind, self._parameters)
 
     def kind_of(self, steps: Steps) -> Kind:
         """What is compiled for such steps."""
@@ -182,20 +183,33 @@ def _pieces(examples: Examples, size: int, one_by_one: bool) -> Iterator[tuple[E
     if one_by_one:
         yield from ((batch, len(batch)) for batch in trees.batches(examples, size))
         return
-    full = len(examples) - len(examples) % size
+    short = len(examples) % size
+    full = len(examples) - short
+    if not short:
+        yield examples, size
+        return
     if full:
         yield trees.take(examples, slice(0, full)), size
-    if full < len(examples):
-        yield trees.take(examples, slice(full, None)), len(examples) - full
+    yield trees.take(examples, slice(full, None)), short
 
 
-def compile_epoch(tape: Tape, kind: Kind) -> Epoch:
-    """The native epoch for batches shaped like what was recorded."""
+def compile_epoch(tape: Tape, kind: Kind, parameters: list[Tensor]) -> Epoch:
+    """The epoch as TorchScript, for batches shaped like what was recorded."""
     try:
         unit = torch.jit.CompilationUnit(Emitter(tape, kind).source())
     except RuntimeError as error:
         raise Untraceable(f"an operator of the module has no TorchScript form: {error}") from error
-    epoch: Epoch = unit.epoch
+
+    def epoch(
+        data: list[Tensor], size: int, numbers: list[float], flat: Sequence[Tensor], targets: list[Tensor]
+    ) -> Tensor:
+        # Nothing here requires a gradient. Gradients are enabled since some operators (oneDNN's LSTM) keep what their
+        # backward needs only then; operators are called below autograd since there is nothing for it to do.
+        below_autograd = torch._C._AutoDispatchBelowAutograd()
+        with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            loss: Tensor = unit.epoch(data, size, numbers, parameters, tape.state_tensors, flat, targets)
+            return loss
+
     return epoch
 
 

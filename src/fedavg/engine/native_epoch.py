@@ -35,8 +35,10 @@ class Arena:
 class NativeEpoch:
     """The epochs of one tape, for batches of all lengths or of one; each has its program, written when first met."""
 
-    def __init__(self, tape: Tape, kind: Kind, arena: Arena) -> None:
+    def __init__(self, tape: Tape, kind: Kind, parameters: list[Tensor], arena: Arena) -> None:
         self._tape, self._kind, self._arena = tape, kind, arena
+        self._kept = [*parameters, *tape.state_tensors]
+        self._kept_at = _addresses(self._kept)
         self._programs: dict[int, tuple[Program, list[Layout]]] = {}
 
     def prepare(self, length: int) -> tuple[Program, list[Layout]]:
@@ -51,8 +53,6 @@ class NativeEpoch:
         data: list[Tensor],
         batch: int,
         numbers: list[float],
-        parameters: list[Tensor],
-        state: list[Tensor],
         flat: Sequence[Tensor],
         targets: list[Tensor],
     ) -> Tensor:
@@ -60,8 +60,9 @@ class NativeEpoch:
         assert library, "told by `fits`"
         program, layouts = self.prepare(batch)
         inputs = [_laid_out(leaf, layout, batch) for leaf, layout in zip(data, layouts, strict=True)]
-        places = [tensor.data_ptr() for tensor in (*inputs, *parameters, *state, *targets, *flat)]
-        arrays = np.array([*places, self._arena.start(program.arena_bytes)], np.int64)
+        examples_at, others_at = _addresses(inputs), _addresses([*targets, *flat])
+        arena = self._arena.start(program.arena_bytes)
+        arrays = np.array([*examples_at, *self._kept_at, *others_at, arena], np.int64)
         moves = np.array([leaf.stride(0) * batch * leaf.element_size() for leaf in inputs], np.int64)
         lr, pull, mu = numbers
         told = (0.0, 1.0, -lr, mu, lr * pull, pull, -lr * (1 + mu), lr * mu)
@@ -81,16 +82,20 @@ def built() -> ctypes.CDLL | None:
     return native.library(SOURCE)
 
 
-def native_epoch(tape: Tape, kind: Kind, arena: Arena, length: int) -> NativeEpoch | None:
+def native_epoch(tape: Tape, kind: Kind, parameters: list[Tensor], arena: Arena, length: int) -> NativeEpoch | None:
     """The epochs of a tape by our own kernels; None if there are none here, or an operator has none."""
     if built() is None:
         return None
-    epoch = NativeEpoch(tape, kind, arena)
+    epoch = NativeEpoch(tape, kind, parameters, arena)
     try:
         epoch.prepare(length)
     except Unsupported:
         return None
     return epoch
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _laid_out(leaf: Tensor, layout: Layout, batch: int) -> Tensor:

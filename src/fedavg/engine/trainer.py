@@ -217,7 +217,7 @@ class Trainer:
             if not all(self._agrees(graph, batch) for batch in batches):
                 graph.one_by_one()
             for batch in batches:
-                graph.prepare(batch, graph.kind_of(self.steps(0.0)))
+                graph.prepare(batch, len(batch), graph.kind_of(self.steps(0.0)))
 
     def _agrees(self, graph: GraphEpoch, batch: Examples) -> bool:
         try:
@@ -293,7 +293,7 @@ class Trainer:
     def _disagreement(self, graph: GraphEpoch, recorded: Examples, other: Examples, expected: Tensor) -> str:
         """Why the graph can not be used; empty if it can."""
         try:
-            graph.prepare(recorded)
+            graph.prepare(recorded, len(recorded))
         except Untraceable as error:
             return f"it can not be traced: {str(error).splitlines()[0]}"
         return self._gap(graph, other, expected)

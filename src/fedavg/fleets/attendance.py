@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fedavg import seeds
+from fedavg.sums import Look, look
 from fedavg.types import Update
 
 #: Numbers of a sketch.
@@ -77,25 +78,22 @@ class Attendance:
 
 def see(update: Update, seed: int) -> Seen:
     """What is kept of an update until its round is over; `seed` is the plan's."""
-    values = update.vector.numpy()
-    return Seen(update.weight, float(np.sqrt(np.dot(values, values))), sketched(update.vector, seed).tobytes())
+    return seen_by(look_at(update.vector, seed), update.weight)
 
 
-def sketched(vector: Tensor, seed: int) -> np.ndarray:
-    """The sketch of a vector, shape (SKETCH,) float32."""
-    values, signs = vector.numpy(), _signs(len(vector), seed)
-    whole = len(values) // SKETCH * SKETCH
-    rows, row_signs = values[:whole].reshape(-1, SKETCH), signs[:whole].reshape(-1, SKETCH)
-    sketch: np.ndarray = np.einsum("ij,ij->j", rows, row_signs)
-    sketch[: len(values) - whole] += values[whole:] * signs[whole:]
-    return sketch
+def look_at(vector: Tensor, seed: int) -> Look:
+    """Its largest magnitude, its norm and its sketch, shape (SKETCH,) float32."""
+    return look(vector, _signs(len(vector), seed), SKETCH)
+
+
+def seen_by(found: Look, weight: float) -> Seen:
+    return Seen(weight, found.norm, found.folded.tobytes())
 
 
 @lru_cache(1)
 def _signs(size: int, seed: int) -> np.ndarray:
-    """The random signs of a run, shape (size,) float32."""
-    drawn = seeds.rng(seed, seeds.NONE, seeds.NONE, "sketch").integers(0, 2, size, np.int8)
-    return drawn.astype(np.float32) * 2 - 1
+    """The random signs of a run, shape (size,) int8."""
+    return seeds.rng(seed, seeds.NONE, seeds.NONE, "sketch").integers(0, 2, size, np.int8) * np.int8(2) - np.int8(1)
 
 
 def cosines_to_mean(seen: Mapping[int, Seen]) -> dict[int, float]:
@@ -103,15 +101,15 @@ def cosines_to_mean(seen: Mapping[int, Seen]) -> dict[int, float]:
     clients = sorted(seen)  # whoever comes first must not change a digit
     if not clients:
         return {}
-    sketches = np.stack([np.frombuffer(seen[k].sketch, np.float32) for k in clients]).astype(np.float64)
-    mean = np.array([seen[k].weight for k in clients]) @ sketches
-    lengths = np.linalg.norm(sketches, axis=1) * sqrt(float(mean @ mean))
-    products = sketches @ mean
-    return {
-        k: float(f"{product / length:.3f}")
-        for k, product, length in zip(clients, products.tolist(), lengths.tolist(), strict=True)
-        if length > 0
-    }
+    sketches = np.frombuffer(b"".join(seen[k].sketch for k in clients), np.float32).reshape(len(clients), SKETCH)
+    largest = np.maximum(sketches.max(1), -sketches.min(1)).astype(np.float64)
+    units = sketches / np.where(largest > 0, largest, 1).astype(np.float32)[:, None]  # no square of these overflows
+    weights = largest * [seen[k].weight for k in clients]
+    mean = (weights / (abs(weights).max() or 1)).astype(np.float32) @ units
+    lengths = np.sqrt(np.einsum("ij,ij->i", units, units)) * sqrt(float(mean @ mean))
+    products = (units @ mean).astype(np.float64)
+    cosines = np.round(products / np.where(lengths > 0, lengths, 1), 3).tolist()
+    return {k: cosine for k, cosine, length in zip(clients, cosines, lengths, strict=True) if length > 0}
 
 
 def joined(parts: Sequence[Attendance | None], scales: Sequence[float]) -> Attendance | None:

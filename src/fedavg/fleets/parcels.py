@@ -85,7 +85,7 @@ class _Writer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor and _is_plain(value):
-            flat: Any = value.detach().contiguous().view(-1).view(torch.uint8).numpy()
+            flat: Any = value.detach().contiguous().as_strided((value.numel(),), (1,)).view(torch.uint8).numpy()
             return _tensor, (pickle.PickleBuffer(flat), value.dtype, tuple(value.shape))
         if isinstance(value, FunctionType | type) and value.__module__ == "__main__" and not _main_is_importable():
             raise pickle.PicklingError(f"{value.__qualname__} is defined in a notebook or at a prompt")

@@ -5,23 +5,50 @@ import struct
 import sys
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from time import monotonic
 from typing import Any, Final
 
 HEADER: Final = struct.Struct("<Q")
 CHUNK_BYTES: Final = 1 << 20
+#: Messages wait for others until they are so long together, or have waited for so long.
+TOGETHER_BYTES: Final = 1 << 15
+TOGETHER_S: Final = 0.02
 #: Pipes of POSIX are streams of bytes. On Windows a message arrives whole or not at all.
 STREAMS: Final = sys.platform != "win32"
 
 
 def send(pipe: Connection, message: object) -> None:
     """Writes a whole message; for `Inbox` at the other end."""
-    if not STREAMS:
-        pipe.send(message)
-        return
-    data = bytes(ForkingPickler.dumps(message))
-    rest = memoryview(HEADER.pack(len(data)) + data)
-    while rest:
-        rest = rest[os.write(pipe.fileno(), rest) :]
+    outbox = Outbox(pipe)
+    outbox.put(message)
+    outbox.flush()
+
+
+class Outbox:
+    """The writing end: short messages go together, since each write wakes the reader up; none waits for long."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._waiting = bytearray()
+        self._since = monotonic()
+
+    def put(self, message: object) -> None:
+        if not STREAMS:
+            self._pipe.send(message)
+            return
+        data = ForkingPickler.dumps(message)
+        self._waiting += HEADER.pack(len(data))
+        self._waiting += data
+        if len(self._waiting) > TOGETHER_BYTES or monotonic() - self._since > TOGETHER_S:
+            self.flush()
+
+    def flush(self) -> None:
+        with memoryview(self._waiting) as rest:
+            written = 0
+            while written < len(rest):
+                written += os.write(self._pipe.fileno(), rest[written:])
+        self._waiting.clear()
+        self._since = monotonic()
 
 
 class Inbox:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.processes import WorkerProcess
 from fedavg.fleets.start import Starter
-from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
+from fedavg.fleets.watchdog import LOOK_S, Busy, Silence, Watchdog
 from fedavg.fleets.worker import Job, Result, Trained, Worker, describe
 from fedavg.plan import Plan
 from fedavg.sums import checked_bound
@@ -28,8 +28,10 @@ log = logging.getLogger("fedavg.run")
 #: Deaths of workers within one round after which something is wrong that another will not mend.
 MAX_DEATHS: Final = 10
 
-#: Jobs that a worker is handed: one to do, one to go on with while the server wakes up.
-AHEAD: Final = 2
+#: Short jobs are handed out several at a time, since a message takes about as long as such a job: so many at most, and
+#: no more than this part of a worker's share of what is left, so that all end at about the same time.
+TOGETHER: Final = 16
+PART: Final = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -150,25 +152,30 @@ class ProcessPool(Pool):
 
     def run(self, jobs: Sequence[Job]) -> Finished:
         """Give each free worker the next job until all are done; what a dead worker did is done again."""
-        waiting = deque(range(len(jobs)))
+        tasks = [describe(self._data, job, index) for index, job in enumerate(jobs)]
+        waiting = _Waiting(tasks)
+        handed = dict.fromkeys(range(len(self._processes)), 1)
         results: list[Result | None] = [None] * len(jobs)
         sent: dict[int, deque[int]] = {slot: deque() for slot in range(len(self._processes))}
         done: dict[int, list[int]] = {slot: [] for slot in sent}
         deaths = 0
         self._watchdog.new_list()
         while waiting or any(sent.values()):
-            while waiting and len(sent[slot := _least_busy(sent)]) < AHEAD:
-                sent[slot].append(waiting.popleft())
-                self._processes[slot].send(jobs[sent[slot][-1]])
-                if len(sent[slot]) == 1:
-                    self._watch(slot, sent[slot][0], jobs)
+            # One handful to do, and one to go on with while the server wakes up.
+            while waiting and len(sent[slot := _least_busy(sent)]) <= handed[slot]:
+                some = waiting.take(len(self._processes))
+                self._processes[slot].send([jobs[index] for index in some])
+                handed[slot] = len(some)
+                if not sent[slot]:
+                    self._watchdog.begins(slot, tasks[some[0]])
+                sent[slot].extend(some)
             for slot in self._replied(slot for slot, queue in sent.items() if queue):
                 replies = self._processes[slot].receive()
                 if replies is None:
                     deaths += 1
                     self._replace(slot, deaths)
-                    waiting.extendleft(reversed([*done[slot], *sent[slot]]))
-                    sent[slot], done[slot] = deque(), []
+                    waiting.put_back([*done[slot], *sent[slot]])
+                    sent[slot], done[slot], handed[slot] = deque(), [], 1
                 for reply in replies or ():
                     if isinstance(reply, FedAvgError):
                         self.close()
@@ -178,12 +185,9 @@ class ProcessPool(Pool):
                     done[slot].append(job)
                     self._watchdog.done(slot)
                     if sent[slot]:
-                        self._watch(slot, sent[slot][0], jobs)
+                        self._watchdog.begins(slot, tasks[sent[slot][0]])
         finished = [result for result in results if result is not None]
         return Finished(finished, self._memory.total(finished, done))
-
-    def _watch(self, slot: int, index: int, jobs: Sequence[Job]) -> None:
-        self._watchdog.begins(slot, describe(self._data, jobs[index], index))
 
     def _replied(self, slots: Iterable[int]) -> list[int]:
         """Who has something to say, perhaps nobody; those that hang are killed, which is soon said too."""
@@ -230,3 +234,30 @@ class ProcessPool(Pool):
 
 def _least_busy(sent: dict[int, deque[int]]) -> int:
     return min(sent, key=lambda slot: len(sent[slot]))
+
+
+class _Waiting:
+    """The jobs that nobody has been given yet, in their order."""
+
+    def __init__(self, tasks: Sequence[Busy]) -> None:
+        self._tasks = tasks
+        self._jobs = deque(range(len(tasks)))
+        self._size = sum(task.size for task in tasks)
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def take(self, workers: int) -> list[int]:
+        """Those that are handed out together next. The largest come first, so a large one goes alone."""
+        enough, size, some = self._size * PART / workers, 0.0, list[int]()
+        while self._jobs and len(some) < TOGETHER:
+            size += self._tasks[self._jobs[0]].size
+            if some and size > enough:
+                break
+            some.append(self._jobs.popleft())
+        self._size -= sum(self._tasks[index].size for index in some)
+        return some
+
+    def put_back(self, jobs: Sequence[int]) -> None:
+        self._jobs.extendleft(reversed(jobs))
+        self._size += sum(self._tasks[index].size for index in jobs)

@@ -55,10 +55,10 @@ class WorkerProcess:
                 raise reply
         return replies is not None
 
-    def send(self, job: Job) -> None:
-        """Hand over a job; that a worker is dead shows when its reply is asked for."""
+    def send(self, jobs: Sequence[Job]) -> None:
+        """Hand over jobs; that a worker is dead shows when its reply is asked for."""
         with suppress(OSError):
-            self.pipe.send(job)
+            self.pipe.send(jobs)
 
     def receive(self) -> "list[Result | FedAvgError] | None":
         """The replies that are here; None if the worker is dead."""
@@ -81,15 +81,16 @@ def live(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection, 
         other.close()
     keep_freed_memory()
     with one_thread(), suppress(EOFError, OSError):  # the server is gone
-        worker = _made(make, given, pipe)
+        worker, outbox = _made(make, given, pipe), pipes.Outbox(pipe)
         reply: Result | FedAvgError
         while worker:
-            job = pipe.recv()
-            try:
-                reply = worker.handlers[type(job)](job)
-            except Exception as error:
-                reply = worker.failure(error)
-            pipes.send(pipe, reply)
+            for job in pipe.recv():
+                try:
+                    reply = worker.handlers[type(job)](job)
+                except Exception as error:
+                    reply = worker.failure(error)
+                outbox.put(reply)
+            outbox.flush()
     os._exit(0)
 
 

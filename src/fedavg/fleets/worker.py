@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedavg import seeds, trees
 from fedavg.client import Client
-from fedavg.client_path import run_client
+from fedavg.client_path import blame_on, run_client, run_client_here
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
-from fedavg.fleets.attendance import Seen, see
+from fedavg.fleets.attendance import Seen, look_at, see, seen_by
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, add_up, report
 from fedavg.metrics.spread import OnClients, spread_of, whole_report, worst_of
@@ -25,7 +25,7 @@ from fedavg.setup import Setup
 from fedavg.states import StateStore
 from fedavg.sums import ExactSum
 from fedavg.tasks import Task
-from fedavg.types import Examples, FederatedData, Split, Work
+from fedavg.types import Examples, FederatedData, Split, Update, Work
 
 if TYPE_CHECKING:
     from fedavg.secagg.ring import DecodedSum, Encoding
@@ -121,6 +121,7 @@ class Worker:
         self._states = states
         self._sum = ExactSum(ring)
         self._size = len(ring)
+        self._frame_bytes = setup.codec.frame_bytes(len(ring)) or 0
         self._cohort = 0
         self._pieces: dict[Split, tuple[FederatedData, list[Examples]]] = {}
         #: What is done with a job, by its kind.
@@ -141,26 +142,51 @@ class Worker:
         if job.cohort != self._cohort:
             self._sum.reset()
             self._cohort = job.cohort
+        examples = self._data.at(job.work.round).client(job.client)
         try:
-            examples = self._data.at(job.work.round).client(job.client)
-            message = run_client(self._setup, self._trainer, job.client, examples, job.work, self.shared, self._states)
-            vector = self._decoded(message.frame, job.client)
-            if job.encoding:  # bounds can not be kept on what is masked
-                measured = masked_numbers(self._setup.measures, message)
-                ring = job.encoding.encode(vector.numpy(), message.weight, measured).ring
-                return Trained(message.weight, message.metrics, len(message.frame), 0, ring.tobytes())
-            update = self._setup.arrived(vector, message.weight, job.work)
-            single = bytearray()
-            if self._setup.single_updates:
-                single = bytearray(update.vector.numpy())  # a tensor needs memory that may be written
-            else:
-                self._sum.add(update.vector, update.weight)
+            return self._through_frame(job, examples) if self._sends_frames(job) else self._added_here(job, examples)
         except Diverged as error:
             raise Diverged(f"client {job.client}: {error}") from None
-        finite = not self._setup.single_updates or bool(update.vector.isfinite().all())  # a sum refuses what is not
-        told = self._setup.shows_updates and finite
-        seen = see(update, self._setup.plan.seed) if told else None
-        return Trained(update.weight, message.metrics, len(message.frame), self._sum.bound, single=single, seen=seen)
+
+    def _sends_frames(self, job: TrainJob) -> bool:
+        """False where a frame would only be written to be read, and the sum takes what is in it."""
+        setup = self._setup
+        plain = setup.codec.lossless and not job.encoding and not setup.single_updates
+        return not plain or setup.lie_of(job.client) is not None
+
+    def _added_here(self, job: TrainJob, examples: Examples) -> Trained:
+        setup, k = self._setup, job.client
+        sent, metrics = run_client_here(setup, self._trainer, k, examples, job.work, self.shared, self._states)
+        update = setup.arrived(sent.vector, sent.weight, job.work)
+        with blame_on(examples, k):
+            seen = self._add(update)
+        return Trained(update.weight, metrics, self._frame_bytes, self._sum.bound, seen=seen)
+
+    def _add(self, update: Update) -> Seen | None:
+        """Into the sum; and what the server sees of it, where it may."""
+        if not self._setup.shows_updates:
+            self._sum.add(update.vector, update.weight)
+            return None
+        found = look_at(update.vector, self._setup.plan.seed)
+        self._sum.add(update.vector, update.weight, found.largest)
+        return seen_by(found, update.weight)
+
+    def _through_frame(self, job: TrainJob, examples: Examples) -> Trained:
+        setup, k = self._setup, job.client
+        message = run_client(setup, self._trainer, k, examples, job.work, self.shared, self._states)
+        vector, size = self._decoded(message.frame, k), len(message.frame)
+        if job.encoding:  # bounds can not be kept on what is masked
+            measured = masked_numbers(setup.measures, message)
+            ring = job.encoding.encode(vector.numpy(), message.weight, measured).ring
+            return Trained(message.weight, message.metrics, size, 0, ring.tobytes())
+        update = setup.arrived(vector, message.weight, job.work)
+        if not setup.single_updates:
+            seen = self._add(update)
+            return Trained(update.weight, message.metrics, size, self._sum.bound, seen=seen)
+        single = bytearray(update.vector.numpy())  # a tensor needs memory that may be written
+        finite = bool(update.vector.isfinite().all())
+        seen = see(update, setup.plan.seed) if setup.shows_updates and finite else None
+        return Trained(update.weight, message.metrics, size, self._sum.bound, single=single, seen=seen)
 
     def _decoded(self, frame: bytes, k: int) -> Tensor:
         """The update in a frame. What a liar sends that is none is left to the reducer, which counts it as faulty."""

@@ -28,7 +28,7 @@ Sums = Tensor | Sequence[float | Tensor]
 
 
 class Measure(ABC):
-    """Some sums, and a function of the sums. One that is not over predictions comes with an algorithm of one's own:
+    """Some sums, and a function of the sums. One that is not over predictions comes with an algorithm of your own:
 
     >>> from dataclasses import dataclass, replace
     >>> from fedavg import FedAvg, Plan, train
@@ -68,7 +68,7 @@ class Measure(ABC):
 
 
 class Metric(Measure, Pluggable):
-    """A way to judge a model. A metric of one's own is a frozen dataclass of this class:
+    """A way to judge a model. A metric of your own is a frozen dataclass of this class:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedavg.metrics.metric import Metric, report
 QUANTILES: Final = (10, 50, 90)
 #: The share of clients that fare worst, whose mean is recorded.
 WORST: Final = 0.1
-#: Clients that are named for faring worst, at the most.
+#: Clients that are named for faring worst, at most.
 NAMED: Final = 10
 #: What is told of a metric's spread.
 SPREADS: Final = (*(f"p{q}" for q in QUANTILES), "variance", "worst_decile")

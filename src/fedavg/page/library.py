@@ -14,7 +14,7 @@ from fedavg.page.record import MARKS, Record, locked_inodes
 #: Seconds between looks at the disk, and between looks for new runs.
 LOOK_S: Final = 0.5
 SEARCH_S: Final = 2.0
-#: Folders below the first one that are searched, and runs that are shown at the most.
+#: Folders below the first one that are searched, and runs that are shown at most.
 DEPTH: Final = 4
 MOST: Final = 1000
 

@@ -69,7 +69,7 @@ class Record:
         return self.columns.count
 
     def refresh(self, locked: frozenset[int] = frozenset()) -> bool:
-        """Read what is new, a piece at the most; True if anything is. `locked`: inodes of files that are locked."""
+        """Read what is new, a piece at most; True if anything is. `locked`: inodes of files that are locked."""
         lock = _stamp(self.path / "lock")
         self._held = lock is not None and lock[0] in locked
         stamps = tuple(_stamp(self.path / name) for name in (*MARKS, "summary.json"))

@@ -14,7 +14,7 @@ from fedavg.study.compare import differing
 
 Answer = dict[str, Any]
 
-#: Bars that a picture over clients has at the most.
+#: Bars that a picture over clients has at most.
 BARS: Final = 200
 #: Seconds of a simulated day.
 DAY_S: Final = 86_400

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
-from fedavg.campaign.records import RecordError
+from fedavg.campaign.records import RecordError, Records
 from fedavg.data import load
 from fedavg.engine.model import Model
 from fedavg.engine.threads import one_thread
@@ -107,6 +107,12 @@ def save(mixtures: Mixtures, records: Path) -> None:
     records.mkdir(parents=True, exist_ok=True)
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in asdict(mixtures).items()]
     write_atomically(records / FILE, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def known(records: Records) -> Mixtures | None:
+    """What was computed here before, or came with the package."""
+    found = read(records.directory)
+    return read(records.beside) if found is None and records.beside else found
 
 
 def read(records: Path) -> Mixtures | None:

@@ -5,7 +5,7 @@ Rates lie on a multiplicative grid of 10^(1/3), refinable to 10^(1/6), and are c
 tried and did no better. It is thrifty: a rate that has used as many rounds as the best one needed can no longer win,
 one that trails the best by far at the end of a stage will not, and divergence means never, as does a fall for good from
 what had been reached: these are not run any further. No rate is run far ahead of its neighbours, so that a bad start
-costs little: one stage at the most, and only where a core would be idle. Pure logic: nothing here knows plans, files or
+costs little: one stage at most, and only where a core would be idle. Pure logic: nothing here knows plans, files or
 processes.
 """
 

@@ -83,7 +83,7 @@ class Plan:
     holdout: float = option(
         0.0,
         number(0, 0.9),
-        "share of each client's examples kept out of training, to judge models on client by client",
+        "share of each client's examples kept out of training, for evaluation on that client",
     )
     adapters: Union[str, "Adapters", None] = option(
         None,
@@ -105,11 +105,9 @@ class Plan:
     B: float | str | Schedule = option(
         10, scheduled(batch), "B, the local batch size; inf is all local data; may change by round as E", flag="-B"
     )
-    drop_last: bool = option(
-        False, flag_value, "leave out the short last batch of an epoch, unless it is the only one; another each epoch"
-    )
+    drop_last: bool = option(False, flag_value, "skip the short last batch of each epoch, unless it is the only one")
     lr: float | str | Rate | Callable[[int], float] = option(
-        0.1, parse_rate, "eta, the learning rate; may change by round: '0.1,100:0.01', cosine:0.1, ... (rates.py)"
+        0.1, parse_rate, "eta, the learning rate; may change by round: '0.1,100:0.01', cosine:0.1 (docs/training.md)"
     )
     lr_decay: float = option(1.0, number(0, 1, above=True), "eta is multiplied by this after each round")
     optimizer: Union[str, "Optimizer"] = option(
@@ -117,29 +115,29 @@ class Plan:
         PartParser("fedavg.optimizers", "Optimizer"),
         "how clients step: sgd:momentum=0.9:weight_decay=1e-4, adam, adamw; settings after colons",
     )
-    rounds: int = option(100, integer(1), "rounds of communication at the most")
+    rounds: int = option(100, integer(1), "the largest number of rounds")
     target: float | str | None = option(
         None,
         Optional(of_metric(any_number, number(0, 1, above=True))),
-        "stop at this accuracy; f1=0.8: at this f1; clients.f1=0.8: as clients judge",
+        "stop at this accuracy, or at f1=0.8, or at clients.f1=0.8 (the f1 that clients find)",
     )
     patience: int | str | None = option(
         None,
         Optional(of_metric(integer(1))),
-        "stop after so many rounds without a better accuracy (or the task's first metric); loss=20: a better loss",
+        "stop after this many rounds without a better accuracy (or the task's first metric); loss=20 watches the loss",
     )
     metrics: Sequence[Union[str, "Metric"]] = option(
         (),
         PartsParser(PartParser("fedavg.metrics", "Metric")),
-        "metrics beside the task's own: f1:10,topk:5 (docs/metrics.md)",
+        "metrics in addition to the task's own: f1:10,topk:5 (docs/metrics.md)",
     )
     evaluate: str = option(
-        "auto", judges, "who judges the model: server (its test set), clients (what they hold out), server,clients"
+        "auto", judges, "who evaluates: server (its test set), clients (what they hold out), server,clients, none"
     )
     eval_clients: int | None = option(
-        None, Optional(integer(1)), "clients that judge the model each time, drawn by the seed [all]"
+        None, Optional(integer(1)), "clients that evaluate the model each time, drawn by the seed [all]"
     )
-    eval_every: int = option(1, integer(1), "evaluate every so many rounds, and after the last")
+    eval_every: int = option(1, integer(1), "rounds from one evaluation to the next; the last is always evaluated")
     eval_train: bool = option(False, flag_value, "evaluate on the whole training set too")
     seed: int = option(0, integer(0), "every random draw of the run follows from it")
     codec: Union[str, "Codec"] = option(
@@ -203,7 +201,7 @@ class Plan:
         "noise and cohorts from the seed (repeatable: for simulation) or from the system's entropy",
     )
     engine: str = option(
-        "auto", choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if it can)"
+        "auto", choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if possible)"
     )
     device: str = option("cpu", text, "where clients train: cpu or cuda")
     uplink: float = option(1.0, number(0, inf, above=True), "MB/s that a client uploads at, for the simulated clock")
@@ -214,7 +212,7 @@ class Plan:
     worker_timeout: float | None = option(
         None,
         Optional(number(0, inf, above=True)),
-        "seconds after which a silent worker is replaced [20 times what the jobs before took, at least 60]",
+        "seconds after which a silent worker is replaced [20 times what earlier jobs took, at least 60]",
         runtime=True,
     )
     start_method: str = option(

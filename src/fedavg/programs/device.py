@@ -201,7 +201,7 @@ class Device:
                 )
             if not self._has_begun(offer) and not self._allowance.left():
                 most = self._policy.max_rounds_per_day
-                raise Declined("many-rounds", f"this device takes part in {most} rounds a day at the most")
+                raise Declined("many-rounds", f"this device takes part in {most} rounds a day at most")
         except Declined as error:
             report(self._link, offer.round, offer.attempt, error, error.reason)
             return False

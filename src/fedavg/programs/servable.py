@@ -94,7 +94,7 @@ def own_data(plan: Plan) -> OwnData:
 
 
 def check_data_is_named(values: Mapping[str, object]) -> None:
-    """A task of one's own without data would be judged on the default of simulations, which is none of its own."""
+    """A task of your own without data would be judged on the default of simulations, which is none of its own."""
     task = values.get("task")
     if "data" not in values and isinstance(task, str) and is_import(task, Task):
         raise PlanError(

@@ -64,7 +64,7 @@ class Defence:
 def _check(part: PreAggregator | Reducer, clients: int, rows: int, liars: int) -> None:
     faults, most = part.faults(clients), part.tolerates(rows)
     cohort = f"a cohort of {clients} clients{f', which make {rows} rows' if rows != clients else ''}"
-    stands = f"stands {most} at the most" if most >= 0 else "has no use for so few"
+    stands = f"stands {most} at most" if most >= 0 else "has no use for so few"
     if faults > most:
         raise TooFew(
             f"{part.kind}: got '{part}' for {cohort}; it is to stand {faults} faulty ones, and {stands}: expected "

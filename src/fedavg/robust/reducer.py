@@ -30,7 +30,7 @@ class Case:
 class Reducer(Pluggable, ABC):
     """A rule that makes one update of a cohort's, each of which counts alike: a client's n_k is its own word.
 
-    The server half of an algorithm sees the result as a `Sum`, as always. A rule of one's own is a frozen dataclass:
+    The server half of an algorithm sees the result as a `Sum`, as always. A rule of your own is a frozen dataclass:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Reducer(Pluggable, ABC):
         return 0
 
     def tolerates(self, rows: int) -> int:
-        """How many faulty ones of so many rows the rule can stand at the most."""
+        """How many faulty ones of so many rows the rule can stand at most."""
         return max((rows - 1) // 2, 0)
 
 
@@ -130,7 +130,7 @@ class PreAggregator(Pluggable, ABC):
         return 0
 
     def tolerates(self, rows: int) -> int:
-        """How many faulty ones of so many rows the step can stand at the most."""
+        """How many faulty ones of so many rows the step can stand at most."""
         return max((rows - 1) // 2, 0)
 
     def rows_after(self, rows: int) -> int:

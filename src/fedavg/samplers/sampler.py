@@ -53,7 +53,7 @@ class Pool:
 
 
 class Sampler(Pluggable, ABC):
-    """A way to choose S_t. A sampler of one's own is a frozen dataclass of this class:
+    """A way to choose S_t. A sampler of your own is a frozen dataclass of this class:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)

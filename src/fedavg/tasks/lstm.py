@@ -134,7 +134,7 @@ def _loops(packed: bool) -> torch.jit.CompilationUnit:
 
 
 def _loops_for(x: Tensor) -> torch.jit.CompilationUnit:
-    """The choice hangs on the machine, the device and the type alone, so that equal runs round equally."""
+    """The choice depends only on the machine, the device and the type, so that equal runs round equally."""
     has_kernels = platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
     return _loops(has_kernels and x.device.type == "cpu" and x.dtype == torch.float32)
 

@@ -60,6 +60,9 @@ def _check_round_trip(codec: Codec, vector: Tensor, what: str) -> None:
         decoded.shape == (size,) and decoded.dtype == torch.float32,
         f"{what}: a frame of {size} numbers gave {tuple(decoded.shape)} {decoded.dtype}; expected ({size},) float32",
     )
+    if bound.lossless:
+        same = decoded.numpy().tobytes() == vector.numpy().tobytes() and len(frame) == bound.frame_bytes(size)
+        require(same, f"{what} says that it is lossless; expected the same bits back, from `frame_bytes({size})` bytes")
     if not before.any():
         require(not decoded.any(), f"{what}: zeros came back as {decoded[:5].tolist()}; expected zeros")
 

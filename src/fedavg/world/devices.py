@@ -29,7 +29,7 @@ class Rates:
 
 
 class Devices(Pluggable, ABC):
-    """A population of devices. One of one's own is a frozen dataclass of this class:
+    """A population of devices. Your own is a frozen dataclass of this class:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 def shared(begin: np.ndarray, size: np.ndarray, own: np.ndarray, capacity: float) -> np.ndarray:
     """When each transfer ends, shape (N,): it begins at `begin`, has `size` bytes, and its own line carries `own`
-    bytes/s at the most; all together get `capacity`. What a slow line leaves over is shared by the others.
+    bytes/s at most; all together get `capacity`. What a slow line leaves over is shared by the others.
 
     >>> shared(np.zeros(2), np.array([10.0, 10.0]), np.array([10.0, 10.0]), 10.0).tolist()
     [2.0, 2.0]

@@ -18,7 +18,7 @@ from fedavg.world.trace import Trace, read_trace
 
 
 class World(Pluggable, ABC):
-    """Who is there when. A world of one's own is a frozen dataclass of this class; `devices` is its last field.
+    """Who is there when. A world of your own is a frozen dataclass of this class; `devices` is its last field.
 
     >>> from fedavg.world.presence import AlwaysThere
     >>> @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Changes:
 
 
 def most(whole: int) -> int:
-    """How many changes there can be at the most that are together less than a model of `whole` bytes."""
+    """How many changes there can be at most that are together less than a model of `whole` bytes."""
     return whole // (_LENGTH.size + 1)
 
 

@@ -36,7 +36,7 @@ class Collecting:
         self.current: UnderWay | None = None
 
     def weight_cap(self) -> float:
-        """What an update counts for at the most, of a round that begins now."""
+        """What an update counts for at most, of a round that begins now."""
         median = self._presence.median_examples()
         return inf if median is None else self._guards.times_median * median
 

@@ -90,7 +90,7 @@ class UnderWay:
     collected: Sequence[Collected]
     of_client: Mapping[int, Collected]
     session: "SecureRound | None"
-    #: What an update counts for at the most: a client's n_k is its own word, and one must not outweigh all.
+    #: What an update counts for at most: a client's n_k is its own word, and one must not outweigh all.
     weight_cap: float
     #: Clients that have had their upload token.
     given: set[int] = field(default_factory=set)

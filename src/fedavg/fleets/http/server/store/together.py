@@ -98,7 +98,7 @@ class View:
     head: Head
     last_round: int
     open: RoundRow | None
-    #: Of the open attempt: what an update counts for at the most, for how long it has been open, whether it is sealed.
+    #: Of the open attempt: what an update counts for at most, for how long it has been open, whether it is sealed.
     cap: float
     age_s: float
     sealed: bool
