@@ -15,6 +15,9 @@ from fedavg.fleets.http.protocol.keys import ClientKey, Signer
 from fedavg.fleets.http.protocol.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest
 from fedavg.fleets.http.protocol.strict import dump
 
+#: n_k of every client.
+EXAMPLES = 30
+
 
 @dataclass(frozen=True)
 class Server:
@@ -132,10 +135,10 @@ class LightClient:
         request = EnrolRequest(
             token=self.server.token,
             key=b64encode(self._key.public).decode(),
-            examples=30,
+            examples=EXAMPLES,
             name="",
             client=None,
-            task=self.server.task,
+            tasks=[self.server.task],
             protocol=PROTOCOL,
         )
         body = Body.of(dump(request))
@@ -170,4 +173,4 @@ class LightClient:
 def poll_body(wait_s: float, eligible: bool = True) -> Body:
     """The body of a poll; a client that is not eligible is answered alike, but never drawn."""
     eligibility = Eligibility(charging=eligible, unmetered=True, idle=True)
-    return Body.of(dump(PollRequest(eligible=eligibility, holding=None, wait_s=wait_s)))
+    return Body.of(dump(PollRequest(eligible=eligibility, examples=EXAMPLES, holding=None, wait_s=wait_s)))

@@ -17,7 +17,7 @@ from time import monotonic, sleep
 import numpy as np
 
 from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
-from fedavg.fleets.http.protocol.messages import EnrolRequest
+from fedavg.fleets.http.protocol.messages import PROTOCOL, EnrolRequest
 from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.plan import Plan
@@ -172,10 +172,10 @@ class Peer(Wire):
 
     def enrol(self, token: str, examples: int = 10, client: int | None = None, **changes: object) -> Answer:
         key = b64encode(self.key.public).decode()
-        message = EnrolRequest(token, key, examples, "", client, "toys:TOY", 1)
+        message = EnrolRequest(token, key, examples, "", client, ["toys:TOY"], PROTOCOL)
         answer = self.signed("POST", "/v1/enrol", dump(replace(message, **changes)))  # type: ignore[arg-type]
         if answer.status == 200:
-            self.signer.client = answer.json["client"]
+            self.signer.client, self.examples = answer.json["client"], examples
             self.plan_digest = answer.json["plan_digest"]
         return answer
 
@@ -185,7 +185,7 @@ class Peer(Wire):
         return self.signer.client
 
     def poll(self, wait_s: float = 0.0) -> Answer:
-        body = json.dumps({"eligible": ELIGIBLE, "holding": None, "wait_s": wait_s}).encode()
+        body = json.dumps({"eligible": ELIGIBLE, "examples": self.examples, "holding": None, "wait_s": wait_s}).encode()
         return self.signed("POST", "/v1/poll", body)
 
     def offer(self) -> dict:

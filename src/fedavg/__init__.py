@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from fedavg.data.partition import IID, Dirichlet, Labels, Natural, Shards, Unbalanced
     from fedavg.errors import DataError, DiskError, Diverged, FedAvgError, FleetError, PlanError, RunDirError, TaskError
     from fedavg.fleets import Fleet, LocalFleet, RayFleet
+    from fedavg.fleets.http.device.connection import Connection
+    from fedavg.fleets.http.device.policy import Policy
     from fedavg.metrics import (
         AUC,
         MAE,
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from fedavg.optimizers import SGD, Adam, AdamW, Correction, Optimizer
     from fedavg.plan import Plan
     from fedavg.plan.rates import Constant, Cosine, Exponential, Rate, Step
+    from fedavg.programs.device import Device
     from fedavg.ragged import Ragged
     from fedavg.robust import (
         AdaptiveClipping,
@@ -188,6 +191,8 @@ _HOMES = {
         "TaskError",
     ],
     "fedavg.fleets": ["Fleet", "LocalFleet", "RayFleet"],
+    "fedavg.fleets.http.device.connection": ["Connection"],
+    "fedavg.fleets.http.device.policy": ["Policy"],
     "fedavg.metrics": [
         "AUC",
         "MAE",
@@ -204,6 +209,7 @@ _HOMES = {
     ],
     "fedavg.optimizers": ["SGD", "Adam", "AdamW", "Correction", "Optimizer"],
     "fedavg.plan": ["Plan"],
+    "fedavg.programs.device": ["Device"],
     "fedavg.ragged": ["Ragged"],
     "fedavg.plan.rates": ["Constant", "Cosine", "Exponential", "Rate", "Step"],
     "fedavg.runlog.stopping": ["Patience"],
@@ -229,7 +235,7 @@ _HOMES = {
     ],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.samplers": [
-        "Corrected", "InTurns", "Oort", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
+        "Corrected", "InTurns", "Oort", "Poisson", "Policy", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
     ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
@@ -248,23 +254,23 @@ _HOMES = {
 __all__ = [
     "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adapters", "Adaptive", "AdaptiveClipping",
     "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
-    "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Constant", "Corrected",
-    "Correction", "Cosine", "DataError", "Deadline", "Devices", "Dirichlet", "DiskError", "Diurnal", "Diverged",
-    "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel", "FedAdagrad", "FedAdam",
-    "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx", "FedSGD", "FedYogi",
-    "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian", "GeometricMedian",
-    "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels", "LittleIsEnough", "LoRA",
-    "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean", "MeanAroundMedian",
-    "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs", "Natural",
-    "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
+    "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Connection", "Constant",
+    "Corrected", "Correction", "Cosine", "DataError", "Deadline", "Device", "Devices", "Dirichlet", "DiskError",
+    "Diurnal", "Diverged", "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel",
+    "FedAdagrad", "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx",
+    "FedSGD", "FedYogi", "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian",
+    "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels",
+    "LittleIsEnough", "LoRA", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean",
+    "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs",
+    "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
     "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError",
-    "Poisson", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged", "Rate",
-    "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold", "Scaled",
-    "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum", "SweepResult",
-    "Task", "TaskError", "Terms", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced", "Uniform",
-    "Update", "View", "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays", "from_clients",
-    "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume", "run", "runs",
-    "sweep", "train",
+    "Poisson", "Policy", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged",
+    "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold",
+    "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum",
+    "SweepResult", "Task", "TaskError", "Terms", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced",
+    "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays",
+    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
+    "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 

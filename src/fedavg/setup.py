@@ -314,6 +314,17 @@ def check_population(plan: Plan, data: FederatedData) -> None:
 
 def _whole_data(plan: Plan) -> FederatedData:
     if not (isinstance(plan.data, str) and is_named(plan.data)):
-        return make(plan.data, FederatedData)  # type: ignore[type-abstract]
+        data = make(plan.data, FederatedData)  # type: ignore[type-abstract]
+        _check_classes(make(plan.task, Task), data)
+        return data
     data_dir = Path(plan.data_dir) if plan.data_dir else None
     return load(plan.data, plan.partition, plan.clients, plan.seed, data_dir)
+
+
+def _check_classes(task: Task, data: FederatedData) -> None:
+    """Labels mean the same to the task, which devices number theirs by, and to the data."""
+    if None not in (task.classes, data.classes) and task.classes != data.classes:
+        raise DataError(
+            f"data '{data.name}' numbers its labels {data.classes}, task '{task.name}' {task.classes}; expected the "
+            "same: give the data classes=..., as in fedavg.from_folder(..., classes=task.classes)"
+        )

@@ -76,6 +76,11 @@ class FederatedData(Pluggable, ABC):
         return self
 
     @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the labels, in the order of their numbers; None where labels are numbers, or no labels."""
+        return None
+
+    @property
     def test(self) -> Examples | None:
         """The examples that the server judges the shared model on; None where it has none."""
         return None

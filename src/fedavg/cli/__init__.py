@@ -16,8 +16,9 @@ from fedavg.cli.doctor import doctor
 from fedavg.cli.evaluate import evaluate
 from fedavg.cli.export import export
 from fedavg.cli.export_model import export_model
-from fedavg.cli.fleet import certs, fleet_demo, join, serve
+from fedavg.cli.fleet import certs, fleet_demo, serve
 from fedavg.cli.groups import GroupedCommands
+from fedavg.cli.join import join
 from fedavg.cli.man import man
 from fedavg.cli.operate import approve, revoke, status, token
 from fedavg.cli.page import page

@@ -60,7 +60,7 @@ def demonstrate(
             nonlocal sleepers
 
             def start(k: int) -> "subprocess.Popen[bytes]":
-                return _start_client(k, clients, partition, port, directory, made.ca.certificate)
+                return _start_client(k, clients, partition, plan.seed, port, directory, made.ca.certificate)
 
             if schedule is None:
                 say(f"server at https://127.0.0.1:{port}; starting {clients} clients")
@@ -102,13 +102,14 @@ def demonstrate(
 
 
 def _start_client(
-    k: int, clients: int, partition: str, port: int, directory: Path, ca: Path
+    k: int, clients: int, partition: str, seed: int, port: int, directory: Path, ca: Path
 ) -> "subprocess.Popen[bytes]":
     state = directory / f"device-{k}"
     state.mkdir(exist_ok=True)
     command = [
         sys.executable, "-m", "fedavg", "join", f"https://127.0.0.1:{port}", "--data", "mnist",
-        "--share", f"{k}/{clients}", "--partition", partition, "--client", str(k), "--ca", str(ca),
+        "--share", f"{k}/{clients}", "--partition", partition, "--seed", str(seed), "--client", str(k),
+        "--ca", str(ca),
         "--token-file", str(directory / JOIN_TOKEN), "--state", str(state), "--give-up-after", "60",
     ]  # fmt: skip
     with (state / "log").open("ab") as log:

@@ -1,19 +1,15 @@
-"""The real fleet from the command line: serve, join, certs and a demonstration of all of it."""
+"""The real fleet from the command line: serve, certs and a demonstration of all of it."""
 
 import json
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from fedavg.cli.completion import complete_source
-from fedavg.cli.operate import FILE, address, as_json_option, check_url, needs_server_extra
+from fedavg.cli.operate import FILE, address, as_json_option, needs_server_extra
 from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
-
-if TYPE_CHECKING:
-    from fedavg.types import Examples
 
 
 @click.command()
@@ -157,131 +153,6 @@ _FOR_SIMULATIONS: Final = {
     "worker_timeout": "devices train, and --deadline bounds how long they may take",
     "checkpoint_s": "it commits every round to its database",
 }
-
-
-@click.command()
-@click.argument("url")
-@click.option("--data", required=True, metavar="PATH|NAME",
-              help="This device's examples: a file or folder (.npz, .csv, .parquet), or a named data set.")  # fmt: skip
-@click.option("--label", default="label", show_default=True, help="The column of the label in .csv and .parquet files.")
-@click.option(
-    "--share", metavar="K/N", help="Of a named data set: take the part of client K of N, as the simulator would."
-)
-@click.option("--partition", help="How a named data set is split [its own].")
-@click.option("--seed", type=int, default=0, show_default=True, help="The seed of that split.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where named data sets are kept.")
-@click.option(
-    "--task", default="mnist-2nn", show_default=True, help="The task to train: installed code, never the server's."
-)
-@click.option("--allow", multiple=True, metavar="PACKAGE",
-              help="A package whose parts (algorithm, codec) the plan may name; may be repeated [none].")  # fmt: skip
-@click.option("--token-file", type=FILE, help="A file with the join token; needed the first time.")
-@click.option("--state", type=click.Path(path_type=Path), default=Path("device"), show_default=True,
-              help="Where this device keeps its key, its number and its last update.")  # fmt: skip
-@click.option("--name", default="", help="A name for the operator to see.")
-@click.option("--client", type=click.IntRange(0), help="The client number to ask for [any].")
-@click.option("--ca", type=FILE, help="The authority of the server's certificate, if it is not a public one.")
-@click.option("--cert", type=FILE, help="This device's certificate, if the server asks for one (mTLS).")
-@click.option("--key", type=FILE, help="Its private key.")
-@click.option("--insecure", is_flag=True, help="Plain HTTP; on loopback only.")
-@click.option("--charging", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True)
-@click.option("--unmetered", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True)
-@click.option("--idle", type=click.Choice(["auto", "yes", "no"]), default="yes", show_default=True,
-              help="Work only while these hold; auto looks at the machine.")  # fmt: skip
-@click.option("--authority", type=FILE, metavar="AUTHORITY.PUB",
-              help="The public key of the fleet's authority: work only with devices that it vouches for.")  # fmt: skip
-@click.option("--authority-url", metavar="URL", help="Ask the authority here for this device's voucher.")
-@click.option("--authority-token-file", type=FILE, help="The authority's token, for --authority-url.")
-@click.option("--authority-ca", type=FILE, help="The authority of that address's certificate, if not a public one.")
-@click.option("--require-secagg", is_flag=True, help="Decline plans without secure aggregation.")
-@click.option("--min-cohort", type=click.IntRange(2), metavar="N",
-              help="Be part of no sum of fewer clients; needs --require-secagg.")  # fmt: skip
-@click.option("--require-dp", type=click.FloatRange(0, min_open=True), metavar="EPSILON",
-              help="Decline plans whose rounds cost more privacy together, by noise that devices add.")  # fmt: skip
-@click.option("--max-epochs", type=click.IntRange(1), metavar="N", help="Decline work of more local epochs.")
-@click.option("--max-rounds-per-day", type=click.IntRange(1), metavar="N", help="Take part in no more rounds a day.")
-@click.option("--max-epsilon", type=click.FloatRange(min=0, min_open=True),
-              help="Stop before all that this device sent could cost more privacy than this [the plan's].")  # fmt: skip
-@click.option("--spent", type=click.Path(path_type=Path),
-              help="Where it counts what it has spent: one file for all runs on its data [in --state].")  # fmt: skip
-@click.option("--give-up-after", type=float, metavar="SECONDS", help="Stop if the server is away for so long [never].")
-def join(url: str, **options: Any) -> None:
-    """Take part in the training of the server at URL with the data of this device, until the run is over.
-
-    \b
-    fedavg join https://server.example:8443 --data my-examples.npz --token-file join-token
-    """
-    needs_server_extra()
-    from fedavg.cli.authority import identity_source
-    from fedavg.fleets.http.device.eligibility import look
-    from fedavg.fleets.http.device.link import Link
-    from fedavg.fleets.http.device.policy import Policy
-    from fedavg.fleets.http.protocol.certs import client_context
-    from fedavg.fleets.http.server.logs import log_to_stderr
-    from fedavg.privacy.served import BudgetSpent
-    from fedavg.programs.device import Device
-
-    check_url(url, options["insecure"])
-    _check_join(url, options)
-    log_to_stderr()
-    tls = client_context(options["ca"], options["cert"], options["key"]) if url.startswith("https:") else None
-    token_file: Path | None = options["token_file"]
-    device = Device(
-        url,
-        options["state"],
-        _own_examples(options),
-        options["task"],
-        make_link=lambda key: Link(url, key, tls, options["give_up_after"]),
-        token=token_file.read_text().strip() if token_file else None,
-        client=options["client"],
-        name=options["name"],
-        eligible=lambda: look(options["charging"], options["unmetered"], options["idle"]),
-        policy=Policy(
-            options["require_secagg"],
-            options["min_cohort"] or 0,
-            options["require_dp"],
-            options["max_epochs"],
-            options["max_rounds_per_day"],
-        ),
-        vouched=identity_source(options),
-        allowed=options["allow"],
-        max_epsilon=options["max_epsilon"],
-        spent=options["spent"],
-    )
-    try:
-        last = device.run()
-    except BudgetSpent as spent:
-        click.echo(str(spent), err=True)
-        return
-    click.echo(f"the run is over after round {last}", err=True)
-
-
-def _check_join(url: str, options: dict[str, Any]) -> None:
-    """Refuses options that would have no effect."""
-    for name in ("ca", "cert", "key"):
-        if options[name] and not url.startswith("https:"):
-            raise PlanError(f"--{name} is for TLS; got {url}, expected https:")
-    wait = options["give_up_after"]
-    if wait is not None and not wait >= 0:
-        raise PlanError(f"--give-up-after: got {wait}; expected seconds from 0")
-    limit = options["max_epsilon"]
-    if limit is not None and not isfinite(limit):
-        raise PlanError(f"--max-epsilon: got {limit}; expected a finite number above 0")
-
-
-def _own_examples(options: dict[str, Any]) -> "Examples":
-    from fedavg.data import is_named, load
-    from fedavg.data.own import read_examples
-
-    if not is_named(options["data"]):
-        for name in ("share", "partition", "data_dir"):
-            if options[name] is not None:
-                raise PlanError(f"--{name.replace('_', '-')} is for named data sets; --data is {options['data']}")
-        return read_examples(Path(options["data"]), options["label"])
-    k, slash, n = (options["share"] or "").partition("/")
-    if not slash or not k.isdecimal() or not n.isdecimal() or int(k) >= int(n):
-        raise PlanError(f"--share: got '{options['share']}'; expected K/N with K from 0 to N-1, as in 3/8")
-    return load(options["data"], options["partition"], int(n), options["seed"], options["data_dir"]).client(int(k))
 
 
 @click.command()

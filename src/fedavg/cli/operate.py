@@ -35,14 +35,9 @@ def address(text: str, what: str) -> tuple[str, int]:
 
 
 def check_url(url: str, insecure: bool) -> None:
-    from urllib.parse import urlsplit
+    from fedavg.fleets.http.device.connection import check_url
 
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise FleetError(f"got '{url}'; expected the address of a server, as in https://server.example:8443")
-    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    if parts.scheme == "http" and not (insecure and loopback):
-        raise FleetError(f"got '{url}'; expected https. Plain HTTP is for loopback only, with --insecure")
+    check_url(url, insecure)
 
 
 @click.command()

@@ -38,7 +38,10 @@ class ArrayData(FederatedData):
         y: Tree,
         parts: Sequence[Sequence[int] | np.ndarray],
         test: Examples | tuple[Tree, Tree] | None,
+        classes: Sequence[str] | None = None,
     ) -> None:
+        """`classes` are the names of the labels, in the order of their numbers, where they are known."""
+        self._classes = None if classes is None else tuple(classes)
         x, y = _tensors(x, f"{name}: x"), _tensors(y, f"{name}: y")
         numbers = [_row_numbers(part, name) for part in parts]
         if isinstance(test, tuple):
@@ -65,6 +68,10 @@ class ArrayData(FederatedData):
     @property
     def test(self) -> Examples | None:
         return self._test
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return self._classes
 
     @cached_property
     def fingerprint(self) -> str:

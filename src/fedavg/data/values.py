@@ -122,11 +122,19 @@ def as_ragged(columns: Sequence[Column]) -> list[Column]:
     return [c if isinstance(c, Ragged) else Ragged.of([*_tensor(c, "a sequence")]) for c in columns]
 
 
-def numbered(labels: Column) -> Column:
-    """Words as numbers, in alphabetical order; numbers as they are."""
-    if isinstance(labels, np.ndarray) and is_words(labels):
-        return np.unique(labels, return_inverse=True)[1]
-    return labels
+def numbered(labels: Column, classes: Sequence[str] | None = None) -> Column:
+    """Words as numbers, by their place in `classes`, or in alphabetical order; numbers as they are."""
+    if not (isinstance(labels, np.ndarray) and is_words(labels)):
+        return labels
+    words, places = np.unique(labels, return_inverse=True)
+    if classes is None:
+        return places
+    names = {name: number for number, name in enumerate(classes)}
+    for word in words:
+        if str(word) not in names:
+            raise DataError(f"got the label {str(word)!r}; expected one of the task's classes: {', '.join(classes)}.")
+    numbers = np.array([names[str(word)] for word in words], np.int64)
+    return np.asarray(numbers[places])
 
 
 def as_leaf(column: Column, what: str) -> Tensor | Ragged:

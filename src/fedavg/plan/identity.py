@@ -37,8 +37,8 @@ def digest(value: object) -> str:
 def _contents(value: object) -> dict[str, Any]:
     """(A field that came later counts only where it is set: what was recorded before stays the same.)"""
     if is_dataclass(value):
-        found = {spec: getattr(value, spec.name) for spec in fields(value)}
-        return {s.name: item for s, item in found.items() if not s.metadata.get("counts_if_set") or item != s.default}
+        given = [(spec, getattr(value, spec.name)) for spec in fields(value)]
+        return {spec.name: item for spec, item in given if not (spec.metadata.get("later") and item == spec.default)}
     return dict(getattr(value, "__dict__", {}))
 
 

@@ -1,6 +1,6 @@
 """Evaluation alone: judge the model of a run, or a file of weights, on data of one's choice. Nothing is trained."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan, load_plan, make_plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import resolve, resolve_data, resolve_task
+from fedavg.specs import make
 from fedavg.tasks import Task
 from fedavg.types import FederatedData
 
@@ -65,7 +66,7 @@ def evaluate(
     elif task is None or data is None:
         raise PlanError(f"{path} holds weights alone; expected the task and the data too: --task NAME --data NAME")
     else:
-        plan = make_plan({"task": task, **_on(data, label), **changes})
+        plan = make_plan({"task": task, **_on(data, label, lambda: task), **changes})
         weights = _read_weights(path, resolve_task(plan), plan.seed)
     return _judge(plan, weights, fleet)
 
@@ -77,8 +78,10 @@ def _of_run(
     start = directory.newest(directory.identity()["plan"])
     if start is None:
         raise RunDirError(f"{directory.path} has no checkpoint of its plan; expected one: run it first")
-    given = {name: value for name, value in {"task": task, **_on(data, label)}.items() if value is not None}
-    kept = load_plan(str(directory.path / "plan.toml"), given)
+    file = str(directory.path / "plan.toml")
+    on = _on(data, label, lambda: load_plan(file, {}).task if task is None else task)
+    given = {name: value for name, value in {"task": task, **on}.items() if value is not None}
+    kept = load_plan(file, given)
     values = {
         name: getattr(kept, name)
         for name in ("task", "adapters", "data", "seed", "engine", "metrics", "workers", "data_dir")
@@ -95,13 +98,13 @@ def _own_data(data: FederatedData) -> dict[str, Any]:
     return {"data": data, "evaluate": ",".join(who for who, can in able.items() if can) or "none"}
 
 
-def _on(data: DataGiven | None, label: str) -> dict[str, Any]:
-    """The plan's option for the data; a file or folder of examples is a test set of its own."""
+def _on(data: DataGiven | None, label: str, task: Callable[[], str | Task]) -> dict[str, Any]:
+    """The plan's option for the data; a file or folder of examples is a test set of its own, for the task."""
     if not isinstance(data, str | Path):
         return {"data": data}
     if not Path(data).exists():
         return {"data": str(data)}
-    examples = read_examples(Path(data), label)
+    examples = read_examples(Path(data), label, make(task(), Task).classes)
     if not len(examples):
         raise DataError(f"{data} holds no examples; expected some to judge the model on")
     return {"data": ArrayData(str(data), examples.x, examples.y, [np.arange(len(examples))], examples)}

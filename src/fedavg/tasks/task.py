@@ -43,6 +43,9 @@ class Task(Pluggable):
     another form: texts of unlike lengths are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
     batch then has does not matter, since the loss is a mean.
 
+    `classes` are the names of the labels, in the order of their numbers: `("cat", "dog")` makes cat 0 and dog 1
+    wherever labels are words. Without them a device refuses words: it does not know what others call 0.
+
     `head` names the parts of the module that are new, such as "classifier": with adapters they are trained whole, while
     what was trained before stays frozen.
 
@@ -62,9 +65,12 @@ class Task(Pluggable):
     collate: Callable[[Any, Any], tuple[Any, Any]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
-    head: str | Sequence[str] = field(default=(), metadata={"counts_if_set": True})
+    #: The names of the labels, in the order of their numbers. A field that came later: at its default it changes no
+    #: digest of a plan.
+    classes: Sequence[str] | None = field(default=None, metadata={"later": True})
+    head: str | Sequence[str] = field(default=(), metadata={"later": True})
     #: What the plan puts into the module; a task itself has none.
-    adapters: Adapters | None = field(default=None, metadata={"bound": True, "counts_if_set": True})
+    adapters: Adapters | None = field(default=None, metadata={"bound": True, "later": True})
 
     @classmethod
     def registry(cls) -> Mapping[str, "Task"]:
@@ -83,6 +89,8 @@ class Task(Pluggable):
         for what in ("build", "loss", "prepare"):
             if not callable(getattr(self, what)):
                 raise TaskError(f"{what}: got {getattr(self, what)!r}; expected a function")
+        if self.classes is not None:
+            object.__setattr__(self, "classes", _checked_classes(self.classes))
         object.__setattr__(self, "head", (self.head,) if isinstance(self.head, str) else tuple(self.head))
         _ = self.judged_by  # a metric that can not be is an error here, not in a worker
 
@@ -90,3 +98,10 @@ class Task(Pluggable):
     def judged_by(self) -> Mapping[str, Metric]:
         """The metrics by name, bound to the loss; the first is the one that matters most."""
         return default_metrics(self.loss) if self.metrics is None else by_name(self.metrics, self.loss)
+
+
+def _checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(classes) if not isinstance(classes, str) else ()
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise TaskError(f"classes: got {classes!r}; expected the names of the labels, each once, as in ('cat', 'dog')")
+    return names

@@ -108,8 +108,8 @@ def _run_device(
     """`authority` is pinned; the voucher is in the directory already."""
     _log_to(log)
     _set_clock(clock)
+    from fedavg.fleets.http.device.connection import Connection
     from fedavg.fleets.http.device.eligibility import look
-    from fedavg.fleets.http.device.link import Link
     from fedavg.fleets.http.device.vouching import own_identity
     from fedavg.fleets.http.server.logs import log_to_stderr
     from fedavg.programs.device import Device
@@ -117,10 +117,10 @@ def _run_device(
     log_to_stderr()
     device = Device(
         url,
-        directory,
-        DATA.client(k),
         "tiny:TASK",
-        make_link=lambda key: Link(url, key, None, None),
+        DATA.client(k),
+        state=directory,
+        connection=Connection(insecure=True),
         token=token,
         client=k,
         eligible=lambda: look("yes", "yes", "yes"),
@@ -275,14 +275,14 @@ class Hand:
         server.hands.append(self)
         if key is None:
             public = b64encode(self.link.signer.key.public).decode()
-            request = EnrolRequest(server.join_token, public, len(DATA.client(k)), "", k, "tiny:TASK", PROTOCOL)
+            request = EnrolRequest(server.join_token, public, len(DATA.client(k)), "", k, ["tiny:TASK"], PROTOCOL)
             self.link.ask(Enrolled, "/v1/enrol", request)
         self.link.signer.client = k
 
     def poll(self, wait_s: float = 20.0, holding: WorkOffer | None = None) -> PollAnswer:
         """Asks for work, and what became of the update of an earlier offer."""
         held = Holding(holding.round, holding.attempt, holding.model) if holding else None
-        request = PollRequest(Eligibility(True, True, True), held, wait_s)
+        request = PollRequest(Eligibility(True, True, True), len(DATA.client(self.k)), held, wait_s)
         return self.link.ask(PollAnswer, "/v1/poll", request, wait_s)
 
     def offered(self) -> WorkOffer:

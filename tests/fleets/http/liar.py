@@ -45,6 +45,9 @@ class Liar:
         #: Paths beyond those of the protocol: bytes, or what gives pieces of them.
         self.files: dict[str, Callable[[], Iterator[bytes]]] = {}
         self.bytes_out = 0
+        #: What stands in front of it answers requests that begin so ("PUT /v1/rounds") by itself.
+        self.in_front: dict[str, tuple[int, bytes]] = {}
+        self.poll_bodies: list[dict[str, Any]] = []
         #: Done after each upload.
         self.after_upload: Callable[[], None] = lambda: None
 
@@ -109,8 +112,17 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
             name = self.headers.get("FedAvg-Client", "enrol")
             return int(name) if name.isdecimal() else -1
 
+        def _blocked(self) -> bool:
+            said = f"{self.command} {self.path}"
+            found = next((answer for start, answer in liar.in_front.items() if said.startswith(start)), None)
+            if found:
+                self._answer(found[1], found[0])
+            return found is not None
+
         def do_POST(self) -> None:
             body = self._body()
+            if self._blocked():
+                return
             with liar.lock:
                 liar.asked.append((self.k, self.path))
                 if self.path == "/v1/enrol":
@@ -120,6 +132,7 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
                         "plan_digest": liar.plan.digest,
                     }).encode()  # fmt: skip
                 elif self.path == "/v1/poll":
+                    liar.poll_bodies.append(json.loads(body))
                     answer = liar.polls.get(self.k) or dump(WaitAnswer(0.05, 0, None))
                 else:
                     liar.reports.append((self.k, json.loads(body)))
@@ -128,6 +141,8 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
 
         def do_PUT(self) -> None:
             body = self._body()
+            if self._blocked():
+                return
             with liar.lock:
                 liar.sent.setdefault(self.k, []).append(body)
                 liar.polls.pop(self.k, None)

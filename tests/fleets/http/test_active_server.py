@@ -10,11 +10,11 @@ from harness import DeviceProcess, wait_until
 from liar import lying
 from tiny import DATA, SIZES, tiny_plan
 
-from fedavg.fleets.http.device.link import Link
+from fedavg.fleets.http.device.connection import Connection
 from fedavg.fleets.http.device.policy import LONGEST_WAIT_S, Policy
 from fedavg.fleets.http.protocol.keys import ClientKey
-from fedavg.fleets.http.protocol.messages import DoneAnswer, Eligibility, WaitAnswer
-from fedavg.programs import device as program
+from fedavg.fleets.http.protocol.messages import DoneAnswer, WaitAnswer
+from fedavg.programs.device import Device
 from fedavg.secagg import ClientSession, ServerSession, SessionStep, Signing, answer, parse
 from fedavg.secagg.identity import vouch
 from fedavg.secagg.messages import (
@@ -323,15 +323,13 @@ def test_messages_of_no_session_do_not_end_a_device(devices):
     assert device.process.exitcode == 0
 
 
-def test_a_server_does_not_send_a_device_away_for_a_week(tmp_path, monkeypatch):
-    """The device's own pauses are noted instead of made."""
-    pauses = []
+def test_a_server_does_not_send_a_device_away_for_a_week(tmp_path):
     with lying(tiny_plan(rounds=5, clients=len(SIZES)), NUMBERS) as liar:
         liar.say(0, WaitAnswer(7 * 86_400, 0, None))
-        device = program.Device(
-            liar.url, tmp_path / "device", DATA.client(0), "tiny:TASK", token="token", client=0,
-            make_link=lambda key: Link(liar.url, key, None, 30.0), eligible=lambda: Eligibility(True, True, True),
-        )  # fmt: skip
-        monkeypatch.setattr(program, "sleep", lambda s: (pauses.append(s), liar.say(0, DoneAnswer(1, "00" * 32, None))))
-        assert device.run() == 1
-    assert 0 < pauses[0] <= 1.1 * LONGEST_WAIT_S
+        connection = Connection(insecure=True, give_up_after_s=30.0)
+        with Device(
+            liar.url, "tiny:TASK", DATA.client(0), state=tmp_path, token="token", client=0, connection=connection
+        ) as device:
+            step = device.step()
+    assert step.asked == "wait"
+    assert 0 < step.pause_s <= 1.1 * LONGEST_WAIT_S

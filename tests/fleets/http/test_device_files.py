@@ -8,10 +8,10 @@ from tiny import DATA, SIZES, tiny_plan
 
 from fedavg.cli import cli
 from fedavg.errors import FedAvgError
+from fedavg.fleets.http.device.connection import Connection
 from fedavg.fleets.http.device.files import DeviceFiles
-from fedavg.fleets.http.device.link import Link
 from fedavg.fleets.http.device.policy import Policy
-from fedavg.fleets.http.protocol.messages import DoneAnswer, Eligibility
+from fedavg.fleets.http.protocol.messages import DoneAnswer
 from fedavg.programs.device import Device
 
 NUMBERS = 195
@@ -20,8 +20,8 @@ DAMAGE = [b"", b"[]", b'{"round": "x"}', b"\xff\xfe\x00"]
 
 def device_of(liar, folder, policy=None):
     return Device(
-        liar.url, folder, DATA.client(0), "tiny:TASK", token="token", client=0, policy=policy,
-        make_link=lambda key: Link(liar.url, key, None, 30.0), eligible=lambda: Eligibility(True, True, True),
+        liar.url, "tiny:TASK", DATA.client(0), state=folder, token="token", client=0, policy=policy,
+        connection=Connection(insecure=True, give_up_after_s=30.0),
     )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_a_damaged_session_is_lost_and_the_next_one_is_not(masked, tmp_path, nam
 def test_a_folder_that_can_not_be_one_is_told_clearly(masked, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FedAvgError, match="can not be this device's folder"):
-        device_of(masked, tmp_path / "file")
+        device_of(masked, tmp_path / "file").run()
 
 
 def test_a_folder_that_others_can_look_into_is_closed(masked, tmp_path):
@@ -82,9 +82,6 @@ def test_a_device_without_examples_says_so_before_it_enrols(masked, tmp_path):
 
 
 def test_a_device_that_was_never_invited_is_told_how(masked, tmp_path):
-    device = Device(
-        masked.url, tmp_path, DATA.client(0), "tiny:TASK", token=None,
-        make_link=lambda key: Link(masked.url, key, None, 30.0), eligible=lambda: Eligibility(True, True, True),
-    )  # fmt: skip
+    device = Device(masked.url, "tiny:TASK", DATA.client(0), state=tmp_path, connection=Connection(insecure=True))
     with pytest.raises(FedAvgError, match="--token-file FILE, or token=... in Python"):
         device.run()

@@ -43,11 +43,11 @@ from fedavg.plan import Plan
 
 KEY, MODEL = b64encode(bytes(range(32))).decode(), "ab" * 32
 EXAMPLES = [
-    EnrolRequest("invite-1", KEY, 600, "Büro 3", None, "mnist-2nn", 1),
-    EnrolRequest("invite-1", KEY, 0, "", 7, "my.module:task", 1),
+    EnrolRequest("invite-1", KEY, 600, "Büro 3", None, ["mnist-2nn", "mnist-cnn"], 2),
+    EnrolRequest("invite-1", KEY, 0, "", 7, ["my.module:task"], 2),
     Enrolled(7, "e-1", Plan().to_toml(), Plan().digest),
-    PollRequest(Eligibility(True, False, True), None, 60.0),
-    PollRequest(Eligibility(True, True, True), Holding(3, 0, MODEL), 0.0),
+    PollRequest(Eligibility(True, False, True), 600, None, 60.0),
+    PollRequest(Eligibility(True, True, True), 0, Holding(3, 0, MODEL), 0.0),
     WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, None, 0.1, {"mu": 0.01}, "token", None, 10, 3, True),
     WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, 10.0, 0.1, {}, None, "0f" * 16, 10, 0, None),
     JudgeOffer(3, 1 << 30, MODEL, 199_210, 120.0, None, "0f" * 16, 10),
@@ -161,7 +161,7 @@ BAD = {
         "examples": [-1, 2**31 + 1, 1.0, "1", True, None, 10**400],
         "name": ["x" * 65, "a\nb", "a\x00", "\x7f", "\u202eevil", "\u200b", HALF, None, 3],
         "client": [-1, 2**31, 1.5, "1", False],
-        "task": ["", "a b", "x" * 129, None],
+        "tasks": ["", [], [""], ["a b"], ["x" * 129], [None], ["a", "a"], ["x"] * 33, None],
         "protocol": [0, -1, 65_536, 1.0, "1", True, None],
     },
     Enrolled: {
@@ -171,6 +171,7 @@ BAD = {
         "plan_digest": ["", "ABCDEF0123456789", "0" * 15, "0" * 65, "g" * 16, None],
     },
     PollRequest: {
+        "examples": [-1, 2**31 + 1, 1.0, "1", True, None],
         "eligible": [None, True, [], {}],
         "eligible.charging": [None, 1, 0, "true"],
         "eligible.unmetered": [None, 1.0],
@@ -292,7 +293,7 @@ def test_an_unknown_name_of_a_stranger_is_shown_short_and_safe():
         (WaitAnswer(float("nan"), 0, None), "retry_after_s"),
         (WorkOffer(3, 0, MODEL, 10, 1.0, 5, float("inf"), 0.1, {}, None, None, 1, 0, None), "batch"),
         (Problem("bad", HALF, None), "detail"),
-        (PollRequest(Eligibility(1, True, True), None, 1.0), "eligible.charging"),
+        (PollRequest(Eligibility(1, True, True), 1, None, 1.0), "eligible.charging"),
     ],
 )
 def test_what_would_be_refused_is_not_written(message, field):

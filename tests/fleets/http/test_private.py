@@ -190,7 +190,7 @@ class DeviceThread(threading.Thread):
         super().__init__(daemon=True)
         self.sent, self.ended = [], None
         self._device = Device(
-            server.url, directory, DATA.client(k), "tiny:TASK", token=server.join_token, client=k,
+            server.url, "tiny:TASK", DATA.client(k), state=directory, token=server.join_token, client=k,
             make_link=lambda key: Recording(server.url, key, self.sent),
             eligible=lambda: look("yes", "yes", "yes"), **options,
         )  # fmt: skip

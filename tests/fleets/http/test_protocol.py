@@ -43,6 +43,8 @@ def bounds(rule: strict.Rule) -> list[float]:
     match rule:
         case strict.Nullable(inner):
             return bounds(inner)
+        case strict.ListOf(inner, most):
+            return [most, *bounds(inner)]
         case strict.TableOf(name, value, most):
             return [most, name.low, name.high, value.high]
         case strict.Text(_, low, high) if low < high:

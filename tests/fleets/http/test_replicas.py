@@ -14,8 +14,11 @@ import pytest
 from harness import PATIENCE_S, Server, wait_until
 from postgres import database, out_of_connections, restarted_elsewhere
 from several import CLIENTS, ENDLESS, Replicas, full_plan, needs_nginx
+from tiny import DATA
 
 from fedavg.fleets.http.device.link import ServerRefused
+from fedavg.fleets.http.protocol.messages import Eligibility, PollRequest
+from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.server.store import Store, schema
 from fedavg.page.fleet import LiveFleet
 
@@ -124,7 +127,7 @@ def test_a_request_is_taken_once_by_all_replicas_together(pair):
     first, second = pair.replicas
     hand = pair.hand(first, 0)
     hand.poll(0)
-    body = b'{"eligible":{"charging":true,"unmetered":true,"idle":true},"holding":null,"wait_s":0.0}'
+    body = dump(PollRequest(Eligibility(True, True, True), len(DATA.client(0)), None, 0.0))
     headers = hand.link.signer.headers("POST", "/v1/poll", body)
     for replica, status in ((first, 200), (second, 401), (first, 401)):
         answer = httpx.post(f"{replica.url}/v1/poll", content=body, headers=headers)

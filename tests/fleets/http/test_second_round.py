@@ -237,7 +237,7 @@ def test_a_token_for_three_lets_three_in_however_many_come_at_once(tmp_path):
 
         def come():
             key = ClientKey.generate()
-            request = EnrolRequest(token, b64encode(key.public).decode(), 10, "", None, "tiny:TASK", PROTOCOL)
+            request = EnrolRequest(token, b64encode(key.public).decode(), 10, "", None, ["tiny:TASK"], PROTOCOL)
             link = Link(server.url, key, None, PATIENCE_S)
             try:
                 numbers.append(link.ask(Enrolled, "/v1/enrol", request).client)

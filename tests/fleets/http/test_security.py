@@ -26,11 +26,12 @@ from fedavg.cli import cli
 from fedavg.codecs import make_codec
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import FedAvgError, FleetError, PlanError
+from fedavg.fleets.http.device.connection import Connection
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.protocol import wire
 from fedavg.fleets.http.protocol.certs import client_context, make_certificates, server_context
 from fedavg.fleets.http.protocol.keys import ClientKey
-from fedavg.fleets.http.protocol.messages import Eligibility, Problem, UpdateAnswer, WorkOffer
+from fedavg.fleets.http.protocol.messages import Problem, UpdateAnswer, WorkOffer
 from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.server import app, bodies, downloads, listener, turns
 from fedavg.fleets.http.server.guards import Guards
@@ -185,8 +186,8 @@ def test_tokens(served):
     assert Peer(served.port).enrol(served.join_token, client=700).error == "number-taken"
     assert Peer(served.port).enrol("fedavg_join_guess").error == "token-unknown"
     assert Peer(served.port).enrol(served.admin_token).error == "token-unknown"
-    assert Peer(served.port).enrol(served.join_token, task="toys:OTHER").error == "wrong-task"
-    assert Peer(served.port).enrol(served.join_token, protocol=2).error == "wrong-protocol"
+    assert Peer(served.port).enrol(served.join_token, tasks=["toys:OTHER"]).error == "wrong-task"
+    assert Peer(served.port).enrol(served.join_token, protocol=1).error == "wrong-protocol"
 
 
 def test_nobody_makes_the_servers_tables_large_by_asking_for_a_large_number(served):
@@ -194,7 +195,7 @@ def test_nobody_makes_the_servers_tables_large_by_asking_for_a_large_number(serv
     key = b64encode(peer.key.public).decode()
     for number in (2**20, 2**31 - 1):
         body = json.dumps({"token": served.join_token, "key": key, "examples": 1, "name": "", "client": number,
-                           "task": "toys:TOY", "protocol": 1}).encode()  # fmt: skip
+                           "tasks": ["toys:TOY"], "protocol": 2}).encode()  # fmt: skip
         assert peer.signed("POST", "/v1/enrol", body).error == "bad-field"
 
 
@@ -267,9 +268,8 @@ def test_secrets_are_in_no_log_and_no_file_that_others_can_read(tmp_path):
         Peer(server.port).enrol("fedavg_join_wrong-guess-of-a-token")
         server.ask("GET", "/admin/status", None, {"Authorization": "Bearer fedavg_join_wrong-guess-of-a-token"})
         device = Device(
-            f"http://{HOST}:{server.port}", served_file, examples, "toys:TOY",
-            make_link=lambda key: Link(f"http://{HOST}:{server.port}", key, None, 30), token=server.join_token,
-            eligible=lambda: Eligibility(True, True, True),
+            f"http://{HOST}:{server.port}", "toys:TOY", examples, state=served_file, token=server.join_token,
+            connection=Connection(insecure=True, give_up_after_s=30),
         )  # fmt: skip
         assert device.run() == 1
     key = (served_file / "key.pem").read_text().splitlines()[1]
@@ -549,13 +549,27 @@ def test_only_the_invited_may_upload_and_only_to_the_round_under_way(collecting)
         assert peer.signed("PUT", path, peer.frame(offer, ONES, 5)).error == error
 
 
+def test_a_client_whose_data_has_grown_says_so_when_it_polls_and_counts_for_more(tmp_path):
+    """It enrolled with 60 examples; of 1,000 it says nothing at first. What it said outlasts the server."""
+    with serving(tmp_path / "run", fleet_plan(rounds=2), minimum=2) as server:
+        (peer, other), (offer, _) = server.cohort(60, 500)
+        assert peer.upload(offer, peer.frame(offer, ONES, 1000)).error == "bad-weight"
+        peer.examples = 1000
+        peer.poll()
+        assert peer.upload(offer, peer.frame(offer, ONES, 1000)).status == 200
+        other.examples = 0
+        other.poll()
+    with Store.open(tmp_path / "run" / "fleet.db") as store:
+        assert [row.examples for row in store.clients()] == [1000, 0]
+
+
 def test_a_device_that_is_refused_does_not_try_for_ever(tmp_path):
     """The bound on the norm is one that training can not keep."""
     with serving(tmp_path / "run", minimum=1, guards=Guards(max_norm=1e-9), rules=Rules(deadline_s=4.0)) as server:
         url = f"http://{HOST}:{server.port}"
         device = Device(
-            url, tmp_path / "device", DATA.client(0), "toys:TOY", make_link=lambda key: Link(url, key, None, 2.0),
-            token=server.join_token, eligible=lambda: Eligibility(True, True, True),
+            url, "toys:TOY", DATA.client(0), state=tmp_path / "device", token=server.join_token,
+            connection=Connection(insecure=True, give_up_after_s=2.0),
         )  # fmt: skip
         thread = threading.Thread(target=lambda: ends(device.run), daemon=True)
         thread.start()
@@ -755,8 +769,8 @@ def malicious():
 
 def device_of(server, tmp_path, task="toys:TOY", patience_s=3.0):
     return Device(
-        server.url, tmp_path / "device", DATA.client(0), task, token="token",
-        make_link=lambda key: Link(server.url, key, None, patience_s), eligible=lambda: Eligibility(True, True, True),
+        server.url, task, DATA.client(0), state=tmp_path / "device", token="token",
+        connection=Connection(insecure=True, give_up_after_s=patience_s),
     )  # fmt: skip
 
 

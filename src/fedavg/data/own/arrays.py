@@ -5,12 +5,14 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from fedavg import trees
 from fedavg.data.federated import ArrayData
-from fedavg.data.own.assemble import HELD_OUT, assembled, dealt
+from fedavg.data.own.assemble import HELD_OUT, assembled, check_rows, dealt
 from fedavg.data.partition import Partition
-from fedavg.data.values import Pair, as_column, as_columns
+from fedavg.data.values import Pair, as_column, as_columns, as_leaf, is_words, numbered
 from fedavg.errors import DataError
 from fedavg.trees import Tree
+from fedavg.types import Examples
 
 #: The entries of examples that are dicts: one, several (x is then a dict of them), or none for examples that are pairs.
 Names = str | Sequence[str] | None
@@ -23,6 +25,7 @@ def from_clients(
     name: str = "own",
     x: str | Sequence[str] | None = None,
     y: str | Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> ArrayData:
     """A list with (x, y) of each client (arrays, tensors or lists of rows), or with a PyTorch dataset of each client.
 
@@ -33,7 +36,7 @@ def from_clients(
     [2, 1]
     """
     pairs = [_pair(client, f"{name}, client {k}", x, y) for k, client in enumerate(clients)]
-    return assembled(name, pairs, None if test is None else _pair(test, f"{name}, test", x, y), held_out)
+    return assembled(name, pairs, None if test is None else _pair(test, f"{name}, test", x, y), held_out, classes)
 
 
 def from_arrays(
@@ -45,6 +48,7 @@ def from_arrays(
     test: tuple[Tree, Tree] | None = None,
     held_out: float = HELD_OUT,
     name: str = "own",
+    classes: Sequence[str] | None = None,
 ) -> ArrayData:
     """Arrays, tensors or lists with a row per example, dealt out by a partition such as "shards:2".
 
@@ -54,7 +58,7 @@ def from_arrays(
     [5, 5]
     """
     held = None if test is None else _pair(test, f"{name}, test", None, None)
-    return assembled(name, dealt(_pair((x, y), name, None, None), partition, clients, seed), held, held_out)
+    return assembled(name, dealt(_pair((x, y), name, None, None), partition, clients, seed), held, held_out, classes)
 
 
 def from_dataset(
@@ -67,6 +71,7 @@ def from_dataset(
     name: str = "own",
     x: str | Sequence[str] | None = None,
     y: str | Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> ArrayData:
     """A PyTorch dataset with a length, dealt out by a partition such as "shards:2" (`fedavg data show`).
 
@@ -78,7 +83,29 @@ def from_dataset(
     [5, 5]
     """
     held = None if test is None else _pair(test, f"{name}, test", x, y)
-    return assembled(name, dealt(_pair(dataset, name, x, y), partition, clients, seed), held, held_out)
+    return assembled(name, dealt(_pair(dataset, name, x, y), partition, clients, seed), held, held_out, classes)
+
+
+def as_examples(source: Any, classes: Sequence[str] | None, what: str) -> Examples:
+    """The examples of one client alone: an `Examples`, a pair (x, y) or a dataset.
+
+    Words as labels are numbered by `classes`. Without them they are refused: others have other labels, and would number
+    theirs in another way.
+    """
+    if isinstance(source, Examples):
+        return source
+    x, y = _pair(source, what, None, None)
+    check_rows(what, x, y)
+    if classes is None and any(is_words(column) for column in trees.leaves(y)):
+        raise DataError(
+            f"{what}: the labels are words, and the task does not say how they are numbered; expected numbers, or a "
+            "task that declares its classes, as in Task(..., classes=('cat', 'dog'))"
+        )
+    labels = trees.changed(y, lambda column: numbered(column, classes))
+    return Examples(
+        trees.changed(x, lambda column: as_leaf(column, f"{what}: x")),
+        trees.changed(labels, lambda column: as_leaf(column, f"{what}: y")),
+    )
 
 
 def _pair(source: Any, what: str, x: Names, y: Names) -> Pair:

@@ -1,5 +1,6 @@
 """From the examples of each client, and those of a test set, to `ArrayData`. Knows not where they came from."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -37,18 +38,29 @@ def _labels(y: Tree, partition: str) -> np.ndarray:
     return np.zeros(trees.length(y), np.int64)
 
 
-def assembled(name: str, clients: list[Pair], test: Pair | None, held_out: float) -> ArrayData:
+def assembled(
+    name: str, clients: list[Pair], test: Pair | None, held_out: float, classes: Sequence[str] | None = None
+) -> ArrayData:
     """One ArrayData of the pairs, in their order; `clients` lose their last examples where there is no test."""
     _check(name, clients, test)
     if test is None:
         clients, test = _hold_out(clients, held_out)
     x, test_x = _alike([joined([x for x, _ in clients]), test[0]])
     sizes = [trees.length(y) for _, y in clients]
-    labels = trees.changed(joined([*(y for _, y in clients), test[1]]), numbered)
+    words = joined([*(y for _, y in clients), test[1]])
+    labels = trees.changed(words, lambda column: numbered(column, classes))
     y, test_y = rows_of(labels, slice(0, sum(sizes))), rows_of(labels, slice(sum(sizes), None))
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     tested = Examples(_leaves(test_x, f"{name}: test x"), _leaves(test_y, f"{name}: test y"))
-    return ArrayData(name, _leaves(x, f"{name}: x"), _leaves(y, f"{name}: y"), parts, tested)
+    named = _names(words, classes)
+    return ArrayData(name, _leaves(x, f"{name}: x"), _leaves(y, f"{name}: y"), parts, tested, named)
+
+
+def _names(labels: Tree, classes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """What the numbers of labels stand for, if they are words."""
+    if not (isinstance(labels, np.ndarray) and is_words(labels)):
+        return None
+    return tuple(classes) if classes is not None else tuple(map(str, np.unique(labels)))
 
 
 def _alike(parts: list[Tree]) -> list[Tree]:
@@ -67,13 +79,13 @@ def _check(name: str, clients: list[Pair], test: Pair | None) -> None:
     everyone = [*((f"client {k}", pair) for k, pair in enumerate(clients)), *([("test", test)] if test else [])]
     known = next((pair for _, pair in everyone if trees.length(pair[1])), clients[0])
     for who, (x, y) in everyone:
-        _check_rows(f"{name}, {who}", x, y)
+        check_rows(f"{name}, {who}", x, y)
         if trees.length(y):
             _check_form(f"{name}, {who}: x", x, known[0])
             _check_form(f"{name}, {who}: y", y, known[1])
 
 
-def _check_rows(what: str, x: Tree, y: Tree) -> None:
+def check_rows(what: str, x: Tree, y: Tree) -> None:
     columns = [*trees.leaves(x), *trees.leaves(y)]
     if any(len(column.shape) < 1 for column in columns) or len({len(column) for column in columns}) > 1:
         raise DataError(f"{what}: x has shape {_shapes(x)} and y {_shapes(y)}; expected as many rows in both.")

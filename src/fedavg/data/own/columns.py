@@ -32,6 +32,7 @@ def from_table(
     partition: str | Partition | None = None,
     clients: int | None = None,
     seed: int = 0,
+    classes: Sequence[str] | None = None,
 ) -> ArrayData:
     """A .csv or .parquet file, or a pandas DataFrame, with a row per example and the label in one column.
 
@@ -52,7 +53,7 @@ def from_table(
     names = features or [column for column in rows.columns if column not in (label, *others)]
     held = None if test is None else examples_of(as_table(test), label, names)
     called = name or (Path(table).stem if isinstance(table, str | Path) else "own")
-    return assembled(called, _divided(pair, keys, partition, clients, seed), held, held_out)
+    return assembled(called, _divided(pair, keys, partition, clients, seed), held, held_out, classes)
 
 
 def from_huggingface(
@@ -67,6 +68,7 @@ def from_huggingface(
     partition: str | Partition | None = None,
     clients: int | None = None,
     seed: int = 0,
+    classes: Sequence[str] | None = None,
 ) -> ArrayData:
     """A Hugging Face `datasets.Dataset` with columns for x (numbers, arrays, images, sequences) and y.
 
@@ -84,7 +86,7 @@ def from_huggingface(
     pair = _inputs(train, x), _inputs(train, y)
     keys = None if client is None else as_array(_read(train, client), client)
     tested = None if held is None else (_inputs(held, x), _inputs(held, y))
-    return assembled(name, _divided(pair, keys, partition, clients, seed), tested, held_out)
+    return assembled(name, _divided(pair, keys, partition, clients, seed), tested, held_out, classes)
 
 
 def _divided(pair: Pair, keys: Any, partition: str | Partition | None, clients: int | None, seed: int) -> list[Pair]:

@@ -1,12 +1,14 @@
 """Own data in files: a folder with a file or a sub-folder for each client, or the examples of one client."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from fedavg.data.federated import ArrayData
+from fedavg.data.own.arrays import as_examples
 from fedavg.data.own.assemble import HELD_OUT, assembled
 from fedavg.data.own.tables import READERS
-from fedavg.data.values import Pair, as_leaf, joined, numbered
+from fedavg.data.values import Pair, joined
 from fedavg.errors import DataError
 from fedavg.types import Examples
 
@@ -16,12 +18,16 @@ _KINDS: Final = ", ".join(READERS)
 
 
 def from_folder(
-    folder: str | Path, label: str = "label", held_out: float = HELD_OUT, name: str | None = None
+    folder: str | Path,
+    label: str = "label",
+    held_out: float = HELD_OUT,
+    name: str | None = None,
+    classes: Sequence[str] | None = None,
 ) -> ArrayData:
     """A file or sub-folder per client, in alphabetical order; one called `test` is the test set.
 
     Files are .npz with arrays x and y, or .csv or .parquet with a column `label` and the features in the others. All
-    files of a sub-folder belong to its client.
+    files of a sub-folder belong to its client. Words as labels are numbered by `classes`, or in alphabetical order.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -37,18 +43,26 @@ def from_folder(
     if not entries:
         raise DataError(f"{folder} holds no clients: expected sub-folders or files of {_KINDS}.")
     pairs = [_read(entry, label) for entry in entries.values()]
-    return assembled(name or folder.name, pairs, None if test is None else _read(test, label), held_out)
+    return assembled(name or folder.name, pairs, None if test is None else _read(test, label), held_out, classes)
 
 
-def read_examples(path: str | Path, label: str = "label") -> Examples:
-    """The examples of one client: a file, or all files of a folder, in the formats of `from_folder`."""
+def read_examples(path: str | Path, label: str = "label", classes: Sequence[str] | None = None) -> Examples:
+    """The examples of one client: a file, or all files of a folder, in the formats of `from_folder`.
+
+    Labels that are words are numbered by `classes`, which a task declares.
+    """
     path = Path(path)
     if not path.exists():
         raise DataError(f"{path} does not exist: expected a file or a folder of {_KINDS}.")
     if path.is_file() and path.suffix not in READERS:
         raise DataError(f"{path} is not a file that can be read: expected one of {_KINDS}.")
-    x, y = _read(path, label)
-    return Examples(as_leaf(x, f"{path}: x"), as_leaf(numbered(y), f"{path}: y"))
+    return as_examples(_read(path, label), classes, str(path))
+
+
+def file_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Changes when the file, or one of the folder's, is written anew."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    return tuple((file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()])
 
 
 def _listing(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import logging
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -32,20 +33,20 @@ class Application:
     """What a device says of itself when it enrols; `client` is the number that it would like."""
 
     token: str | None
-    examples: int
-    task: str
+    tasks: tuple[str, ...]
     name: str
     client: int | None
 
 
-def enrolled(url: str, link: Link, files: DeviceFiles, application: Application) -> Enrolment:
-    """Who this device is; asks the server the first time."""
+def enrolled(url: str, link: Link, files: DeviceFiles, application: Application, trial: Callable[[], int]) -> Enrolment:
+    """Who this device is; asks the server the first time, after `trial`, which gives how many examples there are."""
     identity = files.read_as(_FILE, Enrolment)
     if identity is not None:
         if identity.server != url:
             folder = files.path(_FILE).parent
             raise FleetError(f"{folder} belongs to {identity.server}, not to {url}; use another --state directory")
         return identity
+    examples = trial()
     if application.token is None:
         raise FleetError(
             "this device is not enrolled yet; expected a join token of the server's operator: --token-file FILE, or "
@@ -54,10 +55,10 @@ def enrolled(url: str, link: Link, files: DeviceFiles, application: Application)
     request = EnrolRequest(
         token=application.token,
         key=b64encode(link.signer.key.public).decode(),
-        examples=application.examples,
+        examples=examples,
         name=application.name,
         client=application.client,
-        task=application.task,
+        tasks=list(application.tasks),
         protocol=PROTOCOL,
     )
     answer = link.ask(Enrolled, "/v1/enrol", request)
@@ -65,6 +66,11 @@ def enrolled(url: str, link: Link, files: DeviceFiles, application: Application)
     files.write_json(_FILE, asdict(identity))
     log.info("enrolled", extra={"client": identity.client})
     return identity
+
+
+def forget(files: DeviceFiles) -> None:
+    """The next time, the device enrols again."""
+    files.remove(_FILE)
 
 
 def own_key(path: Path) -> ClientKey:

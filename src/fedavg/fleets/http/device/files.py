@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import GenericAlias
 from typing import Any, Final, TypeVar, get_type_hints
@@ -66,6 +67,8 @@ class DeviceFiles:
         try:
             content = json.loads(self.read(name))
             hints = get_type_hints(kind)
+            added = {spec.name: spec.default for spec in fields(kind) if spec.default is not MISSING}  # type: ignore[arg-type]
+            content = added | content  # a file of an earlier version has not all of them
             if set(content) != set(hints):
                 raise ValueError(f"it has {sorted(content)}, not {sorted(hints)}")
             if wrong := [key for key, hint in hints.items() if not _is(content[key], hint)]:

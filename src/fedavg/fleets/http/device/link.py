@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from hashlib import sha256
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 
@@ -35,6 +36,10 @@ ANSWER_S: Final = 60.0
 PARTIAL: Final = 206
 #: Bytes of a message of secure aggregation: keys and shares of all neighbours.
 SESSION_BYTES: Final = 4 * 2**20
+#: The status of an answer that there is nothing newer.
+NOT_MODIFIED: Final = 304
+#: The reason where it was not the server that refused.
+BLOCKED: Final = "blocked"
 #: Refusals that a new signature mends.
 _SIGN_AGAIN: Final = ("stale-epoch", "replayed", "too-old")
 
@@ -47,8 +52,28 @@ class ServerRefused(FleetError):
         self.status, self.error = status, error
 
 
+class Blocked(ServerRefused):
+    """Something between this device and its server refused the request: the answer is none of the protocol's."""
+
+    def __init__(self, url: str, status: int) -> None:
+        super().__init__(status, BLOCKED, "")
+        self.args = (
+            f"{url} answered HTTP {status}, not as a server of this protocol does: a proxy in between refuses the "
+            "request (is it too large for it?), or something else is at this address",
+        )
+
+
 class BadAnswer(FleetError):
     """What the server answered is not what the protocol says."""
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The model that clients may take away: the round that it came out of, and its bytes, under their digest."""
+
+    round: int
+    sha256: str
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -63,8 +88,17 @@ class Reply:
 class Link:
     """Requests in the name of one client; `patience_s` bounds how long a server may be away, if given."""
 
-    def __init__(self, url: str, key: ClientKey, tls: ssl.SSLContext | None, patience_s: float | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: ClientKey,
+        tls: ssl.SSLContext | None,
+        patience_s: float | None,
+        pause: Callable[[float], None] | None = None,
+    ) -> None:
+        """`pause` waits between tries; it raises if the device is to stop meanwhile."""
         self._url = url.rstrip("/")
+        self._pause: Callable[[float], None] = pause or (lambda seconds: sleep(seconds))
         self._tls = tls
         self._patience_s = patience_s
         self._http = self._new_client()
@@ -83,10 +117,10 @@ class Link:
         while True:
             try:
                 return self.ask(kind, path, message, held_s)
-            except BadAnswer as error:
+            except (BadAnswer, Blocked) as error:
                 log.warning("malformed answer", extra={"detail": str(error)[:300]})
                 self._check_patience(began)
-                sleep(pause * random.uniform(0.5, 1.5))
+                self._pause(pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, PAUSES_S[1])
 
     def _parsed(self, kind: type[T], path: str, answer: bytes) -> T:
@@ -106,7 +140,7 @@ class Link:
         """On a connection of its own that carries nothing of this client's identity."""
         headers = {"FedAvg-Upload-Token": token}
         with self._new_client() as stranger:
-            return self._tried(lambda: self._send(stranger, "PUT", path, content=frame, headers=headers))
+            return self._tried(lambda: self._send(stranger, "PUT", path, content=frame, headers=headers)).body
 
     def download(self, path: str, size: int) -> bytes:
         """GET a file of so many bytes that never changes; after a broken connection it goes on where it was."""
@@ -116,11 +150,32 @@ class Link:
             headers = {"Range": f"bytes={len(there)}-"} if there else {}
             return self._send(self._http, "GET", path, limit=size, into=there, headers=headers)
 
-        return self._tried(send)
+        return self._tried(send).body
+
+    def latest_model(self, size: int, known: str) -> Latest | None:
+        """The model that clients may take away, of at most so many bytes; None if there is none but the `known`."""
+        more = {"If-None-Match": f'"{known}"'} if known else {}
+        try:
+            reply = self._signed_reply("GET", "/v1/models/latest", b"", ANSWER_S, size, more)
+        except ServerRefused as refusal:
+            if refusal.error == "no-such-model":
+                return None
+            raise
+        if reply.status == NOT_MODIFIED:
+            return None
+        digest, round = sha256(reply.body).hexdigest(), reply.headers.get("fedavg-round", "")
+        if reply.headers.get("etag") != f'"{digest}"' or not (round.isdecimal() and len(round) <= 10):
+            raise BadAnswer(f"{self._url}/v1/models/latest: the model that came does not have the SHA-256 of its ETag")
+        return Latest(int(round), digest, reply.body)
 
     def _signed(self, method: str, path: str, body: bytes, timeout_s: float, limit: int = MAX_MESSAGE) -> bytes:
+        return self._signed_reply(method, path, body, timeout_s, limit, {}).body
+
+    def _signed_reply(
+        self, method: str, path: str, body: bytes, timeout_s: float, limit: int, more: dict[str, str]
+    ) -> Reply:
         def send() -> Reply:
-            headers = self.signer.headers(method, path, body)
+            headers = self.signer.headers(method, path, body) | more
             timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
             return self._send(self._http, method, path, limit=limit, content=body, headers=headers, timeout=timeout)
 
@@ -152,7 +207,7 @@ class Link:
                 body += piece
             return Reply(response.status_code, response.headers, bytes(body))
 
-    def _tried(self, send: Callable[[], Reply]) -> bytes:
+    def _tried(self, send: Callable[[], Reply]) -> Reply:
         """Send until there is an answer that stands."""
         pause, longest = PAUSES_S
         began = monotonic()
@@ -161,8 +216,8 @@ class Link:
             wait = pause
             try:
                 reply = send()
-                if 200 <= reply.status < 300:
-                    return reply.body
+                if 200 <= reply.status < 300 or reply.status == NOT_MODIFIED:
+                    return reply
                 wait = self._refused(reply, pause, signed_again)
                 signed_again += 1
             except httpx.TransportError as error:
@@ -171,7 +226,7 @@ class Link:
                     raise FleetError(f"{self._url}: {error}; give the server's authority with --ca") from None
             self._check_patience(began)
             if wait:
-                sleep(wait * random.uniform(0.5, 1.5))
+                self._pause(wait * random.uniform(0.5, 1.5))
                 pause = min(GROWTH * pause, longest)
             else:  # it is there, and only wants another signature: should it go away again, that is a new beginning
                 pause = PAUSES_S[0]
@@ -183,6 +238,10 @@ class Link:
     def _refused(self, reply: Reply, pause: float, signed_again: int) -> float:
         """How long to wait before another try; raises if there is no use in one."""
         problem = _problem(reply)
+        if problem is None and reply.status < 500:
+            raise Blocked(self._url, reply.status)
+        if problem is None:  # a proxy in front of a server that is away
+            return max(pause, _retry_after(reply))
         if reply.status == 401 and problem.error in _SIGN_AGAIN:
             highest = reply.headers.get(COUNTER, "")
             seen = int(highest) if highest.isdecimal() and len(highest) < 20 else 0
@@ -206,11 +265,12 @@ class Link:
         )
 
 
-def _problem(reply: Reply) -> Problem:
+def _problem(reply: Reply) -> Problem | None:
+    """Why the server refuses; None if the answer is not the server's."""
     try:
         return parse(Problem, reply.body, MAX_MESSAGE)
     except MessageRefused:
-        return Problem(error="unknown", detail=f"HTTP status {reply.status}", epoch=None)
+        return None
 
 
 def _retry_after(reply: Reply) -> float:

@@ -68,7 +68,10 @@ class MaskedRounds:
         identity: "Signing | None",
         least: int,
         prefix: str = "",
+        told: "Callable[[Offer], None]" = lambda _: None,
     ) -> None:
+        """`told` hears of each offer whose masked numbers the server has taken."""
+        self._told = told
         self._setup, self._k, self._link, self._files, self._train = setup, k, link, files, train
         self._judge, self._identity, self._least = judge, identity, least
         self._offer_file, self._session_file, self._opened = prefix + _OFFER, prefix + _SESSION, prefix + OPENED
@@ -77,25 +80,27 @@ class MaskedRounds:
         """Refuses an offer of a round that this device has opened: also one that names the very session again."""
         self._check_unopened(offer.round)
 
-    def begin(self, offer: Offer) -> None:
-        """Take part in the session of an offer: send the first message."""
+    def begin(self, offer: Offer) -> bool:
+        """Take part in the session of an offer: send the first message. False if the session was left."""
         from fedavg.secagg import ClientSession
 
-        with self._leaving(offer.round, offer.attempt):
+        with self._leaving(offer.round, offer.attempt) as troubles:
             known = self._known_offer()
             if known is None or _bare(known) != _bare(offer):
                 session = ClientSession(self._terms(offer), self._k, self._identity, self._least)
                 self._files.write(self._session_file, session.to_bytes())
                 self._files.write(self._offer_file, dump(_kept(offer)))
             self._link.upload(_path(offer), self._session().advertise().to_bytes())
+        return not troubles
 
-    def step(self, answer: MaskAnswer) -> None:
-        """Fetch the message that waits, and answer it."""
+    def step(self, answer: MaskAnswer) -> bool:
+        """Fetch the message that waits, and answer it. False if the session was left."""
         from fedavg.secagg import answer as reply_to
         from fedavg.secagg import parse as parse_message
         from fedavg.secagg.messages import UnmaskRequest
 
-        with self._leaving(answer.round, answer.attempt):
+        masked: list[Offer] = []
+        with self._leaving(answer.round, answer.attempt) as troubles:
             offer = self._known_offer()
             if offer is None or (offer.session, offer.round) != (answer.session, answer.round):
                 raise Declined("session-left", "this device has no part in the session; it may have lost its files")
@@ -104,12 +109,15 @@ class MaskedRounds:
             if isinstance(message, UnmaskRequest):
                 self._check_unopened(offer.round, going_on=answer.session)
             try:
-                reply = reply_to(session, message, lambda: self._ring(offer, session)).to_bytes()
+                reply = reply_to(session, message, lambda: self._ring(offer, session, masked)).to_bytes()
             finally:
                 self._files.write(self._session_file, session.to_bytes())
             if isinstance(message, UnmaskRequest):
                 self._files.write_json(self._opened, asdict(Opened(offer.round, answer.session)))
             self._link.upload(_path(offer), reply)
+        if masked and not troubles:
+            self._told(masked[0])
+        return not troubles
 
     def _check_unopened(self, round: int, going_on: str | None = None) -> None:
         """Round numbers only grow, so the last one is all that need be kept.
@@ -123,14 +131,17 @@ class MaskedRounds:
             )
 
     @contextmanager
-    def _leaving(self, round: int, attempt: int) -> Iterator[None]:
-        """Whatever goes wrong, the server is told, so that nobody waits for this device."""
+    def _leaving(self, round: int, attempt: int) -> Iterator[list[Exception]]:
+        """Whatever goes wrong, the server is told, so that nobody waits for this device; it is in the list then."""
+        troubles: list[Exception] = []
         try:
-            yield
+            yield troubles
         except Exception as error:  # a stranger's message must not end the device
+            troubles.append(error)
             report(self._link, round, attempt, error, "session-left")
 
-    def _ring(self, offer: Offer, session: "ClientSession") -> np.ndarray:
+    def _ring(self, offer: Offer, session: "ClientSession", masked: list[Offer]) -> np.ndarray:
+        masked.append(offer)
         encoding = session.terms.encoding
         if isinstance(offer, JudgeOffer):
             return encoding.encode(np.empty(0), 1.0, self._judge(offer)).ring

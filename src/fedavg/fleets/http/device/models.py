@@ -11,11 +11,13 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedavg.codecs.downlink import Downlink
-from fedavg.errors import DataError, FleetError
+from fedavg.errors import DataError
 from fedavg.fleets.http.device.files import DeviceFiles
-from fedavg.fleets.http.device.link import Link, ServerRefused
+from fedavg.fleets.http.device.link import BadAnswer, Link, ServerRefused
+from fedavg.fleets.http.device.policy import NoModel
 from fedavg.fleets.http.protocol import changes
 from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
 
@@ -42,9 +44,12 @@ class Models:
 
     def whole(self, offer: WorkOffer | JudgeOffer) -> bytes:
         """All bytes of a model; nothing is kept."""
-        data = self._link.download(f"/v1/models/{offer.model}", 4 * offer.numbers)
+        try:
+            data = self._link.download(f"/v1/models/{offer.model}", 4 * offer.numbers)
+        except (ServerRefused, BadAnswer) as error:
+            raise NoModel(f"the model {offer.model[:16]}… can not be fetched: {error}") from None
         if len(data) != 4 * offer.numbers or not _is(data, offer):
-            raise FleetError(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
+            raise NoModel(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
         log.info("fetched", extra={"round": offer.round, "changes": None})
         return data
 
@@ -77,6 +82,14 @@ class Models:
             return []
         limit = changes.longest(count, 4 * offer.numbers)
         return changes.split(self._link.download(f"/v1/models/{offer.model}/changes/{count}", limit), count)
+
+
+def numbers_of(data: bytes) -> Tensor:
+    """The numbers of a model that came, shape (P,) float32."""
+    numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
+    if not bool(torch.isfinite(numbers).all()):
+        raise NoModel("the model that came holds NaN or infinity")
+    return numbers
 
 
 def _is(data: bytes, offer: WorkOffer | JudgeOffer) -> bool:

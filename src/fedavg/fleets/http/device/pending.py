@@ -19,6 +19,8 @@ class Pending:
     token: str | None
     trained: bool = False
     accepted: bool = False
+    #: What the server was told that the client has when it was trained.
+    examples: int = 0
 
     def answers(self, offer: WorkOffer) -> bool:
         return (self.round, self.attempt, self.model) == (offer.round, offer.attempt, offer.model)

@@ -1,7 +1,7 @@
 """The plan that a server sends, as this device reads it. No code is imported but what the device's owner named."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from fedavg.errors import FedAvgError, FleetError
@@ -10,6 +10,7 @@ from fedavg.fleets.http.device.policy import MOST_CLIENTS, Declined
 from fedavg.plan import Plan, make_plan
 from fedavg.setup import Setup, resolve_on_device, served
 from fedavg.specs import importing_only
+from fedavg.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,13 @@ class PlanOnDevice:
     setup: Setup
 
 
-def resolve_sent(identity: Enrolment, task: str, allowed: Sequence[str]) -> PlanOnDevice:
-    """The server's plan for this device's task, with parts from the allowed packages only."""
+def resolve_sent(
+    identity: Enrolment, tasks: Mapping[str, Task], allowed: Sequence[str], device: str = "cpu"
+) -> PlanOnDevice:
+    """The server's plan for one of this device's tasks, with parts from the allowed packages only.
+
+    `device` is what PyTorch computes on here, whatever the plan says.
+    """
     try:
         values = tomllib.loads(identity.plan)
         sent = make_plan(values, "the server's plan")
@@ -29,8 +35,9 @@ def resolve_sent(identity: Enrolment, task: str, allowed: Sequence[str]) -> Plan
         raise
     except Exception as error:  # whatever a parser trips over in a stranger's text is the stranger's mistake
         raise FleetError(f"the server's plan can not be read: {str(error)[:200]}") from None
-    if sent.task != task:
-        raise FleetError(f"the server's plan is for task '{sent.task}'; this device has '{task}'")
+    task = str(sent.task)
+    if task not in tasks:
+        raise FleetError(f"the server's plan is for task '{task}'; this device has {_listed(tasks)}")
     if sent.digest != identity.plan_digest:
         raise FleetError(
             f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
@@ -41,4 +48,9 @@ def resolve_sent(identity: Enrolment, task: str, allowed: Sequence[str]) -> Plan
     # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
     others = {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
     with importing_only([*allowed, task.partition(":")[0]]):
-        return PlanOnDevice(sent, served(resolve_on_device(make_plan({**values, **own, **others, "device": "cpu"}))))
+        plan = make_plan({**values, **own, **others, "device": device, "task": tasks[task]})
+        return PlanOnDevice(sent, served(resolve_on_device(plan)))
+
+
+def _listed(tasks: Mapping[str, Task]) -> str:
+    return ", ".join(f"'{name}'" for name in tasks)

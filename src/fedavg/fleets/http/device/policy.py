@@ -42,9 +42,26 @@ class OutOfTime(FleetError):
     reason: Final = "out-of-time"
 
 
+class Ended(FleetError):
+    """The device was told to stop before its work was done."""
+
+    reason: Final = "stopped"
+
+
+class NoModel(FleetError):
+    """The model of an offer can not be had."""
+
+    reason: Final = "no-model"
+
+
 @dataclass(frozen=True)
 class Policy:
-    """What the device's user asks for; by default only what any device needs."""
+    """What the device's user asks for; by default only what any device needs.
+
+    >>> from fedavg import Policy
+    >>> Policy(require_secagg=True, min_cohort=20).max_epochs is None
+    True
+    """
 
     require_secagg: bool = False
     #: The fewest clients whose sum the device's update may be part of.

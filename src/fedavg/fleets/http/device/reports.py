@@ -4,8 +4,8 @@ import logging
 from typing import Literal
 
 from fedavg.errors import FedAvgError, FleetError
-from fedavg.fleets.http.device.link import Link, ServerRefused
-from fedavg.fleets.http.device.policy import Declined, OutOfTime
+from fedavg.fleets.http.device.link import Blocked, Link, ServerRefused
+from fedavg.fleets.http.device.policy import Declined, Ended, NoModel, OutOfTime
 from fedavg.fleets.http.protocol.messages import ReportRequest, UpdateAnswer
 from fedavg.fleets.http.protocol.strict import printable
 from fedavg.secagg import SecAggError
@@ -19,7 +19,8 @@ def report(link: Link, round: int, attempt: int, error: Exception, otherwise: st
     Round 0 stands for the plan itself. A server that does not want to hear it changes nothing.
     """
     kind: Literal["declined", "failed"] = "declined" if isinstance(error, Declined) else "failed"
-    reason = error.reason if isinstance(error, Declined | OutOfTime) else otherwise
+    reason = error.reason if isinstance(error, Declined | OutOfTime | Ended | NoModel) else otherwise
+    reason = error.error if isinstance(error, Blocked) else reason
     if not isinstance(error, FedAvgError):
         log.error("unexpected", exc_info=error)
     log.warning(kind, extra={"round": round, "attempt": attempt, "reason": reason, "detail": str(error)})

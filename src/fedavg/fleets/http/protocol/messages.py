@@ -13,6 +13,7 @@ from fedavg.fleets.http.protocol.strict import (
     Flag,
     Integer,
     Key,
+    ListOf,
     Nested,
     Nullable,
     Number,
@@ -22,7 +23,7 @@ from fedavg.fleets.http.protocol.strict import (
     tag,
 )
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 #: No message that `dump` writes is longer, in bytes; requests to a server are far smaller.
 MAX_MESSAGE: Final = 128 * 1024
 LARGEST: Final = 2**31 - 1
@@ -32,6 +33,7 @@ _VISIBLE = Text("[!-~]", 1, 128, "visible ASCII without spaces")
 ROUND: Final = Integer(1, LARGEST)
 ATTEMPT: Final = Integer(0, LARGEST)
 COUNT: Final = Integer(0, LARGEST)
+EXAMPLES: Final = Integer(0, 2**31)
 #: Servers keep a table from 0 to the largest number that anybody asked for.
 CLIENT: Final = Integer(0, 2**20 - 1)
 NUMBERS: Final = Integer(1, 2**40)
@@ -57,10 +59,10 @@ class EnrolRequest:
 
     token: str = item(TOKEN, "the invitation, as the operator gave it")
     key: str = item(Key(), "the client's Ed25519 public key, base64")
-    examples: int = item(Integer(0, 2**31), "n_k, how many examples the client holds")
+    examples: int = item(EXAMPLES, "n_k, how many examples the client has")
     name: str = item(Text(LINE, 0, 64, "printable text"), "a name for the operator to see")
     client: int | None = item(Nullable(CLIENT), "the client number asked for, or null for any")
-    task: str = item(_VISIBLE, "the task that is installed on the client")
+    tasks: list[str] = item(ListOf(_VISIBLE, 32), "the tasks that the client's owner allows, by their names in plans")
     protocol: int = item(Integer(1, 65_535), "the version of the protocol that the client speaks")
 
 
@@ -97,6 +99,7 @@ class PollRequest:
     """POST /v1/poll: is there work?"""
 
     eligible: Eligibility = item(Nested(Eligibility), "whether the device may work now")
+    examples: int = item(EXAMPLES, "n_k now, or when the update in `holding` was trained, whichever is more")
     holding: Holding | None = item(Nullable(Nested(Holding)), "the update that the client still keeps, or null")
     wait_s: float = item(Number(0, 60), "how long the server may hold the request open")
 
@@ -190,8 +193,12 @@ class UpdateAnswer:
 
 #: What `ReportRequest.reason` may say, and what it means. A fixed list: nobody fills a server's counters with names.
 REPORTS: Final[dict[str, str]] = {
-    "training-failed": "the model could not be fetched or trained",
+    "training-failed": "the model could not be trained",
+    "no-model": "the model could not be fetched, or is not what its SHA-256 says",
+    "no-examples": "the device has no examples at present",
+    "stopped": "the device was told to stop before its work was done",
     "update-refused": "the server has refused the update",
+    "blocked": "something between the device and the server has refused the update",
     "session-left": "the session of secure aggregation was not as it should be",
     "out-of-time": "the deadline of the offer is over",
     "bad-offer": "the offer asks for more than the plan or the device's own task implies",

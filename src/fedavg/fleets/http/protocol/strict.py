@@ -158,6 +158,24 @@ class Nullable(Rule):
 
 
 @dataclass(frozen=True)
+class ListOf(Rule):
+    """Texts, each of them once."""
+
+    item: Text
+    most: int
+
+    def check(self, value: object, path: str) -> object:
+        if not isinstance(value, list) or not 1 <= len(value) <= self.most:
+            return _refuse(value, path, f"a list of 1 to {self.most} texts")
+        texts = [self.item.check(each, f"{path}[{place}]") for place, each in enumerate(value)]
+        return texts if len(set(texts)) == len(texts) else _refuse(value, path, "each text once")
+
+    def schema(self) -> dict[str, Any]:
+        items = self.item.schema()
+        return {"type": "array", "items": items, "minItems": 1, "maxItems": self.most, "uniqueItems": True}
+
+
+@dataclass(frozen=True)
 class TableOf(Rule):
     """Names to numbers."""
 

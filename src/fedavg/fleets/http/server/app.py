@@ -167,7 +167,10 @@ class FleetApp:
     async def _poll(self, call: Call) -> Response:
         message = parse_body(PollRequest, call.body)
         eligible = message.eligible
-        self._hub.presence.see(call.k, eligible.charging and eligible.unmetered and eligible.idle)
+        ready = eligible.charging and eligible.unmetered and eligible.idle
+        if ready:
+            await self._recount(call.k, message.examples)
+        self._hub.presence.see(call.k, ready)
         answer = self._hub.polls.answer(call.k)
         held = False
         may_wait = message.wait_s > 0 and not self._hub.shared.stopping
@@ -184,6 +187,13 @@ class FleetApp:
         if message.holding is not None and isinstance(answer, Settling):
             answer = replace(answer, counted=await self._counted(call.k, message.holding))
         return json_answer(answer)
+
+    async def _recount(self, k: int, examples: int) -> None:
+        """A client may have more or fewer examples than before; its update may come to another process."""
+        known = self._hub.presence.client(k)
+        if known is not None and known.examples != examples:
+            await self.blocking(self._store.count_examples, k, examples)
+            self._hub.know([replace(known, examples=examples)])
 
     async def _catch_up(self) -> None:
         """Other replicas may be ahead of this one."""

@@ -160,8 +160,8 @@ class Applying(Gate):
         message = parse_body(EnrolRequest, call.body)
         if message.protocol != PROTOCOL:
             raise Refusal("wrong-protocol", f"got version {message.protocol}; this server speaks {PROTOCOL}")
-        if message.task != self._task:
-            raise Refusal("wrong-task", f"got '{message.task}'; this run trains '{self._task}'")
+        if self._task not in message.tasks:
+            raise Refusal("wrong-task", f"got {', '.join(message.tasks)}; this run trains '{self._task}'")
         self._signatures.check_signature(call.request, b64decode(message.key), None, call.body)
         return await then(call)
 

@@ -66,7 +66,7 @@ class Presence:
             return list(self._clients)
 
     def examples(self, clients: Iterable[int]) -> list[int]:
-        """n_k, as clients enrolled with it."""
+        """n_k, as clients said when they last polled."""
         with self._shared.changed:
             return [self._clients[k].examples for k in clients]
 

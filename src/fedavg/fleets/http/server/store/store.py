@@ -167,6 +167,10 @@ class Store:
         """Lets clients in that waited for it."""
         self._change_clients(numbers, approved=1)
 
+    def count_examples(self, k: int, examples: int) -> None:
+        """A client has so many examples now."""
+        self._change_clients([k], examples=examples)
+
     def _change_clients(self, numbers: Iterable[int], **values: int) -> None:
         """All of them or none."""
         with self._db.write("change clients") as connection:

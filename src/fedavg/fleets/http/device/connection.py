@@ -1,0 +1,58 @@
+"""How a device reaches its server."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fedavg.errors import FleetError
+from fedavg.fleets.http.device.link import Link
+from fedavg.fleets.http.protocol.certs import client_context
+from fedavg.fleets.http.protocol.keys import ClientKey
+
+
+@dataclass(frozen=True)
+class Connection:
+    """TLS by the system's authorities, unless something else is said.
+
+    `ca` is the authority of the server's certificate, `cert` and `key` are the device's own, for a server that asks for
+    one (PEM files). `insecure` allows plain HTTP to this very machine, to try things out. With `give_up_after_s` the
+    device ends with an error if the server is away for so long; else it waits for ever.
+
+    >>> from fedavg import Connection
+    >>> Connection(give_up_after_s=60.0).insecure
+    False
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    give_up_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        wait = self.give_up_after_s
+        if wait is not None and not wait >= 0:
+            raise FleetError(f"give_up_after_s (--give-up-after): got {wait}; expected seconds from 0")
+
+    def link(self, url: str, key: ClientKey, pause: Callable[[float], None] | None = None) -> Link:
+        """A way to a server; `pause` waits between tries, and raises when there is no use in waiting."""
+        check_url(url, self.insecure)
+        if not url.startswith("https:"):
+            for name in ("ca", "cert", "key"):
+                if getattr(self, name) is not None:
+                    raise FleetError(f"{name} (--{name}) is for TLS; got {url}, expected https:")
+            return Link(url, key, None, self.give_up_after_s, pause)
+        return Link(url, key, client_context(self.ca, self.cert, self.key), self.give_up_after_s, pause)
+
+
+def check_url(url: str, insecure: bool) -> None:
+    """Refuses what is no address, and plain HTTP beyond this machine."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise FleetError(f"got '{url}'; expected the address of a server, as in https://server.example:8443")
+    loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
+    if parts.scheme == "http" and not (insecure and loopback):
+        raise FleetError(
+            f"got '{url}'; expected https. Plain HTTP is for loopback only, with --insecure (insecure=True in Python)"
+        )
