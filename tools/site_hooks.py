@@ -19,9 +19,15 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The pages of the API follow from the public names, so the navigation gets them here."""
-    (reference,) = [part["Reference"] for part in config.nav or [] if "Reference" in part]
-    reference[-1] = {"Python API": [{title: path} for path, title in api_titles().items()]}
+    """The navigation gets the pages of the API, and pages that nobody has put into it: none is hidden."""
+    sections = {name: pages for part in config.nav or [] for name, pages in part.items()}
+    sections["Reference"][-1] = {"Python API": [{title: path} for path, title in api_titles().items()]}
+    named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
+    docs = Path(config.docs_dir)
+    written = sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
+    for path in written:
+        if path not in named:
+            sections["Results" if path.startswith("results/") else "Guides"].append(path)
     return config
 
 

@@ -2,7 +2,7 @@
 
 
 class FedAvgError(Exception):
-    """A mistake that a user can mend; the command line prints it without a traceback and exits with 2.
+    """A mistake that a user can fix; the command line prints it without a traceback and exits with 2.
 
     >>> issubclass(FedAvgError, Exception)
     True

@@ -15,7 +15,7 @@ NEEDS = {"parquet_with_client_column.py": "pyarrow", "hugging_face.py": "dataset
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
-# What other packages warn of when they are imported is not ours to mend.
+# What other packages warn of when they are imported is not ours to fix.
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 def test_the_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name in NEEDS:

@@ -1,4 +1,4 @@
-"""The kit finds what is wrong with parts of one's own, and says how to mend it."""
+"""The kit finds what is wrong with parts of one's own, and says how to fix it."""
 
 from dataclasses import dataclass, field, replace
 

@@ -30,7 +30,7 @@ REPORT_S: Final = 30.0
 #: Runs that are at work in another process are looked at again after so long.
 ELSEWHERE_S: Final = 1.0
 
-#: Starts of a run that bring it no further, after which something is wrong that another start will not mend.
+#: Starts of a run that bring it no further, after which something is wrong that another start will not fix.
 MOST_VAIN_STARTS: Final = 3
 #: What ends a process at once; Windows has no such signal.
 KILLED: Final = int(getattr(signal, "SIGKILL", 9))

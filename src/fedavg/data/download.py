@@ -217,7 +217,7 @@ def _download_rest(url: str, partial: Path, report: Report) -> None:
 
 def _open(url: str, start: int) -> http.client.HTTPResponse:
     if not url.startswith(("https://", "http://")):
-        raise DataError(f"{url} is not an http(s) address. Mend the registry.")
+        raise DataError(f"{url} is not an http(s) address. Fix the registry.")
     request = urllib.request.Request(url, headers={"User-Agent": "fedavg"})
     if start:
         request.add_header("Range", f"bytes={start}-")

@@ -25,7 +25,7 @@ from fedavg.types import FederatedData
 
 log = logging.getLogger("fedavg.run")
 
-#: Deaths of workers within one round after which something is wrong that another will not mend.
+#: Deaths of workers within one round after which something is wrong that another will not fix.
 MAX_DEATHS: Final = 10
 
 #: Short jobs are handed out several at a time, since a message takes about as long as such a job: so many at most, and

@@ -1,4 +1,4 @@
-"""Checks for parts of your own: `check_algorithm(MyProx(0.1))` in a test says what is wrong, and how to mend it.
+"""Checks for parts of your own: `check_algorithm(MyProx(0.1))` in a test says what is wrong, and how to fix it.
 
 They are the checks that this package makes of its own parts. Each trains small problems in a few seconds, and raises a
 `CheckFailed`, which is an `AssertionError`.

@@ -45,7 +45,7 @@ def _as_numbers(words: np.ndarray, what: str, table: Table) -> np.ndarray:
         return words
     odd = int(np.flatnonzero(~numbers if numbers.any() else words == "")[0])
     expected = "a number as in other rows" if numbers.any() else "a word"
-    raise DataError(f"{what}, {table.place(odd)}: got {str(words[odd])!r}; expected {expected}. Mend the cell.")
+    raise DataError(f"{what}, {table.place(odd)}: got {str(words[odd])!r}; expected {expected}. Fix the cell.")
 
 
 def _is_number(word: str) -> bool:

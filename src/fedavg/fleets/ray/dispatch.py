@@ -186,7 +186,7 @@ class Dispatch:
             self._results[number] = whole
 
     def _lose(self, slot: int, error: RayError) -> None:
-        if isinstance(error, RayTaskError):  # our own code failed there, which another worker would not mend
+        if isinstance(error, RayTaskError):  # our own code failed there, which another worker would not fix
             raise FleetError(f"a worker failed, which it never should: {error}") from error
         self._handout.lost(slot)
         self._watchdog.gone(slot)
