@@ -117,7 +117,7 @@ def by_author(posts: Dataset) -> DatasetDict:
     trained = {author for author, count in counts.items() if author not in tested and count >= FEWEST}
     return DatasetDict(
         train=posts.filter(lambda row: row["author"] in trained),
-        test=posts.filter(lambda row: row["author"] in tested).shuffle(seed=0).select(range(1000)),
+        test=posts.filter(lambda row: row["author"] in tested).shuffle(seed=0).select(range(500)),
     )
 
 
@@ -137,7 +137,7 @@ def made_up() -> DatasetDict:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("posts", nargs="?", type=Path, help="congress.jsonl.xz")
-    arguments.add_argument("--rounds", type=int, default=30)
+    arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--adapters", default="lora:r=8", help="'none' trains and sends the whole model")
     arguments.add_argument("--record", type=Path, help="also write what came out to this file, as JSON")
     arguments.add_argument("--tiny", action="store_true")
@@ -154,7 +154,7 @@ def main() -> None:
         task=task(tiny_bert if given.tiny else minilm),
         data=data,
         adapters=given.adapters,
-        C=3 / len(data) if given.tiny else 10 / len(data),
+        C=3 / len(data) if given.tiny else 8 / len(data),
         E=1,
         B=8,
         optimizer="adam",

@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
     from fedavg.study.compare import runs
     from fedavg.study.export_model import ExportedModel, export_model
+    from fedavg.study.personalise import Personalised, personalise
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.tasks.padding import padded
@@ -241,6 +242,7 @@ _HOMES = {
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
     "fedavg.study.compare": ["runs"],
     "fedavg.study.export_model": ["ExportedModel", "export_model"],
+    "fedavg.study.personalise": ["Personalised", "personalise"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.tasks.padding": ["padded"],
@@ -263,14 +265,14 @@ __all__ = [
     "LittleIsEnough", "LoRA", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask",
     "Mean", "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum",
     "NaNs", "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
-    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError",
-    "Poisson", "Policy", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged",
+    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Personalised", "Plan",
+    "PlanError", "Poisson", "Policy", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged",
     "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold",
     "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum",
     "SweepResult", "Task", "TaskError", "Terms", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced",
     "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays",
-    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
-    "run", "runs", "sweep", "train",
+    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded",
+    "personalise", "resume", "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 
