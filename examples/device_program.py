@@ -46,7 +46,7 @@ class App:
     def use(self, model) -> None:
         self.module.load_state_dict(model.tensors)
         with torch.no_grad():
-            guesses = self.module.eval()(self.digits.x / 255).argmax(1)
+            guesses = self.module.eval()(self.digits.x.flatten(1) / 255).argmax(1)
         right = (guesses == self.digits.y).float().mean()
         print(f"model of round {model.round}: reads {right:.0%} of the user's digits", flush=True)
 

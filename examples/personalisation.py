@@ -30,8 +30,6 @@ if __name__ == "__main__":
     accuracy = found.to_dict()["metrics"]["accuracy"]
     for whose in ("shared", "own"):
         spread = accuracy[whose]
-        print(
-            f"{whose:<7} model: accuracy {spread['mean']:.3f} on average, {spread['p10']:.3f} at the tenth percentile"
-        )
+        print(f"{whose:<7} model: accuracy {spread['mean']:.3f} on average, {spread['p5']:.3f} at the fifth percentile")
     better = found.to_dict()["share_of_clients"]
     print(f"better off {better['better']:.0%}, the same {better['same']:.0%}, worse off {better['worse']:.0%}")

@@ -19,23 +19,7 @@ import fedavg
 
 TINY = "--tiny" in sys.argv
 GOOD, BAD = ["good", "great", "fine", "lovely", "best"], ["bad", "poor", "awful", "dull", "worst"]
-OTHERS = [
-    "the",
-    "film",
-    "was",
-    "and",
-    "so",
-    "plot",
-    "actors",
-    "a",
-    "it",
-    "that",
-    "very",
-    "quite",
-    "story",
-    "with",
-    "of",
-]
+OTHERS = ["the", "film", "was", "and", "so", "plot", "actors", "a", "it", "that", "very", "quite", "story"]
 NUMBER = {word: n for n, word in enumerate(["(padding)", *GOOD, *BAD, *OTHERS])}
 
 
