@@ -3,7 +3,7 @@ training; each world in a process of its own, so that memory is its own. With tr
 world of "always there, all alike" beside the same plan without a world, in turns; `ratio` is CPU time of all processes,
 the median over repetitions of each pair's ratio.
 
-    python benchmarks/world.py [--clients 1000000] [--repeats 5] [--out FILE]
+    python benchmarks/world.py [--clients 1000000] [--repeats 5] [--training] [--out FILE]
 """
 
 import argparse
@@ -29,13 +29,14 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", choices=WORLDS, help="measure one world's clock in this process, and stop")
+    parser.add_argument("--training", action="store_true", help="only what a world costs beside training")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.clock:
         print(json.dumps(clock(WORLDS[options.clock], options.clients)))
         return
     found: dict[str, object] = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "clients": options.clients}
-    for name in WORLDS:
+    for name in () if options.training else WORLDS:
         command = [sys.executable, __file__, "--clock", name, "--clients", str(options.clients)]
         found[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(name, found[name], flush=True)
@@ -75,13 +76,13 @@ def training(name: str, repeats: int) -> dict[str, object]:
     }
     plan = plans[name]
     ratios, models = [], set()
-    for _repeat in range(repeats):
-        costs = []
-        for world in (None, "always"):
-            spent, model = cpu_of(replace(plan, world=world))
-            costs.append(spent)
+    cpu_of(plan)  # what is imported and compiled once is nobody's
+    for repeat in range(repeats):
+        costs: dict[str | None, float] = {}
+        for world in (None, "always")[:: 1 if repeat % 2 else -1]:  # in turns also within a pair
+            costs[world], model = cpu_of(replace(plan, world=world))
             models.add(model)
-        ratios.append(costs[1] / costs[0])
+        ratios.append(costs["always"] / costs[None])
     assert len(models) == 1, "the same bits"
     return {"ratio": round(median(ratios), 3), "ratios": [round(ratio, 3) for ratio in ratios]}
 

@@ -45,13 +45,6 @@ def check_world(draft: Draft) -> None:
         raise PlanError(f"changes: got '{plan.changes}' with algorithm '{plan.algorithm}', which has all data in the "
                         "hands of one client; expected none")  # fmt: skip
     if plan.world is None:
-        if draft.population is not None and plan.closing != default_of("closing"):
-            raise PlanError(f"closing: got '{plan.closing}' without a world: simulated clients then answer at "
-                            "once; expected a world, such as world = 'always'. Over a network it is for serve's "
-                            "--deadline, --over-selection and --quorum to say")  # fmt: skip
-        if draft.sampler.remembers and draft.population is not None and draft.population.sizes is not None:
-            raise PlanError(f"sampling: got '{draft.sampler}', which looks back at earlier rounds; expected a world, "
-                            "such as world = 'always'")  # fmt: skip
         return
     what = f"world: got '{plan.world}' with"
     if plan.uplink != default_of("uplink"):
@@ -76,6 +69,19 @@ def check_world(draft: Draft) -> None:
     if draft.algorithm.asynchronous and min(devices.server_in, devices.server_out) < inf:
         raise PlanError(f"{what} algorithm '{plan.algorithm}': a limit of the server's line (server_in, server_out) is "
                         "shared only by clients that start together; expected none")  # fmt: skip
+
+
+def check_simulated(draft: Draft) -> None:
+    """Refuse what only a world, or real devices, would heed."""
+    plan = draft.plan
+    if plan.world is not None or draft.population is None:
+        return
+    if plan.closing != default_of("closing"):
+        raise PlanError(f"closing: got '{plan.closing}' without a world: simulated clients then answer at once; "
+                        "expected a world, such as world = 'always'")  # fmt: skip
+    if draft.sampler.remembers:
+        raise PlanError(f"sampling: got '{draft.sampler}', which looks back at earlier rounds; expected a world, such "
+                        "as world = 'always'")  # fmt: skip
 
 
 def check_evaluation(draft: Draft) -> None:

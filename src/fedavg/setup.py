@@ -12,12 +12,13 @@ from fedavg import seeds, trees
 from fedavg.adapters import make_adapters
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.attacks import Attack
-from fedavg.checks import check_evaluation, check_frozen, check_world, checked_liars, goal_of
+from fedavg.checks import check_evaluation, check_frozen, check_simulated, check_world, checked_liars, goal_of
 from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.changes import Changes, ChangingData
 from fedavg.data.finite import check_finite
+from fedavg.data.form import check_client, check_sizes
 from fedavg.dp.accounting import EveryRound
 from fedavg.draft import Draft, update_size
 from fedavg.engine.model import Model
@@ -161,7 +162,10 @@ class Setup:
 
 def probed(data: FederatedData) -> Examples:
     """The examples of the first client that has any: two of them, if there is a client with as many."""
-    return data.client(int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0]))
+    k = int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0])
+    examples = data.client(k)
+    check_client(data, k, examples)
+    return examples
 
 
 def proved_trainer(setup: Setup, data: FederatedData, frozen: Mapping[str, Tensor] | None = None) -> Trainer:
@@ -174,12 +178,14 @@ def proved_trainer(setup: Setup, data: FederatedData, frozen: Mapping[str, Tenso
     return trainer
 
 
-def resolve(plan: Plan, population: Population | None, test: Examples | None) -> Setup:
+def resolve(plan: Plan, population: Population | None, test: Examples | None, devices: bool = False) -> Setup:
     """The plan's parts for whoever runs it, with the population and the test set that there are.
 
-    Whatever does not fit is refused here.
+    Whatever does not fit is refused here. `devices`: clients are real, and come and go by themselves.
     """
     draft = _draft(plan, population, test)
+    if not devices:
+        check_simulated(draft)
     check_evaluation(draft)
     return _bound_together(draft)
 
@@ -294,8 +300,7 @@ def resolve_data(plan: Plan) -> FederatedData:
             "simulation needs data: a name, 'module:Name' of your own, or fedavg.from_arrays(...)"
         )
     data = _whole_data(plan)
-    if not data.sizes.any():
-        raise DataError(f"data '{data.name}': no client has any example; expected at least one")
+    check_sizes(data)
     data = HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
     if make_algorithm(plan.algorithm).pools_data:
         return pooled(data)

@@ -113,17 +113,17 @@ def test_specs_are_read_and_written_back(spec: str, canonical: str) -> None:
     [
         (
             "",
-            r"partition: got ''; expected one of iid, .*, dirichlet:ALPHA:\[by=client\|label\], .*or 'mod",
+            r"partition: got ''; expected one of iid, .*dirichlet:ALPHA:\[by=client\|label\]:\[capped=False\], .*'mod",
         ),
         ("by-moon", "partition: got 'by-moon'; expected one of iid"),
         ("iid:3", "got 'iid:3'; expected 'iid'"),
         ("shards:1.5", r"expected 'shards:\[per_client=2\]'"),
         ("shards:0", "got 0 shards for each client; expected 1 or more"),
-        ("dirichlet", r"got 'dirichlet'; expected 'dirichlet:ALPHA:\[by=client\|label\]'"),
+        ("dirichlet", r"got 'dirichlet'; expected 'dirichlet:ALPHA:\[by=client\|label\]:\[capped=False\]'"),
         ("dirichlet:0", "alpha is 0; expected a number above 0"),
         ("dirichlet:nan", "alpha is nan; expected a number above 0"),
-        ("dirichlet:x", r"expected 'dirichlet:ALPHA:\[by=client\|label\]'"),
-        ("dirichlet:1:by=age", r"expected 'dirichlet:ALPHA:\[by=client\|label\]'"),
+        ("dirichlet:x", r"expected 'dirichlet:ALPHA:\[by=client\|label\]:\[capped=False\]'"),
+        ("dirichlet:1:by=age", r"expected 'dirichlet:ALPHA:\[by=client\|label\]:\[capped=False\]'"),
         ("labels:0", "got 0 for each client; expected 1 or more"),
         ("unbalanced:-1", "the exponent is -1; expected a number from 0"),
         ("unbalanced:inf", "the exponent is inf; expected a number from 0"),
@@ -177,3 +177,19 @@ def test_each_client_has_as_many_labels_as_asked_for_and_each_example_one_client
 def test_labels_that_can_not_be_shared_out_are_refused(labels, clients, message):
     with pytest.raises(PlanError, match=message):
         Labels(labels).deal(MNIST_LIKE, clients, draw())
+
+
+def test_with_a_cap_nobody_who_has_a_fair_share_gets_more_of_the_labels_that_are_left():
+    """A client ends with at most N/K and what one more label gave it; without a cap sizes differ by more."""
+    parts = parse_partition("dirichlet:0.5:by=label:capped=true").deal(MNIST_LIKE, 10, draw())
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(MNIST_LIKE)))
+    for part in parts:
+        last = MNIST_LIKE[part].max()
+        assert np.count_nonzero(MNIST_LIKE[part] < last) < 6000
+    free = parse_partition("dirichlet:0.5:by=label").deal(MNIST_LIKE, 10, draw())
+    assert np.std([len(part) for part in parts]) < np.std([len(part) for part in free])
+
+
+def test_by_client_there_is_nothing_to_cap():
+    with pytest.raises(PlanError, match="capped is for by=label"):
+        Dirichlet(0.5, capped=True)

@@ -326,7 +326,9 @@ def test_other_layouts_are_left_to_pytorch() -> None:
 
 @needs_compiler
 def test_the_engine_is_named_after_it() -> None:
-    trainer = Trainer(Task("net", lambda: one_layer(half)), seed=0)
+    """In a step that is not native as a whole: softplus has no instruction."""
+    task = Task("net", lambda: nn.Sequential(one_layer(half), nn.Softplus()))
+    trainer = Trainer(task, seed=0)
     trainer.choose_engine("auto", Examples(*images(13)))
     assert trainer.engine.name == native.marked("graph with native convolution")
 

@@ -68,6 +68,18 @@ class Convolving(nn.Module):
         return self.last(self.second(torch.tanh(self.first(x))).mean((2, 3)))
 
 
+class Pooling(nn.Module):
+    """Convolutions with few channels, pooling after the first; the second passes its gradient on."""
+
+    def __init__(self, pool, channels=7, stride=1, padding=2):
+        super().__init__()
+        self.first, self.pool = nn.Conv2d(6, channels, 2), pool
+        self.second, self.last = nn.Conv2d(channels, 19, 5, stride, padding), nn.Linear(19, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(self.pool(torch.tanh(self.first(x))))).mean((2, 3)))
+
+
 class Attending(nn.Module):
     """By PyTorch's attention, or by products and a softmax."""
 
@@ -143,6 +155,16 @@ CASES = {
     "convolution of 40, by two, without bias": (Task("by two", partial(Convolving, 40, 3, 2, 1, False)), squares),
     "convolution by three, without padding": (Task("by three", partial(Convolving, 16, 3, 3, 0)), squares),
     "even kernel": (Task("even", partial(Convolving, 66, 2, 1, 1)), squares),
+    **{
+        name: (Task(name, partial(Pooling, pool, *sizes)), squares)
+        for name, pool, *sizes in (
+            ("max pool", nn.MaxPool2d(2)), ("max pool that overlaps", nn.MaxPool2d(3, 2, 1), 20, 2),
+            ("max pool over the end", nn.MaxPool2d((3, 4), ceil_mode=True), 33, 1, 3), ("mean pool", nn.AvgPool2d(2)),
+            ("mean pool with padding", nn.AvgPool2d(3, 2, 1, ceil_mode=True), 16),
+            ("mean pool without it", nn.AvgPool2d(3, 2, 1, count_include_pad=False), 3, 2),
+            ("adaptive pool", nn.AdaptiveAvgPool2d((5, 2)), 8),
+        )
+    },
     "causal attention": (Task("causal", Attending), partial(texts, 9)),
     "long attention": (Task("long", partial(Attending, True)), partial(texts, 70)),
     "attention to all": (Task("all", partial(Attending, False)), partial(texts, 33)),
@@ -230,6 +252,29 @@ def test_a_token_that_there_is_not_is_an_error_and_no_crash():
     trainer.choose_engine("graph", Examples(x, x))
     with pytest.raises(TaskError, match="out of bounds"):
         trainer.epoch(Examples(x + 100, x), 4, trainer.steps(0.1), np.random.default_rng(0))
+
+
+@needs_kernels
+def test_pooling_finds_the_first_of_equals_and_what_is_no_number():
+    """One window of 2 x 2: the gradient goes to the first of the largest, as in PyTorch; NaN is larger than all."""
+
+    class Window(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1, 4, 2, 2))
+
+        def forward(self, x):
+            return F.max_pool2d((x * self.scale).contiguous(memory_format=torch.channels_last), 2).flatten(1)
+
+    x = torch.tensor([[1.0, 2, 2, 0], [3, 3, 3, 3], [-5, -7, -6, -5], [0, 1, 2, 3]]).view(1, 4, 2, 2).repeat(3, 1, 1, 1)
+    task = Task("window", Window, loss=lambda o, y: o.sum() / 3, metrics={})
+    fast, slow = (weights for weights, _ in both(task, Examples(x, torch.zeros(3)), 3, epochs=1))
+    assert torch.equal(fast, slow)
+    assert (fast != 1).view(4, 4).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
+    trainer = Trainer(task, 0)
+    trainer.choose_engine("graph", Examples(x, torch.zeros(3)))
+    x[0, 0, 0, 0] = float("nan")
+    assert trainer.epoch(Examples(x, torch.zeros(3)), 3, trainer.steps(0.1), np.random.default_rng(0)).isnan()
 
 
 def test_a_step_with_another_operator_runs_as_torchscript():

@@ -159,14 +159,17 @@ def test_nights_decide_who_takes_part():
         assert counts[asleep][1] == 0 or event.world["abandoned"]
 
 
-def test_a_trace_that_changed_is_refused_on_resume(tmp_path):
+def test_a_run_by_a_trace_is_resumed_and_refused_once_the_trace_has_changed(tmp_path):
     trace = tmp_path / "t.jsonl"
     line = '{{"client": {k}, "from": 0, "to": {to}}}\n'
     trace.write_text("".join(line.format(k=k, to=1000) for k in range(6)))
     plan = toy_plan(world=f"trace:{trace}", rounds=2)
     fedavg.run(plan, tmp_path / "run")
+    longer = fedavg.resume(tmp_path / "run", task=plan.task, data=toy_data(), rounds=3)
+    whole = fedavg.run(replace(plan, rounds=3))
+    assert longer.summary.model_sha256 == whole.summary.model_sha256
     trace.write_text("".join(line.format(k=k, to=2000) for k in range(6)))
-    with pytest.raises(RunDirError, match="world"):
+    with pytest.raises(RunDirError, match="world: .* was started with another one: content was"):
         fedavg.resume(tmp_path / "run", task=plan.task, data=toy_data(), rounds=4)
 
 

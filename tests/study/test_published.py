@@ -134,6 +134,28 @@ def test_the_cells_of_niid_bench_are_those_that_are_asked_for():
     assert cell.value([record(cell.plans[0], [0.5, 0.9651])]) == 96.51
 
 
+def test_niid_bench_has_the_published_settings():
+    """Of baselines/niid_bench/conf in Flower's repository: *_base.yaml."""
+    plan = niid.plan_of("cifar10", "iid", "fedprox")
+    assert (plan.clients, plan.C, plan.E, plan.B, plan.lr, plan.rounds) == (10, 1.0, 10, 64, 0.01, 50)
+    assert (plan.optimizer, plan.algorithm) == ("sgd:momentum=0.9:weight_decay=1e-05", "fedprox:0.01")
+    image = torch.arange(3 * 32 * 32, dtype=torch.uint8).view(1, 3, 32, 32)
+    assert torch.equal(niid.CIFAR.prepare(image), image / 255)
+
+
+def test_images_are_cropped_from_their_reflection_and_mirrored():
+    image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(200, 1, 8, 8)
+    seen = niid.cropped(image, np.random.default_rng(0)).mul(255).round()
+    reflected = np.pad(np.arange(64).reshape(8, 8), 4, mode="reflect")
+    crops = [reflected[top : top + 8, left : left + 8] for top in range(9) for left in range(9)]
+    possible = {
+        each.tobytes() for crop in crops for each in (crop.astype(np.float32), crop[:, ::-1].astype(np.float32))
+    }
+    found = {each[0].numpy().tobytes() for each in seen}
+    assert found <= possible
+    assert len(found) > 80  # of 162
+
+
 def test_a_study_goes_on_where_it_was(tmp_path):
     """Real runs in processes of their own: one round, then two more."""
     plan = replace(reducers.plan_of("median", "signflip:3.0", 0.1), rounds=3, eval_every=1)

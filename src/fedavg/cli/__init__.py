@@ -35,7 +35,7 @@ from fedavg.errors import FedAvgError
 @click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="fedavg")
 def cli() -> None:
-    """Federated averaging (McMahan et al. 2017): simulate it, regenerate the paper, look at data, measure speed."""
+    """Federated learning: simulate it, run it on devices, regenerate the paper (McMahan et al. 2017)."""
 
 
 for command in (

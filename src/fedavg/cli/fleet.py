@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -10,6 +10,10 @@ from fedavg.cli.completion import complete_source
 from fedavg.cli.operate import FILE, address, as_json_option, needs_server_extra
 from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
+
+if TYPE_CHECKING:
+    from fedavg.fleets.http.server.rounds import Rules
+    from fedavg.plan import Plan
 
 
 @click.command()
@@ -28,11 +32,13 @@ from fedavg.errors import PlanError
 @click.option("--replica-url", metavar="URL", help="Where other replicas reach this one [where it listens].")
 @click.option("--admin-listen", metavar="HOST:PORT", help="The operator's endpoints on an address of their own.")
 @click.option("--min-clients", type=click.IntRange(1), help="Clients to wait for before a round [a cohort].")
-@click.option("--deadline", type=float, default=600.0, show_default=True, help="Seconds that a round may take.")
-@click.option("--over-selection", type=float, default=1.0, show_default=True,
-              help="Invite so many times the clients needed; the first to answer count.")  # fmt: skip
-@click.option("--quorum", type=float, default=0.5, show_default=True,
-              help="The share of wanted updates that a round needs at its deadline.")  # fmt: skip
+@click.option("--deadline", type=float, help="Seconds that a round may take [the plan's closing, or 600].")
+@click.option("--over-selection", type=float,
+              help="Invite so many times the clients needed; the first to answer count [the plan's closing, or 1].",
+              )  # fmt: skip
+@click.option("--quorum", type=float,
+              help="The share of wanted updates that a round needs at its deadline [the plan's closing, or 0.5].",
+              )  # fmt: skip
 @click.option("--max-weight", type=float, default=1e6, show_default=True, help="The largest n_k that is believed.")
 @click.option("--times-median", type=click.FloatRange(1), default=5.0, show_default=True,
               help="An update counts for at most so many times the median n_k of enrolled clients.")  # fmt: skip
@@ -65,7 +71,6 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from fedavg.fleets.http.server.fleet import Stopped
     from fedavg.fleets.http.server.guards import Guards
     from fedavg.fleets.http.server.logs import log_to_stderr
-    from fedavg.fleets.http.server.rounds import Rules
     from fedavg.programs.replica import Place, serve_replica
     from fedavg.programs.servable import Address, Options
     from fedavg.programs.serve import JOIN_TOKEN
@@ -102,7 +107,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
         database=options["db"],
         tls=tls,
         admin=Address(*address(admin, "--admin-listen")) if admin else None,
-        rules=Rules(options["deadline"], options["over_selection"], options["quorum"]),
+        rules=_rules(plan, options),
         guards=Guards(
             options["max_weight"],
             options["times_median"],
@@ -130,6 +135,18 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
         click.echo(json.dumps(result.summary.to_dict(), indent=2))
     else:
         print_summary(result.summary, None)
+
+
+def _rules(plan: "Plan", options: dict[str, Any]) -> "Rules":
+    from fedavg.fleets.http.server.rounds import Rules
+    from fedavg.plan.plan import default_of
+    from fedavg.programs.servable import said_twice
+
+    names = {"deadline": "deadline_s", "over_selection": "over_selection", "quorum": "quorum"}
+    given = {field: options[name] for name, field in names.items() if options[name] is not None}
+    if given and plan.closing != default_of("closing"):
+        raise said_twice(plan)
+    return Rules(**given)
 
 
 def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> Any:

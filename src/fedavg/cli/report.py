@@ -1,5 +1,6 @@
 """The summary of a run, for people."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,19 @@ def _clock_rows(summary: Summary) -> list[tuple[str, str]]:
             + (f"; {world['never']:,} clients never took part" if "never" in world else ""),
         ),
         *([("reports by group", shares)] if len(world["groups"]) > 1 else []),
+        *_target_rows(world),
     ]
+
+
+def _target_rows(world: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What it took to reach the plan's target, if it was reached, and how old updates of an asynchronous run were."""
+    rows = []
+    if world.get("hours_to_target") is not None:
+        sent = world["bytes_to_target"] / 1e6
+        rows.append(("to the target", f"{world['hours_to_target']:.3g} simulated hours, {sent:,.1f} MB"))
+    if "staleness" in world:
+        rows.append(("staleness", f"{world['staleness']:.1f} rounds on average"))
+    return rows
 
 
 def print_sweep(result: SweepResult, picture: Path | None) -> None:

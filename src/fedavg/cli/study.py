@@ -81,7 +81,9 @@ def robust(
 
 @study.command()
 @click.option("--data", type=click.Choice(["mnist", "cifar10"]), multiple=True, help="Only these data sets.")
-@click.option("--partition", "partitions", multiple=True, help="Only these: dirichlet:0.5:by=label, labels:2, iid.")
+@click.option(
+    "--partition", "partitions", multiple=True, help="Only these: dirichlet:0.5:by=label:capped=true, labels:2, iid."
+)
 @click.option("--algorithm", "algorithms", multiple=True, help="Only these: fedavg, scaffold, fedprox, ...")
 @click.option("--stage", type=click.IntRange(1), help="Take all runs to this many rounds before any goes further.")
 @_options("niid")
@@ -104,18 +106,25 @@ def niid(
 @study.command("world")
 @click.argument("name", type=click.Choice(["daynight", "async", "closing"]))
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that train clients.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("docs/results"),
-              show_default=True, help="Where world_NAME.json and figures/world_NAME.png are written.")  # fmt: skip
+@click.option(
+    "--rounds", type=click.IntRange(1), help="Only so many rounds of each run, for a first look; needs --out."
+)
+@click.option("--data-dir", metavar="DIR", help="Where data sets are kept.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
+              help="Where world_NAME.json and figures/world_NAME.png are written [docs/results].")  # fmt: skip
 @click.option("--runs", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/world"),
               show_default=True, help="Where runs are recorded; stopped ones go on.")  # fmt: skip
-def in_world(name: str, workers: int, out: Path, runs: Path) -> None:
+def in_world(name: str, workers: int, rounds: int | None, data_dir: str | None, out: Path | None, runs: Path) -> None:
     """What a simulated world does to learning: who is there (daynight), asynchrony (async), when rounds end (closing).
 
     Each takes minutes; the plans and what came of them are in docs/world.md.
     """
     from fedavg.study import world_figures, worlds
 
-    record = worlds.measure(name, runs / name, workers, lambda text: click.echo(text, err=True))
+    if rounds is not None and out is None:
+        raise click.UsageError("--rounds: the record would take the place of the whole study's; expected --out as well")
+    out, directory = out or Path("docs/results"), runs / (f"{name}-{rounds}" if rounds else name)
+    record = worlds.measure(name, directory, lambda text: click.echo(text, err=True), workers, rounds, data_dir)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     worlds.save(record, out / f"world_{name}.json")
     world_figures.draw(record, out / "figures" / f"world_{name}.png")

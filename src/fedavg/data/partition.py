@@ -59,17 +59,25 @@ def dirichlet(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha:
     return parts
 
 
-def dirichlet_by_label(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Parts:
-    """Each label is split over the clients by a Dirichlet of its own (NIID-Bench, Li et al. 2022): sizes differ too.
+def dirichlet_by_label(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, capped: bool = False
+) -> Parts:
+    """Each label is split over the clients by a Dirichlet of its own: sizes differ too.
 
-    Drawn again until everybody has ten examples at least.
+    Drawn again until everybody has ten examples at least. `capped`, as the code of NIID-Bench has it (Li et al. 2022):
+    a client that has its N/K examples gets nothing of the labels that are left.
     """
     _need(len(labels), 10 * clients, f"dirichlet:{alpha:g}:by=label")
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     for _attempt in range(1000):
-        ends = [np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] for _ in pools]
-        cut = [np.split(pool, np.rint(end * len(pool)).astype(int)) for pool, end in zip(pools, ends, strict=True)]
-        parts = [np.concatenate(pieces) for pieces in zip(*cut, strict=True)]
+        parts: Parts = [np.empty(0, np.int64)] * clients
+        for pool in pools:
+            shares = rng.dirichlet(np.full(clients, alpha))
+            if capped:
+                shares = shares * [len(part) < len(labels) / clients for part in parts]
+                shares = shares / shares.sum()
+            cut = np.split(pool, np.rint(np.cumsum(shares)[:-1] * len(pool)).astype(int))
+            parts = [np.concatenate(pair) for pair in zip(parts, cut, strict=True)]
         if min(map(len, parts)) >= 10:
             return parts
     raise PlanError(
@@ -235,7 +243,8 @@ class Shards(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each client's labels from a Dirichlet, equal sizes; by=label: each label's clients, so that sizes differ too.
+    """Each client's labels from a Dirichlet, equal sizes; by=label: each label's clients, so that sizes differ too,
+    and with `capped` by less, as in NIID-Bench.
 
     >>> str(Dirichlet(0.5))
     'dirichlet:0.5'
@@ -243,14 +252,18 @@ class Dirichlet(Partition):
 
     alpha: float
     by: Literal["client", "label"] = "client"
+    capped: bool = False
 
     def __post_init__(self) -> None:
+        if self.capped and self.by == "client":
+            raise PlanError("partition dirichlet: capped is for by=label; by client all sizes are equal anyway")
         if not 0 < self.alpha < inf:
             raise PlanError(f"partition dirichlet: alpha is {self.alpha:g}; expected a number above 0")
 
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        rule = dirichlet if self.by == "client" else dirichlet_by_label
-        return rule(labels, clients, rng, self.alpha)
+        if self.by == "client":
+            return dirichlet(labels, clients, rng, self.alpha)
+        return dirichlet_by_label(labels, clients, rng, self.alpha, self.capped)
 
 
 @dataclass(frozen=True)

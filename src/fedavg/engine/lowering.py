@@ -12,6 +12,7 @@ from fedavg.engine.instructions import ONE, Scalar, pointwise, product, total
 from fedavg.engine.layer_rules import LAYERS
 from fedavg.engine.plane_rules import PLANES
 from fedavg.engine.tape import Op, Ref
+from fedavg.engine.window_rules import WINDOWS
 from fedavg.engine.writer import Constant, Unsupported, View, Writer
 
 aten = torch.ops.aten
@@ -254,6 +255,7 @@ def _addmm(w: Writer, op: Op) -> None:
 RULES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
     **LAYERS,
     **PLANES,
+    **WINDOWS,
     **dict.fromkeys((aten.mm.default, aten.bmm.default), _mm),
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), _addmm),
     **dict.fromkeys((aten.add.Tensor, aten.add_.Tensor), _add(1.0)),

@@ -2,7 +2,8 @@
 
 The vector holds the trainable parameters, then the floating buffers (batch-norm statistics), each once. Buffers are
 therefore averaged like weights. Everything else stays as the task built it: it never travels, and every client starts
-from it. Integer counters are put back for each client; frozen parameters (`frozen.py`) may not be changed at all.
+from it. Integer counters and buffers that are built with an infinity or NaN, such as a causal mask, are put back for
+each client; frozen parameters (`frozen.py`) may not be changed at all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,13 +49,13 @@ class Model:
         #: The part of the vector that local steps change, without the buffers: a view.
         self.trainable = self.vector[: sum(slot.shape.numel() for slot in self.slots if slot.trainable)]
         own = {slot.name for slot in self.slots}
-        buffers = {name: buffer for name, buffer in self.module.named_buffers() if name not in own}
-        constants = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
-        parameters = {name: p for name, p in self.module.named_parameters() if name not in own}
-        self.frozen = Frozen(parameters, constants)
+        self._buffers = dict(self.module.named_buffers())
+        kept = {name: buffer for name, buffer in self._buffers.items() if name not in own}
+        constants = {name: kept[name] for name in built.constants if kept[name].is_floating_point()}
+        self.frozen = Frozen({name: p for name, p in self.module.named_parameters() if name not in own}, constants)
         if frozen is not None:
             self.frozen.adopt(frozen)
-        self._kept = [(buffer, buffer.clone()) for buffer in buffers.values()]
+        self._kept = {name: (buffer, buffer.clone()) for name, buffer in kept.items()}
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -69,13 +70,13 @@ class Model:
         """Start again from `weights`: also puts back the buffers that are not in the vector."""
         self.frozen.check()
         self.vector.copy_(weights)
-        for tensor, original in self._kept:
+        for tensor, original in self._kept.values():
             tensor.copy_(original)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Whatever happens inside, the vector and the other buffers are afterwards as they were."""
-        state = [self.vector, *(tensor for tensor, _ in self._kept)]
+        state = [self.vector, *(tensor for tensor, _ in self._kept.values())]
         before = [tensor.clone() for tensor in state]
         try:
             yield
@@ -104,6 +105,22 @@ class Model:
         if found.unexpected_keys:
             raise TaskError(f"it has {', '.join(found.unexpected_keys)} besides")
 
+    def check_buffers(self) -> None:
+        """After a step of training: refuse changes of buffers that would be lost without a word."""
+        now = dict(self.module.named_buffers())
+        for name, buffer in self._buffers.items():
+            if now.get(name) is not buffer and not _alike(now.get(name), buffer):
+                raise TaskError(
+                    f"task '{self.task.name}': training puts another tensor in the place of the buffer '{name}'; "
+                    f"expected a change of its numbers, as in self.{name.rpartition('.')[2]}.copy_(...)"
+                )
+            if name in self._kept and buffer.is_floating_point() and not _alike(buffer, self._kept[name][1]):
+                raise TaskError(
+                    f"task '{self.task.name}': training changes the buffer '{name}', which begins with an infinity or "
+                    "NaN, or is frozen with its module: such a change has no mean over clients; expected a finite "
+                    "number to begin with, or a part of the task's head"
+                )
+
     def _adopt_views(self) -> None:
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         for slot in self.slots:
@@ -114,6 +131,11 @@ class Model:
             else:
                 owner, _, leaf = slot.name.rpartition(".")
                 self.module.get_submodule(owner)._buffers[leaf] = view
+
+
+def _alike(a: Tensor | None, b: Tensor) -> bool:
+    """The same numbers, where NaN is NaN."""
+    return a is not None and a.shape == b.shape and bool((a.eq(b) | (a.ne(a) & b.ne(b))).all())
 
 
 def model_sha256(weights: Tensor) -> str:
@@ -129,7 +151,10 @@ def build(task: Task, seed: int) -> nn.Module:
 def _built(task: Task, seed: int) -> Adapted:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.torch_seed(seed, seeds.NONE, seeds.NONE, "init"))
-        module = task.build()
+        try:
+            module = task.build()
+        except Exception as error:
+            raise TaskError(f"task '{task.name}': build() failed: {type(error).__name__}: {error}") from error
         if not isinstance(module, nn.Module):
             raise TaskError(f"task '{task.name}': build() gave {type(module).__name__}; expected a torch.nn.Module")
         for name in task.head:
@@ -147,8 +172,8 @@ def _slots(module: nn.Module, constants: frozenset[str]) -> Iterator[Slot]:
     trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if not trainable:
         raise TaskError("the module has no trainable parameter; expected at least one with requires_grad=True")
-    floating = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
-    buffers = [(name, b) for name, b in floating if name not in constants]
+    finite = [(n, b) for n, b in module.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
+    buffers = [(name, b) for name, b in finite if name not in constants]
     offset = 0
     for index, (name, tensor) in enumerate([*trainable, *buffers]):
         if tensor.dtype != torch.float32:

@@ -16,7 +16,7 @@ WIDEST: Final = 7
 VECTOR: Final = 16
 
 
-def _by_pixel(w: Writer, view: View) -> Spot:
+def by_pixel(w: Writer, view: View) -> Spot:
     """Images whose channels lie side by side: a copy, if they do not."""
     if _is_by_pixel(view):
         return view.spot
@@ -45,25 +45,27 @@ def _sizes(x: View, weight: View, y: View, options: Sequence[Any]) -> tuple[int,
     return images, height, width, channels, rows, columns, out, side, stride[0], padding[0]
 
 
-def _room(w: Writer, sizes: tuple[int, ...], back: bool = False) -> tuple[Spot, Spot]:
-    """For the images with zeros around them, and the kernels with their last size in whole vectors."""
+def _room(w: Writer, sizes: tuple[int, ...], back: str = "") -> tuple[Spot, Spot]:
+    """For the images with zeros around them and what the gradient of images or of kernels needs besides, and for the
+    kernels with their last size in whole vectors."""
     images, height, width, channels, rows, columns, out, side, _, padding = sizes
     frame = images * (height + 2 * padding) * (width + 2 * padding) * channels
-    if back:
-        frame = images * (rows + 2 * side) * (columns + 2 * side) * out
-    return w.scratch(frame), w.scratch(side * side * (channels + VECTOR) * (out + VECTOR))
+    if back == "images":
+        given = columns * side * side * channels
+        frame = max(images * (rows + 2 * side) * (columns + 2 * side) * out, frame + given)
+    elif back == "kernels":
+        frame += images * rows * columns * (out + VECTOR)
+    return w.scratch(frame), w.scratch((side * side * (channels + VECTOR) + 1) * (out + VECTOR))
 
 
 def _convolution(w: Writer, op: Op) -> None:
     x, weight, y = w.view(op.args[0]), w.dense(op.args[1]), w.made(op)
     sizes = _sizes(x, weight, y, op.args[3:])
-    w.add("convolve", *sizes, _by_pixel(w, x), weight.spot, _made_by_pixel(y), *_room(w, sizes))
-    if op.args[2] is not None:
-        bias = w.dense(op.args[2])
-        pointwise(w, "add", y, y, View(bias.root, bias.offset, (*bias.shape, 1, 1), (1, 0, 0)))
+    bias = w.spot(op.args[2])
+    w.add("convolve", *sizes, by_pixel(w, x), weight.spot, bias, made_by_pixel(y), *_room(w, sizes))
 
 
-def _made_by_pixel(y: View) -> Spot:
+def made_by_pixel(y: View) -> Spot:
     if not _is_by_pixel(y):
         raise Unsupported("a convolution whose channels do not come out side by side")
     return y.spot
@@ -72,13 +74,14 @@ def _made_by_pixel(y: View) -> Spot:
 def _convolution_back(w: Writer, op: Op) -> None:
     dy, x, weight = w.view(op.args[0]), w.view(op.args[1]), w.dense(op.args[2])
     sizes = _sizes(x, weight, dy, op.args[4:])
-    gradient = _by_pixel(w, dy)
+    gradient = by_pixel(w, dy)
     dx, dw, db = (w.out(op, place) for place in range(3))
     if dx:
-        w.add("convolve_back", *sizes, gradient, weight.spot, _made_by_pixel(w.view(dx)), *_room(w, sizes, back=True))
+        room = _room(w, sizes, "images")
+        w.add("convolve_back", *sizes, gradient, weight.spot, made_by_pixel(w.view(dx)), *room)
     if dw:
         to = w.view(dw)
-        w.add("kernel_gradient", *sizes, _by_pixel(w, x), gradient, to.spot, to.strides, *_room(w, sizes))
+        w.add("kernel_gradient", *sizes, by_pixel(w, x), gradient, to.spot, to.strides, *_room(w, sizes, "kernels"))
     if db:
         total(w, w.view(db), dy, [0, 2, 3], Constant(1.0))
 

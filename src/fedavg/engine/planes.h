@@ -9,6 +9,8 @@
 
 /* Pixels of a row handled at a time. */
 #define PIXELS 6
+/* What it costs to add a number to another in memory, in multiplications. */
+#define SPREAD 12
 /* Taps at most: a kernel of 7 x 7. */
 #define TAPS 49
 
@@ -55,12 +57,13 @@ typedef struct {
     long step;   /* from a pixel to the next one, where it is read */
     long move;   /* and where it is written */
     int width;   /* channels written */
+    const float *start; /* what sums begin with, by channel, in whole vectors; null: zeros */
 } Taps;
 
 INLINE void tap_sums(const int pixels, const int vecs, const Taps *how, const float *x, int channel, float *y, int width) {
     vec sums[PIXELS][WIDE];
     for (int i = 0; i < pixels; i++)
-        for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
+        for (int v = 0; v < vecs; v++) sums[i][v] = how->start ? load(how->start + channel + v * LANES) : (vec){0};
     for (int t = 0; t < how->count; t++) {
         const float *from = x + how->taps[t].from, *w = how->weights + how->taps[t].weights + channel;
         for (int p = 0; p < how->run; p++, w += how->padded) {
@@ -91,8 +94,51 @@ OF_WIDTH(3)
 OF_WIDTH(4)
 #endif
 
+#if LANES == 16
+/* The same for up to 8 channels, by half vectors, of which a core does two at a time; for twice as many pixels. */
+#define HALF 8
+typedef float half __attribute__((vector_size(4 * HALF), aligned(4), may_alias));
+
+INLINE half load_half(const float *from) { return *(const half *)from; }
+INLINE void store_half(float *to, half v, int count) {
+    _mm256_mask_storeu_ps(to, (__mmask8)((1u << count) - 1), (__m256)v);
+}
+
+INLINE void half_sums(const int pixels, const Taps *how, const float *x, float *y) {
+    half sums[2 * PIXELS];
+    for (int i = 0; i < pixels; i++) sums[i] = how->start ? load_half(how->start) : (half){0};
+    for (int t = 0; t < how->count; t++) {
+        const float *from = x + how->taps[t].from, *w = how->weights + how->taps[t].weights;
+        for (int p = 0; p < how->run; p++, w += how->padded) {
+            const half values = load_half(w);
+            for (int i = 0; i < pixels; i++) sums[i] += from[i * how->step + p] * values;
+        }
+    }
+    for (int i = 0; i < pixels; i++) store_half(y + i * how->move, sums[i], how->width);
+}
+
+#define HALVES(pixels) case pixels: half_sums(pixels, how, from, to); break;
+static void tapped_by_halves(const Taps *how, long pixels, const float *x, float *y) {
+    for (int i = 0, some; i < pixels; i += some) {
+        some = part_of((int)pixels, i, 2 * PIXELS);
+        const float *from = x + i * how->step;
+        float *to = y + i * how->move;
+        switch (some) {
+            HALVES(1) HALVES(2) HALVES(3) HALVES(4) HALVES(5) HALVES(6)
+            HALVES(7) HALVES(8) HALVES(9) HALVES(10) HALVES(11) HALVES(12)
+        }
+    }
+}
+#endif
+
 /* A row of pixels. */
 static void tapped(const Taps *how, long pixels, const float *x, float *y) {
+#if LANES == 16
+    if (how->width <= HALF) {
+        tapped_by_halves(how, pixels, x, y);
+        return;
+    }
+#endif
     for (int channel = 0; channel < how->width; channel += PANEL) {
         const int width = smaller(PANEL, how->width - channel), vecs = (width + LANES - 1) / LANES;
         for (int i = 0, some; i < pixels; i += some) {
@@ -113,6 +159,21 @@ static void tapped(const Taps *how, long pixels, const float *x, float *y) {
 
 INLINE long whole_vectors(long n) { return (n + LANES - 1) / LANES * LANES; }
 
+/* Numbers of the images with their padding. */
+INLINE long framed_size(const Planes *how) {
+    return how->images * (how->height + 2 * how->padding) * (how->width + 2 * how->padding) * how->channels;
+}
+
+/* Pixels (count, channels) with zeros behind the channels of each, to whole vectors. */
+static const float *filled(long count, long channels, const float *from, float *to) {
+    const long padded = whole_vectors(channels);
+    if (padded == channels) return from;
+    for (long i = 0; i < count; i++)
+        for (long c = 0; c < padded; c += LANES)
+            store(to + i * padded + c, load_some(from + i * channels + c, (int)least(LANES, channels - c)));
+    return to;
+}
+
 /* A matrix (rows, columns) of dense rows to where it lies with other strides, block by block. */
 static void turn(long rows, long columns, const float *from, long row, float *to, long to_row, long to_column) {
     for (long i = 0; i < rows; i += LANES)
@@ -131,15 +192,17 @@ static void kernels_by_place(const Planes *how, const float *w, float *to) {
                 to[(p * how->channels + c) * padded + o] = w[(o * how->channels + c) * places + p];
 }
 
-/* y; `frame` has room for the images with their padding, `packed` for the kernels. */
-static void convolve(const Planes *how, const float *x, const float *w, float *y, float *frame, float *packed) {
+/* y; `bias` may be null. `frame` has room for the images with their padding, `packed` for the kernels and the bias. */
+static void convolve(const Planes *how, const float *x, const float *w, const float *bias, float *y, float *frame,
+                     float *packed) {
     const long rows = how->height + 2 * how->padding, columns = how->width + 2 * how->padding;
     const long padded = whole_vectors(how->out), row = columns * how->channels;
     Tap taps[TAPS];
     kernels_by_place(how, w, packed);
+    const float *start = bias ? filled(1, how->out, bias, packed + how->side * how->side * how->channels * padded) : NULL;
     for (long t = 0; t < how->side; t++) taps[t] = (Tap){t * row, t * how->side * how->channels * padded};
     const Taps sums = {taps, (int)how->side, (int)(how->side * how->channels), packed, padded,
-                       how->stride * how->channels, how->out, (int)how->out};
+                       how->stride * how->channels, how->out, (int)how->out, start};
     frame = padded_images(how, x, frame);
     for (long image = 0; image < how->images; image++)
         for (long r = 0; r < how->rows; r++, y += how->columns * how->out)
@@ -156,11 +219,64 @@ static void kernels_turned(const Planes *how, const float *w, float *to) {
                 to[(p * how->out + o) * padded + c] = w[(o * how->channels + c) * places + p];
 }
 
+/* Whether dx is made faster from dy's side: what each of its pixels gives to the places of the kernel, added up. Looking
+ * from dx's side, sums go over the zeros around dy, and of vectors that channels do not fill. Depends on the sizes alone. */
+INLINE int gives_less(const Planes *how) {
+    const double looked = (double)how->height * how->width * how->out * whole_vectors(how->channels) / (how->stride * how->stride);
+    const double given = (double)how->rows * how->columns * (how->out + SPREAD) * how->channels;
+    return given < looked;
+}
+
+/* dx by a product of a row of pixels of dy, (columns, out), with all kernels, (out, side * side * channels), of which each
+ * row is then added to where it belongs. `w` is (out, side, side, channels); `given` has room for the product. */
+static void give_back(const Planes *how, const float *dy, const float *w, float *dx, float *frame, float *given) {
+    const long run = how->side * how->channels, all_places = how->side * run;
+    const long rows = how->height + 2 * how->padding, columns = how->width + 2 * how->padding, row = columns * how->channels;
+    float *sums = how->padding ? frame : dx;
+    memset(sums, 0, how->images * rows * row * sizeof(float));
+    for (long image = 0; image < how->images; image++)
+        for (long r = 0; r < how->rows; r++) {
+            product((int)how->columns, (int)all_places, (int)how->out,
+                    (Matrix){dy + (image * how->rows + r) * how->columns * how->out, how->out, 1},
+                    (Matrix){w, all_places, 1}, (Target){given, all_places, 1.0f, 0.0f, NULL});
+            for (long a = 0; a < how->side; a++) {
+                float *to = sums + (image * rows + r * how->stride + a) * row;
+                for (long p = 0; p < how->columns; p++, to += how->stride * how->channels) {
+                    const float *from = given + p * all_places + a * run;
+                    for (long e = 0; e < run; e += LANES) {
+                        const int count = (int)least(LANES, run - e);
+                        store_some(to + e, load_some(to + e, count) + load_some(from + e, count), count);
+                    }
+                }
+            }
+        }
+    if (!how->padding) return;
+    for (long image = 0; image < how->images; image++)
+        for (long r = 0; r < how->height; r++)
+            memcpy(dx + (image * how->height + r) * how->width * how->channels,
+                   frame + (image * rows + how->padding + r) * row + how->padding * how->channels,
+                   how->width * how->channels * sizeof(float));
+}
+
+/* Kernels (out, channels, side, side) as (out, side, side, channels). */
+static void kernels_by_pixel(const Planes *how, const float *w, float *to) {
+    const long places = how->side * how->side;
+    for (long o = 0; o < how->out; o++)
+        for (long p = 0; p < places; p++)
+            for (long c = 0; c < how->channels; c++)
+                to[(o * places + p) * how->channels + c] = w[(o * how->channels + c) * places + p];
+}
+
 /* dx: each pixel (i, j) of it is met by the places (a, b) of the kernel for which (i + padding - a) / stride is whole;
  * which they are depends on the rests of i and j. `frame` has room for dy with `side` zeros around it. */
 static void convolve_back(const Planes *how, const float *dy, const float *w, float *dx, float *frame, float *packed) {
     const long around = how->side, rows = how->rows + 2 * around, columns = how->columns + 2 * around;
     const long padded = whole_vectors(how->channels), row = columns * how->out;
+    if (gives_less(how)) {
+        kernels_by_pixel(how, w, packed);
+        give_back(how, dy, packed, dx, frame, frame + framed_size(how));
+        return;
+    }
     kernels_turned(how, w, packed);
     framed(how->images, how->rows, how->columns, how->out, around, around, rows, columns, dy, frame);
     for (long first = 0; first < how->stride; first++)
@@ -173,7 +289,7 @@ static void convolve_back(const Planes *how, const float *dy, const float *w, fl
                     taps[count++] = (Tap){up * row + left * how->out, (a * how->side + b) * how->out * padded};
                 }
             const Taps sums = {taps, count, (int)how->out, packed, padded, how->out, how->stride * how->channels,
-                               (int)how->channels};
+                               (int)how->channels, NULL};
             const long pixels = (how->width - across + how->stride - 1) / how->stride;
             for (long image = 0; image < how->images; image++)
                 for (long i = first, r = 0; i < how->height; i += how->stride, r++)
@@ -182,9 +298,9 @@ static void convolve_back(const Planes *how, const float *dy, const float *w, fl
         }
 }
 
-/* `rows` numbers beside each pixel, times all channels of dy, summed over all pixels. */
+/* `rows` numbers beside each pixel, times some channels of dy, whose pixels are `step` apart, summed over all pixels. */
 INLINE void pixel_sums(const int rows, const int vecs, const Planes *how, const float *frame, long frame_rows, long row,
-                       const float *dy, int width, float *to, long step) {
+                       const float *dy, float *to, long step) {
     vec sums[TALL][WIDE];
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
@@ -192,10 +308,10 @@ INLINE void pixel_sums(const int rows, const int vecs, const Planes *how, const 
     for (long image = 0; image < how->images; image++)
         for (long r = 0; r < how->rows; r++) {
             const float *x = frame + (image * frame_rows + r * how->stride) * row;
-            const float *g = dy + (image * how->rows + r) * how->columns * how->out;
-            for (long p = 0; p < how->columns; p++, x += move, g += how->out) {
+            const float *g = dy + (image * how->rows + r) * how->columns * step;
+            for (long p = 0; p < how->columns; p++, x += move, g += step) {
                 vec values[WIDE];
-                for (int v = 0; v < vecs; v++) values[v] = load_some(g + v * LANES, width - v * LANES);
+                for (int v = 0; v < vecs; v++) values[v] = load(g + v * LANES);
                 for (int i = 0; i < rows; i++)
                     for (int v = 0; v < vecs; v++) sums[i][v] += x[i] * values[v];
             }
@@ -205,13 +321,10 @@ INLINE void pixel_sums(const int rows, const int vecs, const Planes *how, const 
 }
 
 #define PIXEL_SUMS(rows, vecs)                                                                                        \
-    case rows:                                                                                                        \
-        if (width == vecs * LANES) pixel_sums(rows, vecs, how, frame, frame_rows, row, dy, vecs * LANES, to, step);   \
-        else pixel_sums(rows, vecs, how, frame, frame_rows, row, dy, width, to, step);                                \
-        break;
+    case rows: pixel_sums(rows, vecs, how, frame, frame_rows, row, dy, to, step); break;
 #define BY_WIDTH(vecs)                                                                                                \
     static void pixel_sums_##vecs(const Planes *how, int rows, const float *frame, long frame_rows, long row,         \
-                                  const float *dy, int width, float *to, long step) {                                 \
+                                  const float *dy, float *to, long step) {                                            \
         switch (rows) {                                                                                               \
             PIXEL_SUMS(1, vecs) PIXEL_SUMS(2, vecs) PIXEL_SUMS(3, vecs) PIXEL_SUMS(4, vecs) PIXEL_SUMS(5, vecs)       \
             PIXEL_SUMS(6, vecs)                                                                                       \
@@ -224,30 +337,72 @@ BY_WIDTH(3)
 BY_WIDTH(4)
 #endif
 
-/* dw (out, side, side, channels) or (out, channels, side, side), by its strides; `frame` has the images with their padding,
- * `packed` room for the sums (side, side, channels, out). */
+#if LANES == 16
+/* The same for up to 8 channels, by half vectors, for twice as many numbers. */
+INLINE void half_pixel_sums(const int rows, const Planes *how, const float *frame, long frame_rows, long row,
+                            const float *dy, float *to, long step) {
+    half sums[2 * TALL];
+    for (int i = 0; i < rows; i++) sums[i] = (half){0};
+    const long move = how->stride * how->channels;
+    for (long image = 0; image < how->images; image++)
+        for (long r = 0; r < how->rows; r++) {
+            const float *x = frame + (image * frame_rows + r * how->stride) * row;
+            const float *g = dy + (image * how->rows + r) * how->columns * step;
+            for (long p = 0; p < how->columns; p++, x += move, g += step) {
+                const half values = load_half(g);
+                for (int i = 0; i < rows; i++) sums[i] += x[i] * values;
+            }
+        }
+    for (int i = 0; i < rows; i++) store_half(to + i * step, sums[i], HALF);
+}
+
+#define HALF_ROWS(rows) case rows: half_pixel_sums(rows, how, from, frame_rows, row, dy, at, padded); break;
+static void pixels_by_halves(const Planes *how, int run, const float *frame, long frame_rows, long row, const float *dy,
+                             float *to, long padded) {
+    for (int i = 0, some; i < run; i += some) {
+        some = part_of(run, i, 2 * TALL);
+        const float *from = frame + i;
+        float *at = to + i * padded;
+        switch (some) {
+            HALF_ROWS(1) HALF_ROWS(2) HALF_ROWS(3) HALF_ROWS(4) HALF_ROWS(5) HALF_ROWS(6)
+            HALF_ROWS(7) HALF_ROWS(8) HALF_ROWS(9) HALF_ROWS(10) HALF_ROWS(11) HALF_ROWS(12)
+        }
+    }
+}
+#endif
+
+/* dw (out, side, side, channels) or (out, channels, side, side), by its strides; `frame` has room for the images with their
+ * padding, and dy in whole vectors, `packed` for the sums (side, side, channels, out). */
 static void kernel_gradient(const Planes *how, const float *x, const float *dy, float *dw, const long *strides,
                             float *frame, float *packed) {
     const long rows = how->height + 2 * how->padding, columns = how->width + 2 * how->padding;
     const long padded = whole_vectors(how->out), row = columns * how->channels, run = how->side * how->channels;
+    dy = filled(how->images * how->rows * how->columns, how->out, dy, frame + framed_size(how));
     frame = padded_images(how, x, frame);
-    for (long a = 0; a < how->side; a++)
-        for (int channel = 0; channel < how->out; channel += PANEL) {
-            const int width = smaller(PANEL, (int)how->out - channel), vecs = (width + LANES - 1) / LANES;
+    for (long a = 0; a < how->side; a++) {
+#if LANES == 16
+        if (how->out <= HALF) {
+            pixels_by_halves(how, (int)run, frame + a * row, rows, row, dy, packed + a * run * padded, padded);
+            continue;
+        }
+#endif
+        for (int channel = 0; channel < padded; channel += PANEL) {
+            const int vecs = smaller(WIDE, (int)(padded - channel) / LANES);
             for (int i = 0, some; i < run; i += some) {
                 some = part_of((int)run, i, TALL);
                 const float *from = frame + a * row + i, *g = dy + channel;
                 float *to = packed + (a * run + i) * padded + channel;
                 switch (vecs) {
-                case 1: pixel_sums_1(how, some, from, rows, row, g, width, to, padded); break;
-                case 2: pixel_sums_2(how, some, from, rows, row, g, width, to, padded); break;
+                case 1: pixel_sums_1(how, some, from, rows, row, g, to, padded); break;
+                case 2: pixel_sums_2(how, some, from, rows, row, g, to, padded); break;
 #if WIDE > 2
-                case 3: pixel_sums_3(how, some, from, rows, row, g, width, to, padded); break;
-                default: pixel_sums_4(how, some, from, rows, row, g, width, to, padded); break;
+                case 3: pixel_sums_3(how, some, from, rows, row, g, to, padded); break;
+                default: pixel_sums_4(how, some, from, rows, row, g, to, padded); break;
 #endif
                 }
             }
         }
+    }
     for (long a = 0; a < how->side; a++)
         for (long b = 0; b < how->side; b++)
             turn(how->channels, how->out, packed + (a * how->side + b) * how->channels * padded, padded,

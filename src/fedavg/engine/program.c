@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "dense.h"
 #include "planes.h"
+#include "windows.h"
 
 typedef struct {
     const int64_t *at;
@@ -183,9 +184,9 @@ INLINE Planes planes(Reader *r) {
 
 static int do_convolve(Reader *r) {
     const Planes how = planes(r);
-    const float *x = place(r), *w = place(r);
+    const float *x = place(r), *w = place(r), *bias = place(r);
     float *y = place(r), *frame = place(r);
-    convolve(&how, x, w, y, frame, place(r));
+    convolve(&how, x, w, bias, y, frame, place(r));
     return 0;
 }
 
@@ -207,11 +208,45 @@ static int do_kernel_gradient(Reader *r) {
     return 0;
 }
 
+INLINE Windows windows(Reader *r) {
+    const long *n = numbers(r, 13);
+    return (Windows){n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12]};
+}
+
+static int do_max_pool(Reader *r) {
+    const Windows how = windows(r);
+    const float *x = place(r);
+    float *y = place(r);
+    max_pool(&how, x, y, place(r));
+    return 0;
+}
+
+static int do_max_pool_back(Reader *r) {
+    const Windows how = windows(r);
+    const float *dy = place(r), *which = place(r);
+    max_pool_back(&how, dy, which, place(r));
+    return 0;
+}
+
+static int do_mean_pool(Reader *r) {
+    const Windows how = windows(r);
+    const float *x = place(r);
+    mean_pool(&how, x, place(r));
+    return 0;
+}
+
+static int do_mean_pool_back(Reader *r) {
+    const Windows how = windows(r);
+    const float *dy = place(r);
+    mean_pool_back(&how, dy, place(r));
+    return 0;
+}
+
 /* In the order of `INSTRUCTIONS` in writer.py. */
 static int (*const instructions[])(Reader *) = {
     do_product, do_pointwise, do_sum, do_layer_norm, do_layer_norm_back, do_group_norm, do_group_norm_back, do_softmax,
     do_class_loss, do_class_loss_back, do_embedding, do_embedding_back, do_attend, do_attend_back, do_step_back,
-    do_convolve, do_convolve_back, do_kernel_gradient,
+    do_convolve, do_convolve_back, do_kernel_gradient, do_max_pool, do_max_pool_back, do_mean_pool, do_mean_pool_back,
 };
 
 int lanes(void) { return LANES; }

@@ -104,7 +104,12 @@ class Trainer:
 
     def collated(self, batch: Examples) -> Examples:
         """A batch of raw examples in the form that the task gives it."""
-        return batch if self.task.collate is None else Examples(*self.task.collate(batch.x, batch.y))
+        if self.task.collate is None:
+            return batch
+        made = self.task.collate(batch.x, batch.y)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise TypeError(f"collate gave {type(made).__name__}; expected a pair (x, y)")
+        return Examples(*made)
 
     def batches(self, examples: Examples, size: int, rng: np.random.Generator) -> Iterator[tuple[int, Examples]]:
         """What the module is trained on, in order: each batch with the number of raw examples that it is made of."""
@@ -315,6 +320,7 @@ class Trainer:
         before = self.model.vector.clone()
         with self.model.unchanged(), self.seeded(0):
             epoch(batch, len(batch), Steps(SGD(), 1.0))
+            self.model.check_buffers()
             return self.model.vector - before
 
     def _plain_epoch(self, examples: Examples, size: int, steps: Steps) -> Tensor:

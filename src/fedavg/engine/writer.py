@@ -15,7 +15,7 @@ from fedavg.engine.tape import Layout, Op, Ref, Tape
 INSTRUCTIONS: Final = (
     "product", "pointwise", "sum", "layer_norm", "layer_norm_back", "group_norm", "group_norm_back", "softmax",
     "class_loss", "class_loss_back", "embedding", "embedding_back", "attend", "attend_back", "step_back",
-    "convolve", "convolve_back", "kernel_gradient",
+    "convolve", "convolve_back", "kernel_gradient", "max_pool", "max_pool_back", "mean_pool", "mean_pool_back",
 )  # fmt: skip
 
 

@@ -38,6 +38,8 @@ class CohortResult:
     singles: Mapping[int, Update] | None = None
     #: The training loss of each client, where the plan's sampler looks at it.
     losses: Mapping[int, float] = field(default_factory=dict)
+    #: How many seconds each of them took, where devices are real and the sampler looks at it.
+    seconds: Mapping[int, float] = field(default_factory=dict)
     #: How the round went in the plan's world (`fedavg.world.report.Row`); None without one.
     world: Mapping[str, Any] | None = None
     #: Who took part; None where the fleet does not tell.

@@ -33,7 +33,15 @@ from fedavg.fleets.http.server.store.heartbeats import Heartbeats
 from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import DONE, Together
 from fedavg.plan import Plan
-from fedavg.programs.servable import Options, OwnData, check_minimum, check_options, own_data, resolve_served
+from fedavg.programs.servable import (
+    Options,
+    OwnData,
+    by_closing,
+    check_minimum,
+    check_options,
+    own_data,
+    resolve_served,
+)
 from fedavg.programs.serve import follow, ledger_of, listening, parked, say_goodbye, stopped_by_signals
 from fedavg.reduction import who_trains
 from fedavg.runlog.checkpoint import from_tensors
@@ -71,6 +79,7 @@ def serve_replica(
     check_options(plan, options)
     plan = pinned(plan)
     data = own_data(plan)
+    options = by_closing(plan, data, options)
     setup = resolve_served(plan, data, options.rules)
     check_minimum(setup, options.minimum)
     _check_replica(setup, options, place)

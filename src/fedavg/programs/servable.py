@@ -2,11 +2,13 @@
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
 from fedavg import trees
+from fedavg.algorithms import make_algorithm
 from fedavg.cohorts import cohort_size
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
@@ -15,17 +17,21 @@ from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.plan import Plan
 from fedavg.plan.options import NO_DATA
+from fedavg.plan.plan import default_of
 from fedavg.samplers import make_sampler
 from fedavg.setup import Setup, population_of, resolve, resolve_data, served
 from fedavg.specs import is_import
 from fedavg.tasks import Task
 from fedavg.types import Examples, Population
+from fedavg.world import make_closing
 
 #: Which models clients may take away: the final one, that of every committed round, or none.
 PUBLISH: Final = ("final", "rounds", "none")
 #: The first join token is good for a week.
 JOIN_HOURS: Final = 7 * 24.0
 MOST_HOURS: Final = 87_840
+#: The quorum of a closing without a minimum: of however many wanted updates, one.
+ONE_IS_ENOUGH: Final = 1e-9
 
 
 @dataclass(frozen=True)
@@ -103,10 +109,57 @@ def check_data_is_named(values: Mapping[str, object]) -> None:
         )
 
 
+def by_closing(plan: Plan, data: OwnData, options: Options) -> Options:
+    """The options with what the plan's closing says of when a round has enough; as they are where it says nothing."""
+    if plan.closing == default_of("closing"):
+        return options
+    if options.rules != Rules():
+        raise said_twice(plan)
+    if make_algorithm(plan.algorithm).asynchronous:
+        raise PlanError(
+            f"closing: got '{plan.closing}' with algorithm '{plan.algorithm}', whose rounds end when its buffer is "
+            "full; expected 'all'"
+        )
+    closing = make_closing(plan.closing)
+    if closing.share < 1 and plan.secagg != "none":
+        raise PlanError(
+            f"closing: got '{plan.closing}' with secagg: the phases of a session, not the first to answer, say whose "
+            "updates are in the sum; expected 'all' or 'deadline'"
+        )
+    # Real devices may vanish without a word, so that no round waits for ever.
+    deadline = closing.deadline if isfinite(closing.deadline) else Rules().deadline_s
+    rules = Rules(deadline, closing.over, max(closing.minimum, ONE_IS_ENOUGH), closing.share)
+    return replace(options, rules=rules, minimum=_needed(plan, data, options.minimum))
+
+
+def said_twice(plan: Plan) -> PlanError:
+    return PlanError(
+        f"closing: got '{plan.closing}' in the plan, and --deadline, --over-selection or --quorum, which say the same; "
+        "expected one of them"
+    )
+
+
+def _needed(plan: Plan, data: OwnData, minimum: int | None) -> int | None:
+    """How many clients must be there before a round begins, if the closing asks for other than a cohort."""
+    closing = make_closing(plan.closing)
+    if closing.needs == 1:
+        return minimum
+    if minimum is not None:
+        raise PlanError(
+            f"--min-clients: got {minimum}, and closing '{plan.closing}', whose `needs` says the same; expected one"
+        )
+    if data.clients is None:
+        raise PlanError(
+            f"closing: got '{plan.closing}', whose `needs` is a share of nobody knows how many; expected `clients` in "
+            "the plan, or --min-clients"
+        )
+    return closing.needed(cohort_size(plan.C, data.clients))
+
+
 def resolve_served(plan: Plan, data: OwnData, rules: Rules) -> Setup:
     """The plan for the clients that will come. Whatever the server will judge, it has judged once before."""
     clients = data.clients
-    setup = served(resolve(plan, clients, data.test))
+    setup = served(resolve(plan, clients, data.test, devices=True))
     if setup.budget and clients and clients.count != plan.clients:
         raise PlanError(
             f"clients: got {plan.clients}, but data '{plan.data}' has {clients.count}; a private run needs the same "
@@ -163,16 +216,17 @@ def _check_plan(plan: Plan) -> None:
             "code on the server and the devices, and name it: 'my_package.module:Name'"
         )
     sampler = make_sampler(plan.sampling)
-    if sampler.needs_everyone or sampler.needs_losses:
+    if sampler.needs_everyone or (sampler.needs_losses and not sampler.remembers):
         raise PlanError(
             f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
-            "'turns', or one that needs neither everyone nor losses"
+            "'turns', 'corrected', 'oort', or one that needs neither everyone nor losses of the moment"
         )
     for name in ("world", "changes"):
         if getattr(plan, name) is not None:
             raise PlanError(
                 f"{name}: got '{getattr(plan, name)}'; real devices come and go, and their data changes, by "
-                "themselves: expected none. When a round ends is for --deadline, --over-selection and --quorum to say"
+                "themselves: expected none. When a round ends is for the plan's closing to say, or for --deadline, "
+                "--over-selection and --quorum"
             )
     if plan.eval_train:
         raise PlanError("eval_train: the training data is on the clients and never leaves them; expected false")
@@ -197,6 +251,11 @@ def _check_guards(plan: Plan, guards: Guards) -> None:
         raise PlanError(
             "--norm-bound: nobody can see the norm of an update under secure aggregation; expected none. What bounds "
             "updates there is the plan's secagg, CLIP for each number and CAP for n_k"
+        )
+    if guards.anonymous and (sampler := make_sampler(plan.sampling)).needs_losses:
+        raise PlanError(
+            f"--anonymous: with sampling '{sampler}', which looks at the losses of single clients, and updates come "
+            "without names; expected another sampling, such as 'corrected', or no --anonymous"
         )
     usual = Guards()
     for name in ("max_weight", "times_median") if plan.secagg != "none" else ():

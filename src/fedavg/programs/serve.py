@@ -34,7 +34,7 @@ from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.store import Store, StoreError
 from fedavg.plan import Plan
 from fedavg.privacy.served import BudgetSpent, ServedLedger
-from fedavg.programs.servable import Options, check_minimum, check_options, own_data, resolve_served
+from fedavg.programs.servable import Options, by_closing, check_minimum, check_options, own_data, resolve_served
 from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
@@ -71,8 +71,9 @@ def serve(
     """
     check_options(plan, options)
     plan = pinned(plan)
-    hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     data = own_data(plan)
+    options = by_closing(plan, data, options)
+    hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
     setup = resolve_served(plan, data, options.rules)
     check_minimum(setup, options.minimum)
     options.directory.mkdir(parents=True, exist_ok=True)

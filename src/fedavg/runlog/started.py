@@ -28,7 +28,8 @@ Aspects = dict[str, Any]
 
 
 def own_parts(plan: Plan, chosen: Container[str] | None = None) -> dict[str, Aspects]:
-    """Option by option, what each part of the user's own is; data is not among them: it has a fingerprint."""
+    """Option by option, what each part of the user's own is, and the file that a world is read from; data is not among
+    them: it has a fingerprint."""
     options = {name: parser for name, parser in part_options().items() if chosen is None or name in chosen}
     found: dict[str, Aspects] = {}
     for name, part in plan.parts():
@@ -38,14 +39,14 @@ def own_parts(plan: Plan, chosen: Container[str] | None = None) -> dict[str, Asp
         if not isinstance(part, str) or is_import(part, base):
             place = name if name not in found else f"{name} {len(found)}"
             found[place] = dict(identity(make(part, base)))
+    if plan.world is not None and "world" in options and (content := make_world(plan.world).fingerprint):
+        found["world"] = {**found.get("world", {}), "content": content}
     return found
 
 
 def started_with(setup: Setup) -> dict[str, dict[str, Aspects]]:
-    """What the record of a run says of parts of the user's own, and of a file that its world is read from."""
+    """What the record of a run says of parts of the user's own."""
     parts = own_parts(setup.plan)
-    if setup.plan.world is not None and (content := make_world(setup.plan.world).fingerprint):
-        parts["world"] = {**parts.get("world", {}), "content": content}
     return {"parts": parts, "computed": {"task": _computed(setup)} if "task" in parts else {}}
 
 

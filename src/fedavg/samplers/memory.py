@@ -66,6 +66,20 @@ def learned(memory: Memory, seen: Seen) -> Memory:
     return replace(memory, rounds=memory.rounds + 1)
 
 
+def grown(memory: Memory, clients: int) -> Memory:
+    """The memory of so many clients, of whom the new ones have not been there; the same if there are no more."""
+    more = clients - len(memory.there)
+    if more <= 0:
+        return memory
+    new = Memory.of_nothing(more)
+    names = [spec.name for spec in fields(Memory) if spec.name != "rounds"]
+    return replace(
+        memory,
+        rounds=memory.rounds,
+        **{name: np.concatenate([getattr(memory, name), getattr(new, name)]) for name in names},
+    )
+
+
 def to_slots(memory: Memory) -> "dict[str, Tensor]":
     """As a server's state keeps it."""
     import torch

@@ -63,7 +63,8 @@ class Sampler(Pluggable, ABC):
     """
 
     kind = "sampling"
-    #: True if `pool.losses` is asked: only where the server may see the loss of single clients.
+    #: True if it looks at losses of single clients, so that the server must be allowed to see them: those that it
+    #: remembers from their reports, if it `remembers`; else those of the moment (`pool.losses`), in a simulation.
     needs_losses: bool = False
     #: True if all clients must be within reach: in a simulation, not over a network.
     needs_everyone: bool = False

@@ -15,7 +15,7 @@ from fedavg import trees
 from fedavg.engine.fit import AS_IT_IS, input_form
 from fedavg.engine.model import Model
 from fedavg.errors import FedAvgError, PlanError, RunDirError
-from fedavg.files import write_atomically
+from fedavg.files import checked_path, write_atomically
 from fedavg.plan import Plan
 from fedavg.runlog.best import read_best
 from fedavg.runlog.rundir import RunDir
@@ -72,7 +72,7 @@ def export_model(
     """
     if to not in FORMATS:
         raise PlanError(f"export_model: got '{to}'; expected one of {', '.join(FORMATS)}")
-    directory = RunDir(Path(run_dir))
+    directory = RunDir(checked_path(run_dir, "export_model", RunDirError))
     plan = directory.plan(**parts)
     task = resolve_task(plan)
     module, round = _module(directory, task, plan, which)

@@ -1,13 +1,21 @@
 """`fedavg study niid`: NIID-Bench (Li et al. 2022) as Flower's reproduction has it, cell by cell.
 
 10 clients, all in every round, 50 rounds of E = 10 local epochs with batches of 64, rate 0.01, momentum 0.9, weight
-decay 1e-5; a CNN with 6 and 16 filters. The figure is the accuracy after the last round.
+decay 1e-5, mu = 0.01; a CNN with 6 and 16 filters; pixels from 0 to 1; images of CIFAR-10 are cropped at random from
+their reflection by 4 pixels, and mirrored at random. So the settings of `baselines/niid_bench` (conf/*_base.yaml,
+models.py, dataset_preparation.py) have it. The figure is the accuracy after the last round. Two things differ. Flower
+tunes mu over 0.001, 0.01, 0.1 and 1; here it is the default of its settings. And its SCAFFOLD adds the correction
+beside momentum, to a step of rate 0.01, and takes control variates for the sum of what momentum adds up (about ten
+gradients); here the correction is a part of the gradient, and control variates are gradients.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg.campaign.records import Record
@@ -16,12 +24,13 @@ from fedavg.study.cells import Cell, Found, last, markdown, shown, written
 from fedavg.study.figures import bars
 from fedavg.tasks.task import Task, as_float
 
+_DIRICHLET: Final = "dirichlet:0.5:by=label:capped=true"
 #: Data and partition -> algorithm -> the published accuracy in percent. FedDyn is ours to add.
 PUBLISHED: Final = {
-    ("mnist", "dirichlet:0.5:by=label"): {"fedavg": 98.89, "scaffold": 99.07, "fedprox": 99.02, "fednova": 98.03},
+    ("mnist", _DIRICHLET): {"fedavg": 98.89, "scaffold": 99.07, "fedprox": 99.02, "fednova": 98.03},
     ("mnist", "labels:2"): {"fedavg": 96.86, "scaffold": 96.92, "fedprox": 96.85, "fednova": 96.65},
     ("cifar10", "iid"): {"fedavg": 71.32, "scaffold": 71.66, "fedprox": 71.26, "fednova": 70.69},
-    ("cifar10", "dirichlet:0.5:by=label"): {"fedavg": 62.47, "scaffold": 68.08, "fedprox": 65.63, "fednova": 63.89},
+    ("cifar10", _DIRICHLET): {"fedavg": 62.47, "scaffold": 68.08, "fedprox": 65.63, "fednova": 63.89},
 }
 ALGORITHMS: Final = {
     "fedavg": "fedavg",
@@ -60,12 +69,18 @@ def _grey_image(x: Tensor) -> Tensor:
     return as_float(x).unsqueeze(1)
 
 
-def _coloured_image(x: Tensor) -> Tensor:
-    return (as_float(x) - 0.5) / 0.5
+def cropped(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Training images (n, 3, h, w) as floats: a random crop of the image reflected by 4 pixels, mirrored or not."""
+    n, _, height, width = x.shape
+    top, left, mirrored = (torch.from_numpy(rng.integers(0, end, n)).to(x.device) for end in (9, 9, 2))
+    padded = F.pad(as_float(x), (4, 4, 4, 4), mode="reflect")
+    crops = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: (n, 3, 9, 9, h, w)
+    image = crops[torch.arange(n, device=x.device), :, top, left]
+    return torch.where(mirrored.bool().view(n, 1, 1, 1), image.flip(3), image)
 
 
 MNIST = Task("niid-mnist", _grey, prepare=_grey_image, eval_batch=500)
-CIFAR = Task("niid-cifar", _coloured, prepare=_coloured_image, eval_batch=500)
+CIFAR = Task("niid-cifar", _coloured, prepare=as_float, augment=cropped, eval_batch=500)
 _TASKS: Final = {"mnist": "fedavg.study.niid:MNIST", "cifar10": "fedavg.study.niid:CIFAR"}
 
 

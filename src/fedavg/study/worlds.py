@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedavg import seeds
-from fedavg.plan import Plan
+from fedavg.errors import RunDirError
+from fedavg.plan import Plan, load_plan
 from fedavg.runlog.rundir import RunDir
 from fedavg.runner import Result, resume, run
 from fedavg.server import Event, Round
@@ -86,15 +87,17 @@ def closing(directory: Path) -> Study:
 STUDIES: dict[str, Callable[[Path], Study]] = {"daynight": daynight, "async": asynchronous, "closing": closing}
 
 
-def measure(name: str, directory: Path, workers: int, say: Say) -> dict[str, Any]:
-    """Run the cases of a study, or go on with them, and give what is kept of them."""
+def measure(
+    name: str, directory: Path, say: Say, workers: int = 1, rounds: int | None = None, data_dir: str | None = None
+) -> dict[str, Any]:
+    """Run the cases of a study, or go on with them, and give what is kept of them; `rounds` cuts all of them short."""
     directory.mkdir(parents=True, exist_ok=True)
     study = STUDIES[name](directory)
     kept = {}
     for case, plan in study.cases.items():
         say(f"{study.name}: {case}")
-        result = _ran(replace(plan, workers=workers), directory / _file_name(case), say)
-        kept[case] = _kept(study, result)
+        plan = replace(plan, workers=workers, data_dir=data_dir, rounds=min(rounds or plan.rounds, plan.rounds))
+        kept[case] = _kept(study, _ran(plan, directory / _file_name(case), say))
     return {"study": study.name, "title": study.title, "cases": kept}
 
 
@@ -103,13 +106,17 @@ def save(record: Mapping[str, Any], path: Path) -> None:
 
 
 def _ran(plan: Plan, directory: Path, say: Say) -> Result:
+    """A run of the plan in the directory: a new one, or the one that was begun there by the same plan."""
+
     def watch(event: Event) -> None:
         if isinstance(event, Round) and event.round % 30 == 0 and event.world:
             say(f"  round {event.round}, hour {event.world['closed_s'] / HOUR_S:.1f}")
 
-    if (directory / "run.json").exists():
-        return resume(directory, watch)
-    return run(plan, directory, watch)
+    if not (directory / "run.json").exists():
+        return run(plan, directory, watch)
+    if load_plan(str(directory / "plan.toml"), {}).digest != plan.digest:
+        raise RunDirError(f"{directory} holds a run of another plan; expected another --runs, or that it is deleted")
+    return resume(directory, watch)
 
 
 def _kept(study: Study, result: Result) -> dict[str, Any]:

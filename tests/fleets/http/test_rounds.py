@@ -15,10 +15,20 @@ def test_how_many_are_invited_and_needed():
     assert [rules.invited(goal) for goal in (1, 10, 100)] == [2, 13, 130]
     assert [rules.minimum(goal) for goal in (1, 10, 100)] == [1, 8, 80]
     assert Rules().invited(10) == 10
+    assert [Rules(share=0.75).enough(goal) for goal in (1, 4, 10)] == [1, 3, 8]
 
 
 @pytest.mark.parametrize(
-    "bad", [{"deadline_s": 0}, {"deadline_s": float("inf")}, {"over_selection": 0.9}, {"quorum": 0}, {"quorum": 1.1}]
+    "bad",
+    [
+        {"deadline_s": 0},
+        {"deadline_s": float("inf")},
+        {"over_selection": 0.9},
+        {"quorum": 0},
+        {"quorum": 1.1},
+        {"share": 0.4},
+        {"share": 1.1},
+    ],
 )
 def test_bad_rules_are_refused(bad):
     with pytest.raises(PlanError, match="expected"):

@@ -7,10 +7,10 @@ and tried again with other clients; a server that crashed asks the same cohort a
 import json
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from math import fsum, inf
+from math import inf
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedavg import seeds, trees
-from fedavg.cohorts import eligible, sample_cohort
+from fedavg.cohorts import cohort_size, eligible, sample_cohort
 from fedavg.data.holdout import held_out
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Engine, Trainer
@@ -27,21 +27,22 @@ from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.fleets.attendance import Attendance
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
 from fedavg.fleets.http.protocol.wire import check_names
-from fedavg.fleets.http.server.gathering import Gathering, OwnSum, Total
+from fedavg.fleets.http.server.gathering import Gathering, OwnSum, Total, summed
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation, Invitations
 from fedavg.fleets.http.server.judging import Judging
+from fedavg.fleets.http.server.lookback import Lookback, losses_of, seconds_of
 from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
 from fedavg.fleets.http.server.store import Deposed, Store, StoreError
-from fedavg.fleets.http.server.underway import Group, Received
+from fedavg.fleets.http.server.underway import Group
 from fedavg.fleets.worker import judged, test_pieces
-from fedavg.metrics import Measure, add_up, report
+from fedavg.metrics import add_up, report
 from fedavg.metrics.spread import OnClients
-from fedavg.metrics.training import masked_bounds, sums_over, unmasked_sums
+from fedavg.metrics.training import masked_bounds, unmasked_sums
 from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt, ServedLedger
 from fedavg.setup import Setup
-from fedavg.types import Cohort, Examples, Part, Population, Split, Sum, Update, Work
+from fedavg.types import Cohort, Examples, Part, Population, Slots, Split, Sum, Work
 
 if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
@@ -106,6 +107,7 @@ class HttpFleet(Fleet):
 
     def start(self, setup: Setup) -> Tensor:
         self._setup = setup
+        self._lookback = Lookback(setup.remembers)
         check_names(setup.metrics)
         self._threads.enter_context(one_thread())
         self._judge = Trainer(setup.task, setup.plan.seed)
@@ -115,6 +117,12 @@ class HttpFleet(Fleet):
         untrained = self.evaluate(initial, "test").get("loss", inf) if setup.judged_by_server else inf
         self.invitations = Invitations(setup, self._hub.models, self._hub.guards, self._rules, len(initial), untrained)
         return initial
+
+    def remember(self) -> Slots:
+        return self._lookback.slots()
+
+    def recall(self, slots: Slots) -> None:
+        self._lookback.recall(slots)
 
     def close(self) -> None:
         """The listener, and the clients that wait there, outlive the last round."""
@@ -128,7 +136,9 @@ class HttpFleet(Fleet):
             if self._setup.secagg and self._opening(round) is None:
                 # The session went down with the server: clients answer only in a new one. None was opened.
                 self._abandon(round, "the server was started again")
-            return Cohort(parked.cohort, self._present().count)
+            present = self._present()
+            self._lookback.memory(present)
+            return Cohort(parked.cohort, present.count)
         self._attempt = self.retried(lambda: self._store.next_attempt(round))
         present = self._moment()
         return Cohort(self._sample(present, round), present.count)
@@ -154,6 +164,9 @@ class HttpFleet(Fleet):
     def _sample(self, present: Population, round: int) -> list[int]:
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
         plan = self._setup.plan
+        if memory := self._lookback.memory(present):  # chosen by what is known of them, all of them
+            size = self._rules.invited(cohort_size(plan.C, present))
+            return sample_cohort(plan, present, round, self._attempt, size=size, memory=memory)
         first = sample_cohort(plan, present, round, self._attempt)
         others = np.setdiff1d(eligible(present), np.array(first, np.int64))
         extra = min(self._rules.invited(len(first)) - len(first), len(others))
@@ -189,6 +202,7 @@ class HttpFleet(Fleet):
         self._begin(work.round, cohort.clients, invitation)
         collect = self._collect_masked if self._setup.secagg else self._collect
         result = collect(invitation)
+        self._lookback.learn(work.round, cohort.clients, self._hub.collecting.counted(), result)
         if isinstance(result, Abandoned):
             self._check_stop()
             self._abandon(work.round, result.reason)
@@ -322,8 +336,10 @@ class HttpFleet(Fleet):
         """The groups' sums as one; a group of which nobody answered does not count."""
         measures = self._setup.measures
         each = zip(totals, invitation.scales, invitation.staleness, strict=True)
-        answered = [(_summed(measures, *total, staleness), scale) for total, scale, staleness in each if total[-1]]
+        answered = [(summed(measures, *total, staleness), scale) for total, scale, staleness in each if total[-1]]
         result = join([total for total, _ in answered], [scale for _, scale in answered])
+        if self._setup.remembers:
+            result = replace(result, losses=losses_of(totals), seconds=seconds_of(totals))
         return replace(result, bytes_down=invitation.bytes_down, attendance=self._attendance(invitation, result))
 
     def _attendance(self, invitation: Invitation, result: CohortResult) -> Attendance:
@@ -375,17 +391,3 @@ class HttpFleet(Fleet):
             raise Stopped("stopped by the operator; start the server again with the same database to go on")
         if self._hub.shared.deposed:
             raise Deposed("another replica leads now")
-
-
-def _summed(
-    measures: Mapping[str, Measure],
-    vector: Tensor,
-    singles: dict[int, Update],
-    received: list[Received],
-    staleness: int,
-) -> CohortResult:
-    sent = [r.bytes_up for r in received]
-    total = Sum(vector, fsum(r.weight for r in received), len(received), sums=sums_over(measures, received))
-    seen = {r.client: r.seen for r in received if r.client is not None and r.seen}
-    there = Attendance(len(received), seen, staleness={staleness: len(received)})
-    return CohortResult(total, sum(sent), max(sent), 0, attendance=there, singles=singles or None)

@@ -1,14 +1,19 @@
 """How the sum of a round that is closed comes together: all of it is here, or replicas have parts of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import fsum
 
 from torch import Tensor
 
+from fedavg.fleets.attendance import Attendance
+from fedavg.fleets.fleet import CohortResult
 from fedavg.fleets.http.server.collecting import Collecting
 from fedavg.fleets.http.server.rounds import OpenRound
 from fedavg.fleets.http.server.underway import Received
-from fedavg.types import Update
+from fedavg.metrics import Measure
+from fedavg.metrics.training import sums_over
+from fedavg.types import Sum, Update
 
 #: Of a group: the sum, float64, or the single updates by client; and what was received.
 Total = tuple[Tensor, dict[int, Update], list[Received]]
@@ -37,3 +42,18 @@ class OwnSum(Gathering):
 
     def totals(self) -> Sequence[Total]:
         return self._collecting.totals()
+
+
+def summed(
+    measures: Mapping[str, Measure],
+    vector: Tensor,
+    singles: dict[int, Update],
+    received: list[Received],
+    staleness: int,
+) -> CohortResult:
+    """What was received of a group, as a result: its sum, or its single updates, with what they cost."""
+    sent = [r.bytes_up for r in received]
+    total = Sum(vector, fsum(r.weight for r in received), len(received), sums=sums_over(measures, received))
+    seen = {r.client: r.seen for r in received if r.client is not None and r.seen}
+    there = Attendance(len(received), seen, staleness={staleness: len(received)})
+    return CohortResult(total, sum(sent), max(sent), 0, attendance=there, singles=singles or None)

@@ -120,7 +120,9 @@ class Intake:
                     collected.sources.add(source)
                 client = source if isinstance(source, int) else None
                 measured = {**decoded.metrics, **cast(dict[str, float], update.metrics)}
-                collected.received.append(Received(update.weight, measured, len(frame), client, seen))
+                collected.received.append(
+                    Received(update.weight, measured, len(frame), client, seen, monotonic() - current.began)
+                )
                 self._updates.capped += decoded.weight > current.weight_cap
                 self._updates.accepted += 1
             self._note_accepted(current, source)

@@ -52,7 +52,8 @@ class Invitations:
         invited = frozenset(k for part in parts for k in part.cohort)
         goal = self._rules.goal(len(invited))
         deadline = monotonic() + self._rules.deadline_s
-        round = OpenRound(work.round, attempt, models[0], invited, goal, self._rules.minimum(goal), deadline)
+        enough, least = self._rules.enough(goal), self._rules.minimum(goal)
+        round = OpenRound(work.round, attempt, models[0], invited, enough, least, deadline)
         groups = [
             Group(
                 frozenset(part.cohort),

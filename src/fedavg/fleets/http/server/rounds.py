@@ -32,17 +32,20 @@ class Receipt(StrEnum):
 @dataclass(frozen=True)
 class Rules:
     """When a round has enough. `over_selection` invites more clients than are needed, so that stragglers need not be
-    waited for; `quorum` is the share of the wanted updates without which a round is not worth its noise."""
+    waited for; `quorum` is the share of the wanted updates without which a round is not worth its noise; `share` is the
+    share of them that ends the round before its deadline."""
 
     deadline_s: float = 600.0
     over_selection: float = 1.0
     quorum: float = 0.5
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         checks = {
             "deadline": (self.deadline_s, isfinite(self.deadline_s) and self.deadline_s > 0, "seconds above 0"),
             "over-selection": (self.over_selection, 1 <= self.over_selection <= 10, "a factor from 1 to 10"),
             "quorum": (self.quorum, 0 < self.quorum <= 1, "a share above 0 and up to 1"),
+            "share": (self.share, self.quorum <= self.share <= 1, f"a share from the quorum, {self.quorum:g}, to 1"),
         }
         for name, (value, good, expected) in checks.items():
             if not good:
@@ -55,6 +58,10 @@ class Rules:
     def goal(self, invited: int) -> int:
         """How many answers were wanted when so many clients were invited."""
         return next(goal for goal in range(invited, 0, -1) if self.invited(goal) <= invited)
+
+    def enough(self, goal: int) -> int:
+        """How many updates end a round of which so many were wanted."""
+        return max(1, ceil(round(goal * self.share, 9)))
 
     def minimum(self, goal: int) -> int:
         return max(1, ceil(round(goal * self.quorum, 9)))

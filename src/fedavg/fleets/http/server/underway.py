@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +46,8 @@ class Received:
     #: Whose it was and what was seen of it, where both may be known.
     client: int | None = None
     seen: Seen | None = None
+    #: How long after the round was opened it came.
+    seconds: float | None = None
 
 
 class Collected:
@@ -94,6 +97,8 @@ class UnderWay:
     weight_cap: float
     #: Clients that have had their upload token.
     given: set[int] = field(default_factory=set)
+    #: When it was opened, on the clock of this process.
+    began: float = field(default_factory=monotonic)
     #: Why clients gave nothing, of those who said so or were refused.
     why: dict[int, str] = field(default_factory=dict)
 
