@@ -34,7 +34,7 @@ from fedavg.fleets.http.protocol.messages import (
     PollAnswer,
     Settling,
 )
-from fedavg.runlog.best import tensors_of
+from fedavg.runlog.best import model_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -280,7 +280,7 @@ class Device:
                 log.warning("no model is published", extra={"round": self._last_round})
             return
         self._model = latest.sha256
-        tensors = tensors_of(participant.setup, numbers_of(latest.data))
+        tensors = model_of(participant.setup, numbers_of(latest.data)).module.state_dict()
         self._on_model(TrainedModel(participant.task, latest.round, done, latest.sha256, tensors))
 
     def _pause(self, seconds: float) -> None:

@@ -40,7 +40,7 @@ from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, finish
 from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
-from fedavg.setup import Setup
+from fedavg.setup import Setup, pinned
 from fedavg.types import State
 
 log = logging.getLogger("fedavg.fleet")
@@ -70,6 +70,7 @@ def serve(
     `ready` is called with the port once clients can connect.
     """
     check_options(plan, options)
+    plan = pinned(plan)
     data = own_data(plan)
     options = by_closing(plan, data, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)

@@ -125,6 +125,15 @@ class RunDir:
         """A task must compute what it did when the run was started, whatever its source says."""
         check_same(self.identity()["computed"], facts["computed"], self.path)
 
+    def check_frozen(self, fingerprint: str) -> None:
+        """What the run has trained counts only beside the weights that were frozen meanwhile."""
+        recorded = self.identity().get("frozen", fingerprint)  # earlier versions did not record it
+        if recorded != fingerprint:
+            raise RunDirError(
+                f"{self.path} was started beside frozen weights with the fingerprint {recorded}; here they have "
+                f"{fingerprint or 'none'}. Expected the same: install the pretrained model that it was started with"
+            )
+
     def plan(self, **changes: Any) -> Plan:
         """The plan as it was when the run started; runtime options may be changed, and rounds raised."""
         identity = self.identity()

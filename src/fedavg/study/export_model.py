@@ -89,6 +89,7 @@ def export_model(
 def _module(directory: RunDir, task: Task, plan: Plan, which: str) -> tuple[nn.Module, int]:
     """The module in evaluation mode, and the round that it is of."""
     model = Model(task, plan.seed)
+    directory.check_frozen(model.frozen.fingerprint)
     if which == "last":
         start = directory.newest(directory.identity()["plan"])
         if start is None:
@@ -100,7 +101,7 @@ def _module(directory: RunDir, task: Task, plan: Plan, which: str) -> tuple[nn.M
     best = read_best(directory.path)
     if best is None:
         raise RunDirError(f"{directory.path} holds no whole best model; expected one, or export the last: --which last")
-    model.module.load_state_dict(best.tensors)
+    model.load_tensors(best.tensors)
     return model.module.eval(), best.round
 
 

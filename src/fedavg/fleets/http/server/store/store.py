@@ -1,7 +1,9 @@
 """`Store`: the database of one run, as its server uses it."""
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Self
@@ -23,6 +25,7 @@ from fedavg.fleets.http.server.store.sealed import (
     seal_all,
     update_rows,
 )
+from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt
 
 #: Blobs kept besides the newest, so that a damaged one is not the end of a run.
@@ -81,7 +84,8 @@ class Store:
         if there.plan_digest != plan_digest:
             raise StoreError(
                 f"this database belongs to another plan: {self._db.database.name} holds plan {there.plan_digest}, "
-                f"this one is {plan_digest}; use the plan it was made for or another database"
+                f"this one is {plan_digest}; they differ in {_differing(there.plan_toml, plan_toml)}. Use the plan it "
+                "was made for or another database"
             )
         return RunRow(there.plan_toml, there.plan_digest, there.engine)
 
@@ -319,3 +323,11 @@ class Store:
 
     def _definitions(self, connection: Connection) -> str:
         return sha256(self._db.database.definitions(connection).encode()).hexdigest()
+
+
+def _differing(*plans: str) -> str:
+    """The options in which plans differ, as their texts show it."""
+    runtime = {spec.name for spec in fields(Plan) if spec.metadata["runtime"]}
+    one, other = (tomllib.loads(text) for text in plans)
+    names = [name for name in one | other if name not in runtime and one.get(name) != other.get(name)]
+    return ", ".join(names) or "a part that no text shows"
