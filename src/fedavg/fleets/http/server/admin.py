@@ -1,5 +1,6 @@
 """What the operator can do while a server runs, with a token of its own that clients never see."""
 
+import logging
 from collections.abc import Callable
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from time import time
@@ -15,6 +16,8 @@ from fedavg.fleets.http.server.gates import Call, Endpoint, OfOperator, SmallBod
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.store import ClientRow, Store, TokenRow
+
+log = logging.getLogger("fedavg.fleet")
 
 
 class Admin:
@@ -71,6 +74,7 @@ class Admin:
         await self._app.blocking(change, chosen)
         fresh = await self._app.blocking(self._store.clients)
         self._hub.know([row for row in fresh if row.k in set(chosen)])
+        log.warning("clients changed", extra={"change": change.__name__, "clients": chosen})
         return JSONResponse({"clients": chosen})
 
     async def _tokens(self, _: Call) -> Response:
