@@ -2,6 +2,8 @@
 
 FEDAVG_BUILD_KERNELS=0 leaves them out, 1 makes it an error if they can not be built; unset, a machine without a
 compiler makes a wheel of Python alone, which builds kernels on the user's machine if that has one.
+
+FEDAVG_BUILD_MNIST=0 leaves the embedded copy of MNIST out, which is most of a wheel and which devices do not need.
 """
 
 import importlib.util
@@ -19,6 +21,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 VARIABLE = "FEDAVG_BUILD_KERNELS"
+MNIST = "FEDAVG_BUILD_MNIST"
 #: The least that a tag may say; nothing older has PyTorch.
 OLDEST_GLIBC = 17
 
@@ -28,6 +31,7 @@ class KernelsHook(BuildHookInterface):
     _made_in: Path | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._choose_data(os.environ.get(MNIST, ""))
         asked = os.environ.get(VARIABLE, "")
         if asked not in ("", "0", "1"):
             raise SystemExit(f"{VARIABLE}: got '{asked}'; expected 0, 1 or nothing")
@@ -50,6 +54,13 @@ class KernelsHook(BuildHookInterface):
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_tag(made)}"
         self._made_in = made[0].parent
+
+    def _choose_data(self, asked: str) -> None:
+        if asked not in ("", "0", "1"):
+            raise SystemExit(f"{MNIST}: got '{asked}'; expected 0, 1 or nothing")
+        if asked == "0":
+            left_out = self.build_config.target_config.setdefault("exclude", [])
+            left_out += ["/src/fedavg/data/embedded/*.gz", "/src/fedavg/data/embedded/*.xz"]
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self._made_in:

@@ -169,7 +169,7 @@ def by_actors(actors: int, rounds: int) -> dict[str, float]:
     data = ArrayData("idle", x, y, [np.array([k]) for k in range(clients)], None)
     plan = Plan(task=Task("idle", lambda: torch.nn.Linear(1, 2)), data=data, C=1.0)
     setup = resolve(plan, population_of(data), None)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     ray.init("local", num_cpus=actors, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         began = perf_counter()

@@ -18,10 +18,6 @@ settings.load_profile("fedavg")
 #: Files whose tests share what is dear to make (a server, a database, a finished run): each stays on one worker.
 SHARING = (
     "cli/test_run.py",
-    "ray/test_bits.py",
-    "ray/test_faults.py",
-    "ray/test_nodes.py",
-    "ray/test_driver.py",
     "http/test_hostile.py",
     "http/test_security.py",
     "http/test_store.py",
@@ -44,6 +40,8 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFileWhereShared(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
+            if "fleets/ray/" in file:
+                return "ray"  # one cluster for all of them
             return file if file.endswith(SHARING) else nodeid
 
     return ByFileWhereShared(config, log)

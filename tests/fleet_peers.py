@@ -176,8 +176,13 @@ class Peer(Wire):
         answer = self.signed("POST", "/v1/enrol", dump(replace(message, **changes)))  # type: ignore[arg-type]
         if answer.status == 200:
             self.signer.client, self.examples = answer.json["client"], examples
-            self.plan_digest = answer.json["plan_digest"]
+            self._take(answer.json)
         return answer
+
+    def _take(self, told: dict) -> None:
+        """Take up the run that the server offers, if there is one."""
+        self.taken = {name: told[name] for name in ("run", "plan_digest")} if told["run"] else None
+        self.plan_digest = told["plan_digest"]
 
     @property
     def k(self) -> int:
@@ -185,8 +190,13 @@ class Peer(Wire):
         return self.signer.client
 
     def poll(self, wait_s: float = 0.0) -> Answer:
-        body = json.dumps({"eligible": ELIGIBLE, "examples": self.examples, "holding": None, "wait_s": wait_s}).encode()
-        return self.signed("POST", "/v1/poll", body)
+        """Asks for work; whatever run is offered is taken up."""
+        body = {"eligible": ELIGIBLE, "examples": self.examples, "holding": None, "run": self.taken, "wait_s": wait_s}
+        answer = self.signed("POST", "/v1/poll", json.dumps(body).encode())
+        if answer.status == 200 and answer.json["type"] == "plan":
+            self._take(answer.json)
+            return self.poll(wait_s)
+        return answer
 
     def offer(self) -> dict:
         """Polls until there is work."""
@@ -247,10 +257,10 @@ class Served:
         lines = self.ask("GET", "/metrics").body.decode().splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
-    def peer(self, examples: int = 10, client: int | None = None, token: str | None = None) -> Peer:
+    def peer(self, examples: int = 10, client: int | None = None, token: str | None = None, **changes: object) -> Peer:
         """A client that is enrolled."""
         peer = Peer(self.port, self.tls)
-        answer = peer.enrol(token or self.join_token, examples, client)
+        answer = peer.enrol(token or self.join_token, examples, client, **changes)
         assert answer.status == 200, answer
         return peer
 

@@ -23,7 +23,12 @@ def ray_cluster(*cpus, **head):
     """A cluster whose nodes have so many cores each, as Ray believes."""
     from ray.cluster_utils import Cluster
 
-    changes = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # Workers at Ray's own niceness of 15 would wait for all other tests.
+    changes = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     nodes = {"include_dashboard": False, "object_store_memory": STORE_BYTES}

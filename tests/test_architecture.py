@@ -60,4 +60,4 @@ def test_the_way_to_the_gradient_is_as_long_as_the_page_says(tmp_path, monkeypat
     returns = sum(a != b and b in files[:i] for i, (a, b) in enumerate(pairwise(files)))
     told = re.search(r"stand (\d+) calls in\s(\d+) files", PAGE.read_text())
     assert told, "the page counts them"
-    assert (len(calls), len(set(files)), returns) == (int(told[1]), int(told[2]), 0), calls
+    assert (len(calls), len(set(files)), returns) == (int(told[1]), int(told[2]), 0), "\n".join(map(str, calls))

@@ -44,6 +44,23 @@ def other_algorithm(factor):
     return Damped(factor)
 
 
+def read_only_codec():
+    class Plain(Float32):
+        """As short as can be: what numpy reads from bytes may not be written."""
+
+        name = "plain"
+
+        def unpack(self, frame, size):
+            return np.frombuffer(frame, "<f4")
+
+    return Plain()
+
+
+def test_a_codec_may_give_what_it_reads_from_bytes():
+    plan = toy_plan(codec=read_only_codec(), workers=1, rounds=1)
+    assert fedavg.run(plan).summary.model_sha256 == fedavg.run(replace(plan, codec="float32")).summary.model_sha256
+
+
 def own_codec():
     class Reversed(Float32):
         """The numbers in reverse order; not a dataclass of its own."""
@@ -208,8 +225,8 @@ class Slow(FedAvg):
 
 @pytest.mark.parametrize("eval_every", [1, 3])
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_run_is_extended(tmp_path, eval_every, stopped):
-    """As if it had been planned so; also what is evaluated is the same."""
+def test_a_run_is_extended(tmp_path, caplog, eval_every, stopped):
+    """As if it had been planned so, without a word of damage; also what is evaluated is the same."""
     expected = fedavg.run(toy_plan(rounds=9, eval_every=eval_every))
     short = toy_plan(rounds=4, eval_every=eval_every)
     if stopped:
@@ -225,6 +242,7 @@ def test_a_run_is_extended(tmp_path, eval_every, stopped):
     assert again.summary.rounds == 9
     further = fedavg.resume(tmp_path / "run", task=TOY, data=toy_data(), rounds=10)
     assert further.summary.rounds == 10
+    assert caplog.messages == []
 
 
 def test_an_extended_run_that_was_stopped_goes_on(tmp_path):

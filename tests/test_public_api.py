@@ -8,13 +8,15 @@ from importlib import import_module
 from types import UnionType
 from typing import get_args
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import fedavg
-from fedavg.errors import PlanError, RunDirError, TaskError
+from fedavg.errors import DataError, PlanError, RunDirError, TaskError
 from fedavg.plan import option_names
-from toys import toy_plan
+from toys import small_net, toy_plan
 
 
 def test_the_public_names_show():
@@ -69,7 +71,7 @@ class Mine(fedavg.FedAvg):
     def server_update(self, state: fedavg.State, total: fedavg.Sum, work: fedavg.Work) -> fedavg.State:
         return fedavg.State(state.weights + self.factor * total.mean.float())
 
-    def check(self, plan: fedavg.Terms) -> None:
+    def check(self, plan: fedavg.PlanOptions) -> None:
         if plan.schedule("E").values != {1}:
             raise fedavg.PlanError(f"algorithm mine: got E={plan.E}; expected 1")
 
@@ -106,6 +108,12 @@ def test_a_users_strict_type_checker_passes(tmp_path):
         (lambda: next(fedavg.train(None)), PlanError, "train: got None of type NoneType; expected a fedavg.Plan"),
         (lambda: fedavg.run(toy_plan(), 5), RunDirError, "run: got 5 for run_dir; expected a path"),
         (lambda: fedavg.resume(None), RunDirError, "resume: got None; expected the path of a run directory"),
+        (lambda: fedavg.runs(5), RunDirError, "runs: got 5; expected a path"),
+        (lambda: fedavg.export_model(None), RunDirError, "export_model: got None; expected a path"),
+        (lambda: fedavg.from_folder(None), DataError, "from_folder: got None; expected a path"),
+        (lambda: fedavg.from_clients(5), DataError, r"from_clients: got int; expected a list with \(x, y\)"),
+        (lambda: fedavg.from_huggingface(5, x="a", y="b"), DataError, "got int; expected a datasets.Dataset"),
+        (lambda: fedavg.sweep(toy_plan(), 5), PlanError, "grid: got 5; expected values by the name of an option"),
         (lambda: fedavg.Task("i", nn.Linear(10, 4)), TaskError, r"build: got a module \(Linear\); expected a function"),
         (lambda: fedavg.Task("i", 5), TaskError, "build: got 5; expected a function"),
         (lambda: fedavg.Task("i", nn.Identity, loss="mse"), TaskError, "loss: got 'mse'; expected a function"),
@@ -115,3 +123,50 @@ def test_a_users_strict_type_checker_passes(tmp_path):
 def test_a_value_of_the_wrong_type_is_told_so(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+SIZES, ROWS = np.array([4, 4]), torch.zeros(4)
+
+
+class Given(fedavg.FederatedData):
+    """Gives whatever it was given."""
+
+    name, fingerprint, sizes = "given", "given", None
+
+    def __init__(self, sizes, examples):
+        self.sizes, self.examples = sizes, examples
+
+    def client(self, k):
+        return self.examples
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Given([4, 4], None), "sizes is list; expected a numpy array"),
+        (Given(SIZES, (ROWS, ROWS)), r"client\(0\) gave tuple; expected fedavg.Examples"),
+        (Given(SIZES, fedavg.Examples("a", ROWS)), r"client\(0\): x holds str; expected tensors"),
+        (Given(SIZES, fedavg.Examples(ROWS[:3], ROWS)), "x has 3 rows, and sizes says 4; expected as many"),
+    ],
+)
+def test_a_source_that_gives_no_examples_is_told_so(data, message):
+    with pytest.raises(DataError, match=message):
+        fedavg.run(toy_plan(data=data))
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (fedavg.Task("a", lambda x: x), r"task 'a': build\(\) failed: TypeError: .*missing 1 required"),
+        (fedavg.Task("a", small_net, collate=fedavg.padded), r"collate gave function; expected a pair \(x, y\)"),
+        (fedavg.Task("a", small_net, loss=lambda o, y: 5), "the loss gave 5 of type int; expected a tensor of one"),
+    ],
+)
+def test_a_task_that_can_not_be_built_or_judged_is_told_so(task, message):
+    with pytest.raises(TaskError, match=message):
+        fedavg.run(toy_plan(task=task))
+
+
+def test_a_large_value_in_a_wrong_place_is_shown_in_short():
+    with pytest.raises(PlanError, match=r"data: got Examples\(.{87} \.\.\. of type Examples; expected"):
+        fedavg.Plan(data=fedavg.Examples(torch.zeros(99, 9), ROWS))

@@ -46,6 +46,8 @@ def test_a_number_of_the_paper_is_the_one_on_record():
         r"^\| (2NN|CNN), (IID|non-IID), C=([\d.]+), B=(\d+),.*?\| (\d+) \| ([\d.]+) \|$", README, re.MULTILINE
     )
     assert len(rows) == 5
+    measured = re.findall(r"^\| [\w=.,-]*=[\w=.,-]+ \| [^|]+ \| [\d.]+", tables, re.MULTILINE)
+    assert f"{len(measured)} of its 97 cells" in README
     for model, partition, C, B, paper, ours in rows:
         cell = f"model={model.lower()},partition={partition.lower()},C={C},B={B}"
         (found,) = re.findall(rf"^\| {re.escape(cell)} \| (\d+) \| ([\d.]+)", tables, re.MULTILINE)

@@ -74,7 +74,7 @@ API: Mapping[str, tuple[str, ...]] = {
     "Algorithms and optimisers": ("algorithms", "client", "optimizers"),
     "Codecs, stages and samplers": ("codecs", "stages", "samplers"),
     "Metrics": ("metrics",),
-    "Fleets": ("fleets",),
+    "Fleets and devices": ("fleets", "programs"),
     "Reducers and attacks": ("robust", "attacks"),
     "Worlds": ("world",),
     "Errors": ("errors",),

@@ -11,6 +11,7 @@ Ten ideas: Task, FederatedData, Algorithm, Optimizer, Metric, Update and Sum, St
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedavg.adapters import Adapters, LoRA
     from fedavg.algorithms import (
         Adaptive,
         Algorithm,
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
         FedSGD,
         FedYogi,
         OneShot,
+        PlanOptions,
         PooledSGD,
         Scaffold,
-        Terms,
     )
     from fedavg.attacks import (
         Attack,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
     from fedavg.study.compare import runs
     from fedavg.study.export_model import ExportedModel, export_model
+    from fedavg.study.personalise import Personalised, personalise
     from fedavg.study.sweep import SweepResult, sweep
     from fedavg.tasks import Task
     from fedavg.tasks.padding import padded
@@ -124,6 +126,7 @@ if TYPE_CHECKING:
 
 #: Where the public names live: they are imported on first use, so that `fedavg --help` need not wait for PyTorch.
 _HOMES = {
+    "fedavg.adapters": ["Adapters", "LoRA"],
     "fedavg.algorithms": [
         "Adaptive",
         "Algorithm",
@@ -138,9 +141,9 @@ _HOMES = {
         "FedSGD",
         "FedYogi",
         "OneShot",
+        "PlanOptions",
         "PooledSGD",
         "Scaffold",
-        "Terms",
     ],
     "fedavg.attacks": [
         "Attack",
@@ -233,12 +236,13 @@ _HOMES = {
     ],
     "fedavg.runner": ["Result", "resume", "run"],
     "fedavg.samplers": [
-        "Corrected", "InTurns", "Oort", "Poisson", "Policy", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
+        "Corrected", "InTurns", "Oort", "Poisson", "Pool", "PowerOfChoice", "Sampler", "Uniform", "Weighted",
     ],
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
     "fedavg.study.compare": ["runs"],
     "fedavg.study.export_model": ["ExportedModel", "export_model"],
+    "fedavg.study.personalise": ["Personalised", "personalise"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
     "fedavg.tasks": ["Task"],
     "fedavg.tasks.padding": ["padded"],
@@ -250,7 +254,7 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
-    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adaptive", "AdaptiveClipping",
+    "AUC", "IID", "MAE", "RMSE", "SGD", "STC", "Accuracy", "Adam", "AdamW", "Adapters", "Adaptive", "AdaptiveClipping",
     "Algorithm", "Alike", "Always", "ArrayData", "Attack", "BFloat16", "Backdoor", "Bucketing", "Case",
     "CentredClipping", "ClassAccuracy", "Client", "Clip", "Closing", "Codec", "Cohort", "Connection", "Constant",
     "Corrected", "Correction", "Cosine", "DataError", "Deadline", "Device", "Devices", "Dirichlet", "DiskError",
@@ -258,17 +262,17 @@ __all__ = [
     "FedAdagrad", "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx",
     "FedSGD", "FedYogi", "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian",
     "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels",
-    "LittleIsEnough", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask", "Mean",
-    "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum", "NaNs",
-    "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
-    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Plan", "PlanError",
-    "Poisson", "Policy", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator", "Quantise", "Quorum", "Ragged",
-    "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError", "Sampler", "Scaffold",
-    "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping", "Step", "Sum",
-    "SweepResult", "Task", "TaskError", "Terms", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced",
+    "LittleIsEnough", "LoRA", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask",
+    "Mean", "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum",
+    "NaNs", "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
+    "OptimalLittleIsEnough", "Optimizer", "Part", "Partition", "Patience", "Perplexity", "Personalised", "Plan",
+    "PlanError", "PlanOptions", "Poisson", "Policy", "Pool", "PooledSGD", "PowerOfChoice", "PreAggregator",
+    "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError",
+    "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping",
+    "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced",
     "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays",
-    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded", "resume",
-    "run", "runs", "sweep", "train",
+    "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded",
+    "personalise", "resume", "run", "runs", "sweep", "train",
 ]  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from fedavg.algorithms import make_algorithm
 from fedavg.dp.accounting import EveryRound
 from fedavg.draft import Draft
-from fedavg.errors import PlanError
+from fedavg.engine.model import Model
+from fedavg.errors import PlanError, TaskError
 from fedavg.metrics.goal import Goal, make_goal
 from fedavg.metrics.rows import CLIENTS, TRAINING
 from fedavg.metrics.training import measures_by_name
@@ -25,6 +26,16 @@ def goal_of(plan: Plan, task: Task) -> Goal:
     """What a run of the plan is watched by, and when it may stop."""
     training = measures_by_name(make_algorithm(plan.algorithm).metrics)
     return make_goal(plan.target, plan.patience, task.judged_by, training)
+
+
+def check_frozen(expected: str | None, model: Model) -> None:
+    """Refuse frozen weights with another fingerprint than is expected; None: any will do."""
+    have = model.frozen.fingerprint if expected is not None else None
+    if have != expected:
+        raise TaskError(
+            f"'{model.task.name}' has {f'frozen weights with the fingerprint {have}' if have else 'nothing frozen'} "
+            f"here; expected {expected}. Install the pretrained model that the run was started with"
+        )
 
 
 def check_world(draft: Draft) -> None:

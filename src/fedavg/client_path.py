@@ -2,22 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedavg import seeds
+from fedavg.attacks import Attack
 from fedavg.client import Client
-from fedavg.codecs import Codec
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import Diverged, TaskError
 from fedavg.metrics.training import numbers_sent
 from fedavg.setup import Setup
 from fedavg.states import StateStore
-from fedavg.types import Examples, Update, Work
+from fedavg.types import Examples, Work
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Message:
     frame: bytes
     weight: float
     metrics: dict[str, float]
+    #: What the frame was made from; it leaves a client only where the server is the same process.
+    vector: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def run_client(
@@ -38,59 +41,16 @@ def run_client(
     shared: Tensor,
     states: StateStore | None,
     go_on: Callable[[], None] = lambda: None,
+    *,
+    framed: bool = True,
 ) -> Message:
     """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`.
 
-    `go_on` raises when there is no time left.
+    `go_on` raises when there is no time left. Where client and server are one process, a lossless codec need not write
+    its frame (`framed`); who adds the vector to a sum does so in `blame_on`.
     """
     state = states.load(k, work.round) if states else {}
-    update, metrics = _update(setup, trainer, k, examples, work, shared, state, go_on)
-    lie = setup.lie_of(k)
-    if lie and not lie.finite:  # no codec would make a frame of it
-        frame = update.vector.numpy().tobytes()
-    else:
-        with blame_on(examples, k):
-            frame = _encode(setup.codec, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
-    if states:
-        states.save(k, work.round, state)
-    return Message(frame, update.weight, metrics)
-
-
-def run_client_here(
-    setup: Setup, trainer: Trainer, k: int, examples: Examples, work: Work, shared: Tensor, states: StateStore | None
-) -> tuple[Update, dict[str, float]]:
-    """The same where client and server are one process, for a lossless codec: what would be read from the frame, and
-    the numbers beside it. Who adds it to a sum does so in `blame_on`."""
-    state = states.load(k, work.round) if states else {}
-    made = _update(setup, trainer, k, examples, work, shared, state)
-    if states:
-        states.save(k, work.round, state)
-    return made
-
-
-@contextmanager
-def blame_on(examples: Examples, k: int) -> Iterator[None]:
-    """If an update is refused since the client's data are at fault, that is said: a smaller learning rate would not
-    help."""
-    try:
-        yield
-    except Diverged:
-        check_finite(examples, f"client {k}")
-        raise
-
-
-def _update(
-    setup: Setup,
-    trainer: Trainer,
-    k: int,
-    examples: Examples,
-    work: Work,
-    shared: Tensor,
-    state: dict[str, Tensor],
-    go_on: Callable[[], None] = lambda: None,
-) -> tuple[Update, dict[str, float]]:
-    """The update of client k as it is sent, and the numbers beside it."""
-    lie = setup.lie_of(k)
+    lie, own = setup.lie_of(k), examples
     if lie:
         examples = lie.on_examples(examples, seeds.rng(setup.plan.seed, seeds.NONE, k, "attack"))
     try:
@@ -108,15 +68,37 @@ def _update(
     if lie:
         told = lie.on_update(update.vector, seeds.rng(setup.plan.seed, work.round, k, "attack"))
         update = replace(update, vector=told)
-    return update, measured if setup.measures else {}
+    frame = b""
+    if framed:
+        with blame_on(own, k):
+            frame = _frame(setup, lie, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
+    if states:
+        states.save(k, work.round, state)
+    return Message(frame, update.weight, measured if setup.measures else {}, update.vector)
+
+
+@contextmanager
+def blame_on(examples: Examples, k: int) -> Iterator[None]:
+    """If an update is refused since the client's data are at fault, that is said: a smaller learning rate would not
+    help."""
+    try:
+        yield
+    except Diverged:
+        check_finite(examples, f"client {k}")
+        raise
 
 
 def _is_finite(vector: Tensor) -> bool:
     return all(isfinite(float(end)) for end in vector.aminmax())  # one pass: both are NaN if any number is
 
 
-def _encode(codec: Codec, vector: Tensor, state: dict[str, Tensor], rng: np.random.Generator) -> bytes:
+def _frame(
+    setup: Setup, lie: Attack | None, vector: Tensor, state: dict[str, Tensor], rng: np.random.Generator
+) -> bytes:
     """The frame for a change; with error feedback, what earlier frames left out goes first into this one."""
+    if lie and not lie.finite:  # no codec would make a frame of it
+        return vector.numpy().tobytes()
+    codec = setup.codec
     if not codec.keeps_residual:
         return codec.encode(vector, rng)
     if "residual" in state:

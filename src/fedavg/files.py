@@ -11,6 +11,13 @@ from fedavg.errors import DiskError, FedAvgError
 from fedavg.locks import try_lock
 
 
+def checked_path(value: object, what: str, error: type[FedAvgError]) -> Path:
+    """A path that a user gave."""
+    if not isinstance(value, str | os.PathLike):
+        raise error(f"{what}: got {value!r}; expected a path, as text or pathlib.Path")
+    return Path(value)
+
+
 def write_atomically(path: Path, data: bytes, *, durable: bool = True, private: bool = False) -> None:
     """All of `data` under this name, on the disk, or nothing: a crash leaves what was there before.
 

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-from safetensors.torch import save
 from torch import nn
 
 from fedavg.engine.model import Model, model_sha256
@@ -17,7 +16,7 @@ from fedavg.errors import PlanError, RunDirError, TaskError
 from fedavg.fleets import Fleet, make_fleet
 from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan, check_plan
-from fedavg.runlog.best import BestKeeper, BestModel, best_by, tensors_of
+from fedavg.runlog.best import BestKeeper, BestModel, best_by, model_file, model_of
 from fedavg.runlog.frames import flat_rows, frame
 from fedavg.runlog.glance import as_html, one_line
 from fedavg.runlog.progress import Progress
@@ -290,8 +289,7 @@ def finish(
 
     `spent` is the ledger's last word, if the budget ended the run in the middle of a round.
     """
-    model = Model(setup.task, setup.plan.seed)
-    model.load(state.weights)
+    model = model_of(setup, state.weights)
     summary = summarise(
         setup.plan,
         rows,
@@ -299,6 +297,7 @@ def finish(
         goal=setup.goal,
         ended=setup.algorithm.finished(state),
         parameters=len(state.weights),
+        frozen=model.frozen.numbers,
         engine=engine,
         sha256=model_sha256(state.weights),
         run_dir=str(directory.path) if directory else None,
@@ -309,7 +308,7 @@ def finish(
     )
     if directory:
         directory.write_json("summary.json", summary.to_dict())
-        directory.write_model(save(tensors_of(setup, state.weights)))
+        directory.write_model(model_file(model))
     rounds, metrics = curves(rows)
     client_rounds, client_metrics = client_curves(rows)
     return Result(
@@ -331,6 +330,6 @@ def finish(
 def _best_module(setup: Setup, best: BestModel | None) -> nn.Module | None:
     if best is None:
         return None
-    module = Model(setup.task, setup.plan.seed).module
-    module.load_state_dict(best.tensors)
-    return module.eval()
+    model = Model(setup.task, setup.plan.seed)
+    model.load_tensors(best.tensors)
+    return model.module.eval()

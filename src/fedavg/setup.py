@@ -9,16 +9,19 @@ import numpy as np
 from torch import Tensor
 
 from fedavg import seeds, trees
+from fedavg.adapters import make_adapters
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.attacks import Attack
-from fedavg.checks import check_evaluation, check_simulated, check_world, checked_liars, goal_of
+from fedavg.checks import check_evaluation, check_frozen, check_simulated, check_world, checked_liars, goal_of
 from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
 from fedavg.data.changes import Changes, ChangingData
 from fedavg.data.finite import check_finite
+from fedavg.data.form import check_client, check_sizes
 from fedavg.dp.accounting import EveryRound
 from fedavg.draft import Draft, update_size
+from fedavg.engine.model import Model
 from fedavg.engine.ready import make_ready
 from fedavg.engine.single import check_single
 from fedavg.engine.trainer import Trainer
@@ -136,9 +139,13 @@ class Setup:
             update = stage.on_arrival(update, work)
         return update
 
-    def new_trainer(self, examples: Examples) -> Trainer:
-        """A trainer with initial weights, its engine chosen and proved on a client's examples and the test set."""
-        trainer = Trainer(self.task, self.plan.seed, self.plan.device, make_optimizer(self.plan.optimizer))
+    def new_trainer(self, examples: Examples, frozen: Mapping[str, Tensor] | None = None) -> Trainer:
+        """A trainer with initial weights, its engine chosen and proved on a client's examples and the test set.
+
+        `frozen` is memory that has the frozen weights already.
+        """
+        trainer = Trainer(self.task, self.plan.seed, self.plan.device, make_optimizer(self.plan.optimizer), frozen)
+        check_frozen(self.plan.frozen, trainer.model)
         batch = int(min(self.plan.work(1).batch, len(examples)))
         trainer.choose_engine(self.plan.engine, trees.take(examples, slice(0, batch)))
         self._probe_metrics(trainer, examples)
@@ -155,13 +162,16 @@ class Setup:
 
 def probed(data: FederatedData) -> Examples:
     """The examples of the first client that has any: two of them, if there is a client with as many."""
-    return data.client(int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0]))
+    k = int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0])
+    examples = data.client(k)
+    check_client(data, k, examples)
+    return examples
 
 
-def proved_trainer(setup: Setup, data: FederatedData) -> Trainer:
-    """A trainer with initial weights, for a simulation on these data."""
+def proved_trainer(setup: Setup, data: FederatedData, frozen: Mapping[str, Tensor] | None = None) -> Trainer:
+    """A trainer with initial weights, for a simulation on these data; `frozen` as in `Setup.new_trainer`."""
     first = probed(data)
-    trainer = setup.new_trainer(first)
+    trainer = setup.new_trainer(first, frozen)
     batches, drop_last = setup.plan.schedule("B").values, setup.plan.drop_last
     check_single(trainer, first, data.sizes, batches, drop_last)
     make_ready(trainer, first, data.sizes, batches, drop_last)
@@ -265,12 +275,21 @@ def population_of(data: FederatedData) -> Population:
 
 
 def resolve_task(plan: Plan) -> Task:
-    """The task, with the metrics that the plan adds to its own."""
+    """The task, with the adapters and metrics that the plan adds to its own."""
     task = make(plan.task, Task)
+    if plan.adapters is not None:
+        task = replace(task, adapters=make_adapters(plan.adapters))
     if not plan.metrics:
         return task
     metrics: dict[str, Metric] = {**task.judged_by, **by_name(plan.metrics, task.loss)}
     return replace(task, metrics=metrics)
+
+
+def pinned(plan: Plan) -> Plan:
+    """The plan with the fingerprint of the weights that its task has frozen, so that no device trains beside others."""
+    model = Model(resolve_task(plan), plan.seed)
+    check_frozen(plan.frozen, model)
+    return replace(plan, frozen=model.frozen.fingerprint or None)
 
 
 def resolve_data(plan: Plan) -> FederatedData:
@@ -281,8 +300,7 @@ def resolve_data(plan: Plan) -> FederatedData:
             "simulation needs data: a name, 'module:Name' of your own, or fedavg.from_arrays(...)"
         )
     data = _whole_data(plan)
-    if not data.sizes.any():
-        raise DataError(f"data '{data.name}': no client has any example; expected at least one")
+    check_sizes(data)
     data = HeldOut(data, plan.holdout, plan.seed) if plan.holdout else data
     if make_algorithm(plan.algorithm).pools_data:
         return pooled(data)

@@ -18,9 +18,10 @@ from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from types import UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedavg.errors import PlanError
+from fedavg.settings import brief, wrong_type
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Pluggable")
@@ -33,6 +34,14 @@ class Pluggable:
     """A part of a plan that a user may replace. `kind` is the plan's word for it, as error messages show it."""
 
     kind: ClassVar[str]
+
+    def __new__(cls, *given: Any, **settings: Any) -> Self:
+        """Settings of the wrong type are refused before a part compares or multiplies them."""
+        if wrong := wrong_type(cls, given, settings):
+            raise PlanError(f"{cls.kind} {_registered(cls) or cls.__name__}: {wrong}")
+        if cls.__init__ is object.__init__ and (given or settings):
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        return super().__new__(cls)
 
     @classmethod
     def registry(cls) -> Mapping[str, Any]:
@@ -285,12 +294,15 @@ _READERS: dict[Any, Callable[[str], object]] = {int: int, float: float, str: str
 def _name_of(part: Pluggable) -> str | None:
     """The name in the registry, or the import name if the class can be imported by it."""
     kind = type(part)
-    for name, entry in part.registry().items():
-        if entry is kind:
-            return name
+    if name := _registered(kind):
+        return name
     found = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
     importable = found is kind and kind.__module__ != "__main__"
     return f"{kind.__module__}:{kind.__qualname__}" if importable else None
+
+
+def _registered(kind: type[Pluggable]) -> str | None:
+    return next((name for name, entry in kind.registry().items() if entry is kind), None)
 
 
 def _written(part: Pluggable) -> list[str] | None:
@@ -351,7 +363,7 @@ def _described(value: object, base: type[Pluggable]) -> str:
         return f"{what}; expected {remedy}"
     names = "".join(f"{each}, " for each in list(base.registry())[:3])
     text = f"text: {names}... or 'module:Name'" if names else "text: 'module:Name'"
-    return f"{value!r} of type {type(value).__name__}; expected a fedavg.{name}, or {text}"
+    return f"{brief(value)} of type {type(value).__name__}; expected a fedavg.{name}, or {text}"
 
 
 def _usage(name: str, target: Any) -> str:

@@ -1,12 +1,14 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from fedavg import Task
+from fedavg import Task, run
 from fedavg.engine.model import Model
 from fedavg.errors import TaskError
 from fedavg.tasks import TASKS
-from toys import TOY
+from toys import TOY, toy_plan
 
 
 @pytest.mark.parametrize(("name", "count"), [("mnist-2nn", 199_210), ("mnist-cnn", 1_663_370)])
@@ -87,3 +89,67 @@ def test_unchanged_puts_everything_back():
 def test_a_module_that_can_not_be_used_is_refused(build, message):
     with pytest.raises(TaskError, match=message):
         Model(Task("bad", build), seed=0)
+
+
+class Masked(nn.Module):
+    """Sums what came before each place, by a mask of zeros and minus infinity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 3)
+        self.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1))
+        self.register_buffer("nothing", torch.full((2,), torch.nan))
+
+    def forward(self, x):
+        weights = torch.softmax(self.scores(x)[:, None, :] + self.mask, dim=-1)
+        return self.out((weights * x[:, None, :]).sum(dim=-1))
+
+
+@pytest.mark.parametrize("engine", ["plain", "graph"])
+def test_a_mask_of_infinities_stays_as_it_is_built(engine):
+    plan = toy_plan(task=Task("masked", Masked), engine=engine, workers=1, rounds=2)
+    result = run(plan)
+    assert torch.equal(result.model.mask, Masked().mask)
+    assert result.model.nothing.isnan().all()
+    assert result.loss[1] < result.loss[0]
+
+
+class Peak(nn.Module):
+    """Remembers something of what it has seen."""
+
+    def __init__(self, start: float, in_place: bool) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+        self.in_place = in_place
+        self.register_buffer("peak", torch.tensor([start]))
+
+    def forward(self, x):
+        seen = torch.maximum(self.peak, x.detach().max())
+        if self.in_place:
+            self.peak.copy_(seen)
+        else:
+            self.peak = seen
+        return self.out(x)
+
+
+@pytest.mark.parametrize(
+    ("start", "in_place", "message"),
+    [
+        (-torch.inf, True, "training changes the buffer 'peak', which begins with an infinity or NaN"),
+        (0.0, False, "training puts another tensor in the place of the buffer 'peak'"),
+    ],
+)
+def test_a_change_of_a_buffer_that_would_be_lost_is_refused(start, in_place, message):
+    with pytest.raises(TaskError, match=message):
+        run(toy_plan(task=Task("peak", partial(Peak, start, in_place)), workers=1))
+
+
+def test_a_buffer_that_is_changed_in_place_is_averaged():
+    result = run(toy_plan(task=Task("peak", partial(Peak, 0.0, True)), workers=1))
+    assert result.model.peak > 0
+
+
+def test_a_constant_that_is_made_anew_is_no_change():
+    result = run(toy_plan(task=Task("peak", partial(Peak, 1e6, False)), workers=1, rounds=1))
+    assert result.model.peak == 1e6

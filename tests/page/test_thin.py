@@ -52,7 +52,7 @@ def test_axes_are_sums_up_to_a_round(tmp_path):
     run = record(finished(tmp_path / "a", rounds=2))
     assert along(run, "round").tolist() == [1, 2]
     assert along(run, "bytes").tolist() == [3e6, 6e6]
-    assert along(run, "seconds").tolist() == [1, 2]
+    assert along(run, "time").tolist() == [1, 2]
     assert along(run, "simulated").tolist() == [0.5, 1]
 
 

@@ -1,7 +1,7 @@
 """Federated algorithms. A new one is one file and one line here."""
 
 from fedavg.algorithms.adaptive import Adaptive
-from fedavg.algorithms.algorithm import Algorithm, Terms
+from fedavg.algorithms.algorithm import Algorithm, PlanOptions
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.fedavgm import FedAvgM
 from fedavg.algorithms.fedbuff import FedBuff
@@ -40,5 +40,5 @@ def make_algorithm(value: str | Algorithm) -> Algorithm:
 
 __all__ = [
     "ALGORITHMS", "Adaptive", "Algorithm", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBuff", "FedDyn",
-    "FedNova", "FedProx", "FedSGD", "FedYogi", "OneShot", "PooledSGD", "Scaffold", "Terms", "make_algorithm",
+    "FedNova", "FedProx", "FedSGD", "FedYogi", "OneShot", "PlanOptions", "PooledSGD", "Scaffold", "make_algorithm",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Algorithm, Terms
+from fedavg.algorithms.algorithm import Algorithm, PlanOptions
 from fedavg.algorithms.settings import require, require_plain_sgd
 from fedavg.errors import PlanError
 from fedavg.optimizers import Optimizer
@@ -132,7 +132,7 @@ class Adaptive(Algorithm):
         _, _, spent = _read(state)
         return spent + self.step + self.round > self.budget
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         if plan.C != 1 or plan.schedule("E").values != {1}:
             raise PlanError(
                 f"algorithm adaptive: got C={plan.C:g}, E={plan.E}; expected C=1 and E=1 (all clients take part, and "

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from fedavg.client import Client
 
 
-class Terms(Protocol):
+class PlanOptions(Protocol):
     """What an algorithm may know of the plan that it is part of.
 
-    >>> def check(plan: Terms) -> bool:
+    >>> def check(plan: PlanOptions) -> bool:
     ...     return plan.rounds > 1 and plan.schedule("E").values == {1}
     >>> from fedavg import Plan
     >>> check(Plan(E=1)), check(Plan(E="1,50:5"))
@@ -142,5 +142,5 @@ class Algorithm(Pluggable, ABC):
         return False
 
     @abstractmethod
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         """Raise a PlanError if the plan's settings do not fit this algorithm."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Algorithm, Terms
+from fedavg.algorithms.algorithm import Algorithm, PlanOptions
 from fedavg.types import State, Sum, Update, Work
 
 if TYPE_CHECKING:
@@ -40,5 +40,5 @@ class FedAvg(Algorithm):
         # Σ (n_k/m_t) w^k = w_t + Σ (n_k/m_t) (w^k - w_t): clients send their change, the server adds its mean.
         return replace(state, weights=(state.weights.double() + total.mean).float())
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         pass

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Terms
+from fedavg.algorithms.algorithm import PlanOptions
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require
 from fedavg.errors import PlanError
@@ -84,7 +84,7 @@ class FedBuff(FedAvg):
         require(self, "spread", low=0, high=1)
         require(self, "lr", low=0, above=True)
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         if plan.world is not None and self.spread != FedBuff.spread:
             raise PlanError(
                 f"algorithm: got spread={self.spread:g} in a world, whose devices say how long all take; leave it out"

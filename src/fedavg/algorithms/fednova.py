@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Terms
+from fedavg.algorithms.algorithm import PlanOptions
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require_linear
 from fedavg.optimizers import Optimizer
@@ -56,5 +56,5 @@ class FedNova(FedAvg):
         tau_eff = total.metrics["tau"]  # the n_k-weighted mean over the cohort
         return replace(state, weights=(state.weights.double() + tau_eff * total.mean).float())
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         require_linear(plan, self.name, "it counts how much each gradient adds to the change")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Algorithm, Terms
+from fedavg.algorithms.algorithm import Algorithm, PlanOptions
 from fedavg.algorithms.settings import require_plain_sgd
 from fedavg.errors import PlanError
 from fedavg.types import State, Sum, Update, Work
@@ -38,7 +38,7 @@ class FedSGD(Algorithm):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         return replace(state, weights=(state.weights.double() - work.lr * total.mean).float())
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         if plan.schedule("E").values != {1} or plan.schedule("B").values != {inf}:
             raise PlanError(
                 f"algorithm fedsgd: got E={plan.E}, B={plan.B}; expected E=1 and B=inf (a gradient a round)"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Algorithm, Terms
+from fedavg.algorithms.algorithm import Algorithm, PlanOptions
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.errors import PlanError
 from fedavg.types import State, Sum, Update, Work
@@ -30,6 +30,6 @@ class OneShot(Algorithm):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         return FedAvg().server_update(state, total, work)
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         if plan.rounds != 1:
             raise PlanError(f"algorithm oneshot: got rounds={plan.rounds}; expected rounds=1 (use a large E instead)")

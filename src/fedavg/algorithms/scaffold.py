@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Terms
+from fedavg.algorithms.algorithm import PlanOptions
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import require, require_linear
 from fedavg.optimizers import Correction
@@ -68,5 +68,5 @@ class Scaffold(FedAvg):
         c = state.slots["c"].double() + (total.count / total.population) * c_change
         return State(x.float(), {"c": c.float()})
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         require_linear(plan, self.name, "control variates are means of gradients")

@@ -2,7 +2,7 @@
 
 from math import inf, isfinite
 
-from fedavg.algorithms.algorithm import Terms
+from fedavg.algorithms.algorithm import PlanOptions
 from fedavg.errors import PlanError
 from fedavg.optimizers import Folded, Optimizer, make_optimizer
 
@@ -19,16 +19,16 @@ def require(algorithm: object, name: str, *, low: float, high: float = inf, abov
     )
 
 
-def optimizer_of(plan: Terms) -> Optimizer:
+def optimizer_of(plan: PlanOptions) -> Optimizer:
     return make_optimizer(plan.optimizer)
 
 
-def require_plain_sgd(plan: Terms, algorithm: str, reason: str) -> None:
+def require_plain_sgd(plan: PlanOptions, algorithm: str, reason: str) -> None:
     if optimizer_of(plan).folded != Folded():
         raise PlanError(f"algorithm {algorithm}: got optimizer '{plan.optimizer}'; expected 'sgd', since {reason}")
 
 
-def require_linear(plan: Terms, algorithm: str, reason: str) -> None:
+def require_linear(plan: PlanOptions, algorithm: str, reason: str) -> None:
     """SGD with momentum will do; steps that are not sums of gradients times the rate, such as Adam's, will not."""
     if optimizer_of(plan).effective_steps(1) is None:
         raise PlanError(

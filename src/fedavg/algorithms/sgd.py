@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedavg.algorithms.algorithm import Algorithm, Terms
+from fedavg.algorithms.algorithm import Algorithm, PlanOptions
 from fedavg.algorithms.fedavg import FedAvg
 from fedavg.algorithms.settings import optimizer_of
 from fedavg.errors import PlanError
@@ -34,7 +34,7 @@ class PooledSGD(Algorithm):
     def server_update(self, state: State, total: Sum, work: Work) -> State:
         return FedAvg().server_update(state, total, work)
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         if plan.schedule("E").values != {1}:
             raise PlanError(f"algorithm sgd: got E={plan.E}; expected E=1 (one minibatch of size B is one round)")
         optimizer = optimizer_of(plan)

@@ -26,6 +26,7 @@ from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
+from fedavg.cli.runs import cancel, extend, pause, runs, submit
 from fedavg.cli.study import study
 from fedavg.cli.sweep import sweep
 from fedavg.cli.world import world
@@ -35,13 +36,13 @@ from fedavg.errors import FedAvgError
 @click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="fedavg")
 def cli() -> None:
-    """Federated averaging (McMahan et al. 2017): simulate it, regenerate the paper, look at data, measure speed."""
+    """Federated learning: simulate it, run it on devices, regenerate the paper (McMahan et al. 2017)."""
 
 
 for command in (
     run, resume, sweep, compare, plot, evaluate, export, export_model, personalise, serve, join, status, token, approve,
     revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor,
-    completion, man,
+    completion, man, submit, runs, pause, cancel, extend,
 ):  # fmt: skip
     cli.add_command(command)
 

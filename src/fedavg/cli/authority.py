@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedavg.cli.operate import address, check_url, needs_server_extra
+from fedavg.cli.asking import check_url, needs_server_extra
+from fedavg.cli.operate import address
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:

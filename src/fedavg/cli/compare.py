@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fedavg.cli.completion import complete_run
+from fedavg.study.axes import AXES
 
 _runs = click.argument(
     "run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...", shell_complete=complete_run
@@ -53,7 +54,7 @@ def _shown(name: str, value: Any) -> str:
 @_runs
 @click.option(
     "--by",
-    type=click.Choice(["round", "bytes", "time", "simulated"]),
+    type=click.Choice(list(AXES)),
     default="round",
     show_default=True,
     help="What curves are drawn over.",

@@ -33,6 +33,7 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
         "fedbuff",
         "adaptive",
     ),
+    "adapters": ("lora",),
     "optimizer": ("sgd", "adam", "adamw"),
     "metrics": ("accuracy", "topk", "loss", "perplexity", "class_accuracy", "f1", "auc", "mae", "rmse"),
     "codec": ("float32", "float16", "bfloat16", "quantise", "mask", "lowrank", "topk", "stc", "entropy"),

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from fedavg.cli.asking import FILE, needs_server_extra
 from fedavg.cli.completion import complete_source
-from fedavg.cli.operate import FILE, address, as_json_option, needs_server_extra
+from fedavg.cli.operate import address, as_json_option
 from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source", shell_complete=complete_source)
+@click.argument("source", required=False, shell_complete=complete_source)
 @plan_options
 @plan_settings
+@click.option("--allow", multiple=True, metavar="PACKAGE",
+              help="Of a service: a package whose code submitted plans may name; may be repeated [none].")  # fmt: skip
 @click.option("--listen", default="127.0.0.1:8443", metavar="HOST:PORT", help="Where clients connect [127.0.0.1:8443].")
 @click.option("--cert", type=FILE, help="The server's certificate, PEM ('fedavg certs' makes one for trying out).")
 @click.option("--key", type=FILE, help="Its private key, PEM.")
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
 @click.option("--insecure", is_flag=True, help="Plain HTTP; on loopback only.")
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs/fleet"), show_default=True,
               help="Tokens, metrics, the model, and the database unless --db is given.")  # fmt: skip
-@click.option("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or an SQLite file [RUN-DIR/fleet.db].")
+@click.option("--db", metavar="URL", envvar="FEDAVG_DB", show_envvar=True,
+              help="postgresql://USER@HOST/NAME, or an SQLite file [RUN-DIR/fleet.db].")  # fmt: skip
+@click.option("--db-file", type=FILE, help="A file with that URL, which may hold a password.")
 @click.option("--replica", is_flag=True, help="Be one of several processes that serve the run of one PostgreSQL --db.")
 @click.option("--replica-url", metavar="URL", help="Where other replicas reach this one [where it listens].")
 @click.option("--admin-listen", metavar="HOST:PORT", help="The operator's endpoints on an address of their own.")
@@ -57,8 +62,10 @@ if TYPE_CHECKING:
 @click.option("--publish", type=click.Choice(["final", "rounds", "none"]), default="final", show_default=True,
               help="Which models clients may take away: the final one, that of every round, or none.")  # fmt: skip
 @as_json_option
-def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train by a plan on devices that join over the network. Started again with the same --run-dir, it goes on.
+
+    Without a plan it is a service: it serves the plans that 'fedavg submit' sends it, one after another.
 
     \b
     fedavg certs certificates --host server.example
@@ -75,8 +82,13 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     from fedavg.programs.servable import Address, Options
     from fedavg.programs.serve import JOIN_TOKEN
     from fedavg.programs.serve import serve as run_server
+    from fedavg.programs.service import serve_runs
 
-    plan = _plan(source, settings, options)
+    plan = _plan(source, settings, options) if source else None
+    if plan is None:
+        _check_no_plan(settings, options)
+    if options["allow"] and source:
+        raise PlanError("--allow is for a service, whose plans come from elsewhere; expected none with a plan of yours")
     listen = Address(*address(options["listen"], "--listen"))
     if bool(options["cert"]) != bool(options["key"]):
         raise PlanError("--cert and --key belong together; got one of them")
@@ -104,7 +116,7 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
     served = Options(
         listen,
         directory,
-        database=options["db"],
+        database=_database(options),
         tls=tls,
         admin=Address(*address(admin, "--admin-listen")) if admin else None,
         rules=_rules(plan, options),
@@ -123,6 +135,9 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
         publish=options["publish"],
     )
     try:
+        if plan is None:
+            serve_runs(served, options["allow"], ready)
+            return
         if options["replica"]:
             certificate = options["cert"].read_text() if options["cert"] else None
             result = serve_replica(plan, served, Place(options["replica_url"], certificate), ready=ready)
@@ -137,14 +152,38 @@ def serve(source: str, settings: tuple[str, ...], as_json: bool, **options: Any)
         print_summary(result.summary, None)
 
 
-def _rules(plan: "Plan", options: dict[str, Any]) -> "Rules":
+def _database(options: dict[str, Any]) -> str | None:
+    """The URL of the database, from the command line, the environment or a file."""
+    url, file = options["db"], options["db_file"]
+    if url and file:
+        raise PlanError("--db and --db-file: got both (--db may come from FEDAVG_DB); expected one of them")
+    text: str | None = file.read_text().strip() if file else url
+    if file and not text:
+        raise PlanError(f"--db-file: {file} is empty; expected the URL of a database")
+    return text
+
+
+def _check_no_plan(settings: tuple[str, ...], options: dict[str, Any]) -> None:
+    """A service has no plan of its own, and what is for one is refused."""
+    from fedavg.plan import option_names
+
+    find_own_code()
+    given = [name for name in option_names() if options.get(name) is not None] + list(settings)
+    if given:
+        raise PlanError(f"{given[0]}: got an option of a plan without a plan; expected 'fedavg serve PLAN', or no such "
+                        "option: a service takes plans by 'fedavg submit'")  # fmt: skip
+    if options["replica"]:
+        raise PlanError("--replica: a service of many runs is one process; expected a plan, or no --replica")
+
+
+def _rules(plan: "Plan | None", options: dict[str, Any]) -> "Rules":
     from fedavg.fleets.http.server.rounds import Rules
     from fedavg.plan.plan import default_of
     from fedavg.programs.servable import said_twice
 
     names = {"deadline": "deadline_s", "over_selection": "over_selection", "quorum": "quorum"}
     given = {field: options[name] for name, field in names.items() if options[name] is not None}
-    if given and plan.closing != default_of("closing"):
+    if given and plan is not None and plan.closing != default_of("closing"):
         raise said_twice(plan)
     return Rules(**given)
 

@@ -10,7 +10,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Look at results": ("page", "compare", "plot", "evaluate", "personalise", "export", "export-model"),
     "Studies": ("paper", "study", "privacy"),
     "Deploy": ("serve", "join", "fleet-demo", "certs", "authority"),
-    "Operate a server": ("status", "token", "approve", "revoke"),
+    "Operate a server": ("status", "submit", "runs", "pause", "cancel", "extend", "token", "approve", "revoke"),
     "This program": ("completion", "man"),
 }
 

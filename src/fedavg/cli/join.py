@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedavg.cli.operate import FILE, check_url
+from fedavg.cli.asking import FILE, check_url
 from fedavg.errors import FedAvgError, PlanError
 
 if TYPE_CHECKING:

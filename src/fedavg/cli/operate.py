@@ -2,29 +2,14 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from fedavg.errors import FedAvgError, FleetError, PlanError
+from fedavg.cli.asking import AskedServer, ask, reaching
+from fedavg.errors import FleetError, PlanError
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
-FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_ca = click.option("--ca", type=FILE, help="The authority of the server's certificate, if it is not a public one.")
-_admin = click.option("--admin-token-file", type=FILE, required=True, help="The operator's token: RUN-DIR/admin-token.")
-
-
-def needs_server_extra() -> None:
-    """The fleet needs packages that a simulation does not."""
-    try:
-        import cryptography  # noqa: F401
-        import httpx2  # noqa: F401
-        import sqlalchemy  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise FedAvgError(f"the fleet needs {error.name}; install it with: pip install 'fedavg[server]'") from None
 
 
 def address(text: str, what: str) -> tuple[str, int]:
@@ -34,36 +19,26 @@ def address(text: str, what: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_url(url: str, insecure: bool) -> None:
-    from fedavg.fleets.http.device.connection import check_url
-
-    check_url(url, insecure)
-
-
 @click.command()
 @click.argument("url")
-@_ca
-@click.option("--admin-token-file", type=FILE, help="The operator's token, to see more.")
+@reaching(token_needed=False)
 @click.option("--clients", is_flag=True, help="List the clients; needs the operator's token.")
 @click.option("--ledger", is_flag=True, help="List what each round cost of privacy; needs the operator's token.")
 @as_json_option
-def status(
-    url: str, ca: Path | None, admin_token_file: Path | None, clients: bool, ledger: bool, as_json: bool
-) -> None:
+def status(server: AskedServer, clients: bool, ledger: bool, as_json: bool) -> None:
     """Where the run of the server at URL is."""
-    needs_server_extra()
     if clients and ledger:
         raise FleetError("--clients and --ledger: got both; expected one list at a time")
     for wanted, name in ((clients, "clients"), (ledger, "ledger")):
-        if wanted and not admin_token_file:
+        if wanted and not server.token_file:
             raise FleetError(f"--{name}: expected --admin-token-file as well; only the operator sees that")
     if clients:
-        _print_clients(_ask_server(url, ca, "GET", "/admin/clients", admin_token_file)["clients"], as_json)
+        _print_clients(ask(server, "GET", "/admin/clients")["clients"], as_json)
         return
     if ledger:
-        _print_ledger(_ask_server(url, ca, "GET", "/admin/ledger", admin_token_file)["ledger"], as_json)
+        _print_ledger(ask(server, "GET", "/admin/ledger")["ledger"], as_json)
         return
-    answer = _ask_server(url, ca, "GET", "/admin/status" if admin_token_file else "/v1/status", admin_token_file)
+    answer = ask(server, "GET", "/admin/status" if server.token_file else "/v1/status")
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -106,7 +81,7 @@ def _print_ledger(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 @click.command()
 @click.argument("url")
-@_admin
+@reaching()
 @click.option("--uses", type=click.IntRange(1), default=1, show_default=True, help="How many clients may use it.")
 @click.option("--hours", type=click.FloatRange(0, min_open=True), default=168.0, show_default=True,
               help="How long it is good for.")  # fmt: skip
@@ -114,17 +89,14 @@ def _print_ledger(rows: list[dict[str, Any]], as_json: bool) -> None:
 @click.option("--label", default="", help="What it is for.")
 @click.option("--list", "listed", is_flag=True, help="Instead: list the tokens, by id: never the tokens themselves.")
 @click.option("--withdraw", metavar="ID", help="Instead: nobody can enrol by this token any more.")
-@_ca
 def token(
-    url: str,
-    admin_token_file: Path,
+    server: AskedServer,
     uses: int,
     hours: float,
     client: int | None,
     label: str,
     listed: bool,
     withdraw: str | None,
-    ca: Path | None,
 ) -> None:
     """Make a join token at the server at URL, list the tokens, or withdraw one.
 
@@ -132,16 +104,15 @@ def token(
     fedavg token https://server.example:8443 --admin-token-file admin-token --uses 20 --hours 24 > join-token
     fedavg token https://server.example:8443 --admin-token-file admin-token --list
     """
-    needs_server_extra()
     if listed:
-        _print_tokens(_ask_server(url, ca, "GET", "/admin/tokens", admin_token_file)["tokens"])
+        _print_tokens(ask(server, "GET", "/admin/tokens")["tokens"])
     elif withdraw is not None:
         _check_token_id("--withdraw", withdraw)
-        _ask_server(url, ca, "POST", f"/admin/tokens/{withdraw}/withdraw", admin_token_file)
+        ask(server, "POST", f"/admin/tokens/{withdraw}/withdraw")
         click.echo(f"token {withdraw} is withdrawn; clients that came by it stay: 'fedavg revoke' takes them back")
     else:
         wanted = {"uses": uses, "label": label, "client": client, "hours": hours}
-        click.echo(_ask_server(url, ca, "POST", "/admin/tokens", admin_token_file, wanted)["token"])
+        click.echo(ask(server, "POST", "/admin/tokens", wanted)["token"])
 
 
 def _print_tokens(rows: list[dict[str, Any]]) -> None:
@@ -174,63 +145,35 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @click.argument("url")
-@_admin
+@reaching()
 @_selecting
-@_ca
-def revoke(url: str, admin_token_file: Path, ca: Path | None, **selection: Any) -> None:
+def revoke(server: AskedServer, **selection: Any) -> None:
     """Take back the enrolment of clients at the server at URL: they are shut out at once and for good.
 
     \b
     fedavg revoke https://server.example:8443 --admin-token-file admin-token --client 7
     fedavg revoke https://server.example:8443 --admin-token-file admin-token --address 203.0.113.9 --newer-than 2
     """
-    _change_clients("revoke", "revoked", url, ca, admin_token_file, selection)
+    _change_clients("revoke", "revoked", server, selection)
 
 
 @click.command()
 @click.argument("url")
-@_admin
+@reaching()
 @_selecting
-@_ca
-def approve(url: str, admin_token_file: Path, ca: Path | None, **selection: Any) -> None:
+def approve(server: AskedServer, **selection: Any) -> None:
     """Let clients in that wait at a server started with --approval ('fedavg status URL --clients' lists them)."""
-    _change_clients("approve", "approved", url, ca, admin_token_file, selection)
+    _change_clients("approve", "approved", server, selection)
 
 
-def _change_clients(
-    verb: str, done: str, url: str, ca: Path | None, admin_token_file: Path, selection: dict[str, Any]
-) -> None:
-    needs_server_extra()
+def _change_clients(verb: str, done: str, server: AskedServer, selection: dict[str, Any]) -> None:
     if selection["token"] is not None:
         _check_token_id("--token", selection["token"])
     if all(value is None for value in selection.values()):
         raise FleetError(f"fedavg {verb}: got no client; expected --client, --token, --address or an age")
     wanted = {name: selection[name] for name in ("client", "token", "address")}
     wanted |= {"newer_than_h": selection["newer_than"], "older_than_h": selection["older_than"]}
-    chosen = _ask_server(url, ca, "POST", f"/admin/clients/{verb}", admin_token_file, wanted)["clients"]
+    chosen = ask(server, "POST", f"/admin/clients/{verb}", wanted)["clients"]
     if not chosen:
         raise FleetError("no client is like that; 'fedavg status URL --clients' lists them")
     click.echo(f"{done}: {', '.join(map(str, chosen))}")
-
-
-def _ask_server(
-    url: str, ca: Path | None, method: str, path: str, token_file: Path | None, content: object = None
-) -> dict[str, Any]:
-    import httpx2 as httpx
-
-    from fedavg.fleets.http.protocol.certs import client_context
-
-    check_url(url, insecure=True)  # which still keeps the operator's token off the network in the clear
-    headers = {"Authorization": f"Bearer {token_file.read_text().strip()}"} if token_file else {}
-    try:
-        with httpx.Client(verify=client_context(ca) if url.startswith("https:") else True, headers=headers) as http:
-            response = http.request(method, url.rstrip("/") + path, json=content)
-    except httpx.TransportError as error:
-        raise FleetError(f"{url} does not answer: {error}; is the server running, and --ca right?") from None
-    try:
-        answer: dict[str, Any] = response.json()
-    except ValueError:
-        raise FleetError(f"{url}{path} answered {response.status_code} without JSON; is it a fedavg server?") from None
-    if not response.is_success:
-        raise FleetError(f"the server refused ({answer.get('error')}): {answer.get('detail')}")
-    return answer

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedavg.cli.operate import FILE, check_url
+from fedavg.cli.asking import FILE, check_url
 from fedavg.errors import FedAvgError, FleetError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _export(folder: Path | None, url: str | None, file: Path) -> None:
 
 
 def _fleet(url: str, token_file: Path | None, ca: Path | None) -> "LiveFleet":
-    from fedavg.cli.operate import needs_server_extra
+    from fedavg.cli.asking import needs_server_extra
 
     needs_server_extra()
     from fedavg.page.fleet import LiveFleet

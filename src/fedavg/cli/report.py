@@ -69,11 +69,23 @@ def summary_rows(summary: Summary, picture: Path | None) -> list[tuple[str, str]
         ("sent", f"{summary.bytes_up / 1e6:,.1f} MB up, {summary.bytes_down / 1e6:,.1f} MB down"),
         *_clock_rows(summary),
         ("time", f"{pace}{summary.seconds:.1f} s in all"),
+        *_beside_frozen(summary),
         ("model", f"{summary.parameters:,} numbers, sha256 {summary.model_sha256[:16]}…"),
         ("engine", summary.engine + (f" ({summary.engine_reason})" if summary.engine_reason else "")),
         ("run directory", str(summary.run_dir)),
     ]
     return [*rows, ("picture", str(picture))] if picture else rows
+
+
+def _beside_frozen(summary: Summary) -> list[tuple[str, str]]:
+    if summary.frozen is None:
+        return []
+    sent, whole = (summary.frozen[each] / 1e6 for each in ("up", "whole_up"))
+    times = f", {whole / sent:,.0f} times as much" if sent else ""
+    return [
+        ("sent a round", f"{sent:,.2f} MB up; the whole model would be {whole:,.2f} MB{times}"),
+        ("frozen", f"{summary.frozen['numbers']:,} numbers that never travel"),
+    ]
 
 
 def _clock_rows(summary: Summary) -> list[tuple[str, str]]:

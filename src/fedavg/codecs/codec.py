@@ -90,7 +90,7 @@ class Codec(Pluggable, ABC):
             values = self.unpack(bytes(frame), size)
         if not isfinite(largest(values)):
             raise NotFinite(f"a {self.name} frame holds values that are not finite; expected finite numbers")
-        return torch.from_numpy(values)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
 
     @abstractmethod
     def pack(self, values: np.ndarray, rng: np.random.Generator) -> bytes:

@@ -17,8 +17,18 @@ def gradients(model: Model, batch: Examples) -> tuple[Tensor, list[Tensor]]:
     parameters = list(model.parameters.values())
     with torch.enable_grad():
         loss = model.task.loss(trees.call(model.module, batch.x), batch.y)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"the loss gave {loss!r} of type {type(loss).__name__}; expected a tensor of one number")
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     return loss.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+
+
+def unused(model: Model, batch: Examples) -> list[str]:
+    """The trainable parameters that the batch's loss does not depend on, by name."""
+    with torch.enable_grad():
+        loss = model.task.loss(trees.call(model.module, batch.x), batch.y)
+        grads = torch.autograd.grad(loss, list(model.parameters.values()), allow_unused=True)
+    return [name for name, gradient in zip(model.parameters, grads, strict=True) if gradient is None]
 
 
 def epoch(model: Model, examples: Examples, size: int, steps: Steps) -> Tensor:

@@ -44,8 +44,16 @@ class Engine:
 class Trainer:
     """Start from given weights, take local epochs, read the weights back."""
 
-    def __init__(self, task: Task, seed: int, device: str = "cpu", optimizer: Optimizer | None = None) -> None:
-        self.model = Model(task, seed, device)
+    def __init__(
+        self,
+        task: Task,
+        seed: int,
+        device: str = "cpu",
+        optimizer: Optimizer | None = None,
+        frozen: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`frozen` is memory that has the frozen parameters already (`Model`)."""
+        self.model = Model(task, seed, device, frozen)
         self.task = task
         self.optimizer = optimizer or SGD()
         self._seed = seed
@@ -96,7 +104,12 @@ class Trainer:
 
     def collated(self, batch: Examples) -> Examples:
         """A batch of raw examples in the form that the task gives it."""
-        return batch if self.task.collate is None else Examples(*self.task.collate(batch.x, batch.y))
+        if self.task.collate is None:
+            return batch
+        made = self.task.collate(batch.x, batch.y)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise TypeError(f"collate gave {type(made).__name__}; expected a pair (x, y)")
+        return Examples(*made)
 
     def batches(self, examples: Examples, size: int, rng: np.random.Generator) -> Iterator[tuple[int, Examples]]:
         """What the module is trained on, in order: each batch with the number of raw examples that it is made of."""
@@ -177,8 +190,11 @@ class Trainer:
         Both paths take a step from the same weights and random numbers, so that a wrong graph, or a module that does
         not fit its data, is found before round 1. The choice never depends on a timing.
         """
+        frozen = self.model.frozen.checksums()
         with self.model.unchanged():
             recorded, other, expected = self._fitted(examples)
+            self.model.frozen.check_against(frozen)
+            self._check_adapters(other)
             if name == "plain":
                 self.engine = Engine(marked("plain" + self._loops()), "asked for")
                 return
@@ -239,6 +255,15 @@ class Trainer:
                 errors[self._fit] = error
         raise self._refusal("trained", examples, errors[AS_IT_IS]) from errors[AS_IT_IS]
 
+    def _check_adapters(self, batch: Examples) -> None:
+        """Adapters that the module never calls would be trained in vain, and nobody would notice."""
+        if self.task.adapters is not None and (idle := plain.unused(self.model, batch)):
+            more = ", ..." if len(idle) > 1 else ""
+            raise TaskError(
+                f"'{self.task.name}' does not use {len(idle)} of its adapted weights ({idle[0]}{more}); expected "
+                "adapters that count: name other layers, as in lora:layers=query+value"
+            )
+
     def _prepared(self, examples: Examples) -> Examples:
         rng = seeds.rng(self._seed, seeds.NONE, seeds.NONE, "probe")
         made = self.collated(examples)
@@ -295,6 +320,7 @@ class Trainer:
         before = self.model.vector.clone()
         with self.model.unchanged(), self.seeded(0):
             epoch(batch, len(batch), Steps(SGD(), 1.0))
+            self.model.check_buffers()
             return self.model.vector - before
 
     def _plain_epoch(self, examples: Examples, size: int, steps: Steps) -> Tensor:

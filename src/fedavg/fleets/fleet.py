@@ -91,6 +91,8 @@ class Fleet(Pluggable, ABC):
     gives_singles: bool = False
     #: How clients train, and why so; known after `start`.
     engine: Engine
+    #: The fingerprint of the weights that are frozen, empty if none are; known after `start`.
+    frozen: str = ""
     #: What a run is resumed on only; known after `open`.
     fingerprint: str
     #: What the server judges models on; None where it has nothing. Known after `open`.

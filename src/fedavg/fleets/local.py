@@ -93,5 +93,6 @@ def _spawned(
     shared: SharedVector,
     rings: list[SharedVector],
 ) -> Spawned:
-    parcel, root = packed_for_workers(setup, data, method), states.root if states else None
+    parcel = packed_for_workers(setup, data, trainer.model.frozen.tensors, method)
+    root = states.root if states else None
     return Spawned(method, [Desk(parcel, shared, ring, root, trainer.engine) for ring in rings])

@@ -104,7 +104,7 @@ class SimulatedFleet(Fleet, ABC):
         keep_freed_memory()
         self._scratch.enter_context(one_thread())
         trainer = proved_trainer(setup, self._data)
-        self.engine = trainer.engine
+        self.engine, self.frozen = trainer.engine, trainer.model.frozen.fingerprint
         initial = trainer.weights.clone()
         self._update_size = setup.update_size(len(initial))
         self._pool = self.new_pool(setup, self._data, trainer, self._states)

@@ -9,13 +9,15 @@ import gc
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import current_process, get_all_start_methods
 from pathlib import Path
 from typing import Final, Literal, final
 
-from fedavg.engine.memory import settle_before_fork
+from torch import Tensor
+
+from fedavg.engine.memory import settle_before_fork, trim
 from fedavg.engine.trainer import Engine
 from fedavg.errors import FleetError, PlanError
 from fedavg.fleets import parcels
@@ -86,7 +88,7 @@ class Forked(Starter):
 class Desk:
     """What a worker that was not forked has of its own, and what it needs to make up the rest."""
 
-    #: A `Setup` and the `FederatedData`.
+    #: A `Setup`, the `FederatedData` and the frozen weights by name.
     parcel: Parcel
     shared: SharedVector
     ring: SharedVector
@@ -109,9 +111,9 @@ class Spawned(Starter):
         return WorkerProcess(self._method, worker_at, (self._desks[slot],), [], PRELOADED)
 
 
-def packed_for_workers(setup: Setup, data: FederatedData, method: Method) -> Parcel:
+def packed_for_workers(setup: Setup, data: FederatedData, frozen: Mapping[str, Tensor], method: Method) -> Parcel:
     try:
-        return parcels.pack((setup, data), method)
+        return parcels.pack((setup, data, frozen), method)
     except Unsendable as error:
         what = parcels.why_unsendable([*setup.plan.objects(), ("data", data)]) or f"the plan's parts: {error}"
         raise Unsendable(
@@ -125,8 +127,9 @@ def _as_it_is(worker: Worker) -> Worker:
 
 def worker_at(desk: Desk) -> Worker:
     """In a new process: the worker of a desk."""
-    setup, data = parcels.unpack(desk.parcel)
-    trainer = proved_trainer(setup, data)
+    setup, data, frozen = parcels.unpack(desk.parcel)
+    trainer = proved_trainer(setup, data, frozen)
+    trim()  # of frozen weights that were built here, before those of the parcel took their place
     if trainer.engine != desk.engine:
         raise FleetError(
             f"a worker would train by engine '{trainer.engine.name}' ({trainer.engine.reason}), and the server by "

@@ -73,7 +73,7 @@ class TimedFleet(Fleet):
             self._new_clock(setup, setup.population).gather(_able(first), cohort_size(plan.C, first))
         self._memory = Memory.of_nothing(setup.population.count)
         initial = self._inner.start(setup)
-        self.engine = self._inner.engine
+        self.engine, self.frozen = self._inner.engine, self._inner.frozen
         self._bytes_down = make_codec("float32").max_bytes(len(initial) * setup.algorithm.vectors_down)
         self._bytes_up = setup.codec.frame_bytes(setup.update_size(len(initial)))
         return initial

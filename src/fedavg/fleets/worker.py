@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedavg import seeds, trees
 from fedavg.client import Client
-from fedavg.client_path import blame_on, run_client, run_client_here
+from fedavg.client_path import Message, blame_on, run_client
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
@@ -142,11 +142,15 @@ class Worker:
         if job.cohort != self._cohort:
             self._sum.reset()
             self._cohort = job.cohort
-        examples = self._data.at(job.work.round).client(job.client)
+        setup, k, framed = self._setup, job.client, self._sends_frames(job)
+        examples = self._data.at(job.work.round).client(k)
         try:
-            return self._through_frame(job, examples) if self._sends_frames(job) else self._added_here(job, examples)
+            message = run_client(setup, self._trainer, k, examples, job.work, self.shared, self._states, framed=framed)
+            vector = self._decoded(message.frame, k) if framed else message.vector
+            with blame_on(examples, k):
+                return self._counted(job, message, vector)
         except Diverged as error:
-            raise Diverged(f"client {job.client}: {error}") from None
+            raise Diverged(f"client {k}: {error}") from None
 
     def _sends_frames(self, job: TrainJob) -> bool:
         """False where a frame would only be written to be read, and the sum takes what is in it."""
@@ -154,27 +158,9 @@ class Worker:
         plain = setup.codec.lossless and not job.encoding and not setup.single_updates
         return not plain or setup.lie_of(job.client) is not None
 
-    def _added_here(self, job: TrainJob, examples: Examples) -> Trained:
-        setup, k = self._setup, job.client
-        sent, metrics = run_client_here(setup, self._trainer, k, examples, job.work, self.shared, self._states)
-        update = setup.arrived(sent.vector, sent.weight, job.work)
-        with blame_on(examples, k):
-            seen = self._add(update)
-        return Trained(update.weight, metrics, self._frame_bytes, self._sum.bound, seen=seen)
-
-    def _add(self, update: Update) -> Seen | None:
-        """Into the sum; and what the server sees of it, where it may."""
-        if not self._setup.shows_updates:
-            self._sum.add(update.vector, update.weight)
-            return None
-        found = look_at(update.vector, self._setup.plan.seed)
-        self._sum.add(update.vector, update.weight, found.largest)
-        return seen_by(found, update.weight)
-
-    def _through_frame(self, job: TrainJob, examples: Examples) -> Trained:
-        setup, k = self._setup, job.client
-        message = run_client(setup, self._trainer, k, examples, job.work, self.shared, self._states)
-        vector, size = self._decoded(message.frame, k), len(message.frame)
+    def _counted(self, job: TrainJob, message: Message, vector: Tensor) -> Trained:
+        """A client's message as the server takes it."""
+        setup, size = self._setup, len(message.frame) or self._frame_bytes
         if job.encoding:  # bounds can not be kept on what is masked
             measured = masked_numbers(setup.measures, message)
             ring = job.encoding.encode(vector.numpy(), message.weight, measured).ring
@@ -187,6 +173,15 @@ class Worker:
         finite = bool(update.vector.isfinite().all())
         seen = see(update, setup.plan.seed) if setup.shows_updates and finite else None
         return Trained(update.weight, message.metrics, size, self._sum.bound, single=single, seen=seen)
+
+    def _add(self, update: Update) -> Seen | None:
+        """Into the sum; and what the server sees of it, where it may."""
+        if not self._setup.shows_updates:
+            self._sum.add(update.vector, update.weight)
+            return None
+        found = look_at(update.vector, self._setup.plan.seed)
+        self._sum.add(update.vector, update.weight, found.largest)
+        return seen_by(found, update.weight)
 
     def _decoded(self, frame: bytes, k: int) -> Tensor:
         """The update in a frame. What a liar sends that is none is left to the reducer, which counts it as faulty."""

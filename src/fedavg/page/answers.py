@@ -7,10 +7,10 @@ from urllib.parse import parse_qs
 
 from fedavg.errors import FedAvgError
 from fedavg.page import views
-from fedavg.page.compare import AXES
 from fedavg.page.library import Library
 from fedavg.page.partitions import Partitions
 from fedavg.page.record import Record
+from fedavg.study.axes import AXES
 
 if TYPE_CHECKING:  # it needs packages of the server extra
     from fedavg.page.fleet import LiveFleet

@@ -9,15 +9,9 @@ import numpy as np
 
 from fedavg.page.record import Record
 from fedavg.page.thin import POINTS, Curve, band, curve, thinned
+from fedavg.study.axes import AXES
 from fedavg.study.compare import RUNTIME
 
-#: What runs can be drawn over; each is the sum of these columns up to a round.
-AXES: Final[Mapping[str, Sequence[str]]] = {
-    "round": (),
-    "bytes": ("bytes_up", "bytes_down"),
-    "seconds": ("seconds", "eval_seconds"),
-    "simulated": ("simulated_s",),
-}
 #: Columns that are no result of a round, and so are not offered to be drawn.
 _NOT_DRAWN: Final = frozenset({"round"})
 

@@ -6,10 +6,10 @@ from typing import Any, Final
 from fedavg.errors import RunDirError
 from fedavg.files import write_atomically
 from fedavg.page.answers import NotThere, Shown
-from fedavg.page.compare import AXES
 from fedavg.page.library import Library
 from fedavg.page.site import whole_page
 from fedavg.page.views import evenly
+from fedavg.study.axes import AXES
 
 #: Rounds of each run that the file holds one by one; of longer runs so many, evenly spread.
 ROUNDS: Final = 200

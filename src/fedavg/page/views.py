@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedavg.page.compare import AXES, bands, curves, drawable, group_of
+from fedavg.page.compare import bands, curves, drawable, group_of
 from fedavg.page.record import Record
 from fedavg.page.thin import POINTS
+from fedavg.study.axes import AXES
 from fedavg.study.compare import differing
 
 Answer = dict[str, Any]

@@ -35,6 +35,7 @@ def digest(value: object) -> str:
 
 
 def _contents(value: object) -> dict[str, Any]:
+    """(A field that came later counts only where it is set: what was recorded before stays the same.)"""
     if is_dataclass(value):
         given = [(spec, getattr(value, spec.name)) for spec in fields(value)]
         return {spec.name: item for spec, item in given if not (spec.metadata.get("later") and item == spec.default)}

@@ -39,6 +39,7 @@ from fedavg.plan.rates import Rate, listed, parse_rate, rate_at
 from fedavg.types import FederatedData, Schedule, Work
 
 if TYPE_CHECKING:
+    from fedavg.adapters import Adapters
     from fedavg.algorithms import Algorithm
     from fedavg.attacks import Attack
     from fedavg.codecs import Codec
@@ -83,6 +84,14 @@ class Plan:
         0.0,
         number(0, 0.9),
         "share of each client's examples kept out of training, for evaluation on that client",
+    )
+    adapters: Union[str, "Adapters", None] = option(
+        None,
+        Optional(PartParser("fedavg.adapters", "Adapters")),
+        "train and send only small changes of a frozen module: lora:r=8 (docs/adapters.md)",
+    )
+    frozen: str | None = option(
+        None, Optional(text), "fingerprint of the weights that stay as they are, others are refused [not checked]"
     )
     algorithm: Union[str, "Algorithm"] = option(
         "fedavg",

@@ -175,6 +175,22 @@ def rate_at(rate: "float | str", round: int, rounds: int) -> float:
     return [value for first, value in _steps(rate) if first <= round][-1]
 
 
+def steps_of(rate: "float | str") -> list[tuple[int, float]] | None:
+    """From which round on which rate holds; None for a rate that follows a formula.
+
+    >>> steps_of("0.1,100:0.01"), steps_of(0.1), steps_of("cosine:0.1")
+    ([(1, 0.1), (100, 0.01)], [(1, 0.1)], None)
+    """
+    if not isinstance(rate, str):
+        return [(1, rate)]
+    return None if _is_named(rate) else list(_steps(rate))
+
+
+def text_of_steps(steps: list[tuple[int, float]]) -> "float | str":
+    """What a plan keeps of such steps."""
+    return _as_text(steps)
+
+
 def _at(rate: Rate, round: int, rounds: int) -> float:
     if round <= rate.warmup:
         return rate.start * round / rate.warmup

@@ -10,31 +10,45 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from random import uniform
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, final
 
 from fedavg.engine.threads import threads
-from fedavg.errors import FleetError, PlanError
+from fedavg.errors import FedAvgError, FleetError, PlanError
 from fedavg.files import locked
 from fedavg.fleets.http.device.connection import Connection
-from fedavg.fleets.http.device.enrolment import Application, Enrolment, enrolled, forget, own_key
+from fedavg.fleets.http.device.enrolment import (
+    Application,
+    Enrolment,
+    enrolled,
+    forget,
+    is_enrolled,
+    own_key,
+    taken,
+)
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link, ServerRefused
 from fedavg.fleets.http.device.models import numbers_of
 from fedavg.fleets.http.device.participant import Own, Participant, TakenPart, committed
 from fedavg.fleets.http.device.plans import PlanOnDevice, resolve_sent
-from fedavg.fleets.http.device.policy import Declined, Ended, Policy, check_plan
+from fedavg.fleets.http.device.policy import LONGEST_WAIT_S, Declined, Ended, Policy, check_plan
 from fedavg.fleets.http.device.reports import report
+from fedavg.fleets.http.device.runs import TakenRun, folder_of, take_up, told
 from fedavg.fleets.http.device.sources import Source, source_of
 from fedavg.fleets.http.device.trial import Tasks, sources_of, tasks_of, try_out
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import (
     DoneAnswer,
     Eligibility,
+    PlanAnswer,
     PollAnswer,
+    PollRequest,
     Settling,
+    Taken,
+    WaitAnswer,
 )
-from fedavg.runlog.best import tensors_of
+from fedavg.runlog.best import model_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,20 +59,25 @@ log = logging.getLogger("fedavg.device")
 
 #: Seconds that `run` lets the server hold a poll open when there is nothing to do; it is how long `stop` may take.
 HELD_S: Final = 25.0
+#: Seconds until a device without a run asks again, if the server does not say.
+NO_RUN_S: Final = 5.0
 #: Refusals that mean that the server does not know this device (any more).
 _UNKNOWN: Final = ("bad-signature",)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a device was asked for at a poll, and did: train, judge a model, mask its update, wait, or end.
+    """What a device was asked for at a poll, and did: train, judge a model, mask its update, wait, take up another
+    run, or end one.
 
     `pause_s` is how many seconds to let pass before the next one: what the server asked for, or a rest after trouble.
+    `over` is true if the run was the last that the server has.
     """
 
-    asked: Literal["work", "judge", "mask", "wait", "done", "enrol"]
+    asked: Literal["work", "judge", "mask", "wait", "plan", "done", "enrol"]
     round: int
     pause_s: float
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,8 @@ class TrainedModel:
 @final
 class Device:
     """One client of a server. `tasks` are those that its owner allows; `data` are its own examples.
+
+    A service has many runs: the device takes part in those of its tasks, one at a time.
 
     `tasks` are names of installed tasks (`{"mnist-2nn"}`, `{"my_package.tasks:TASK"}`), or a dict of the names that
     plans have for them to `Task`s. `data` is an `Examples`, a pair (x, y), a PyTorch dataset, the path of a file or
@@ -141,7 +162,12 @@ class Device:
         self._files = DeviceFiles(self._directory)
         self._stop = Event()
         self._open: ExitStack | None = None
+        self._link: Link | None = None
+        self._signer: Signing | None = None
+        self._identity = Enrolment(url, 0, "", "")
         self._participant: Participant | None = None
+        #: The run that was offered last, if this device's user does not want it.
+        self._declined: Taken | None = None
         self._last_round, self._model, self._asked_after = 0, "", 0
         if make_link is None:
             self._connection.link(url, ClientKey.generate()).close()  # a bad address is told now
@@ -156,7 +182,7 @@ class Device:
                     step = self.step(hold_s)
                 except Ended:
                     break
-                if step.asked == "done":
+                if step.over:
                     break
                 self._stop.wait(step.pause_s)
         return self._last_round
@@ -174,17 +200,24 @@ class Device:
     def step(self, hold_s: float = 0.0) -> Step:
         """One poll, which the server may hold open for so long, and all that it asks for. Enrols first, if need be."""
         with threads(self._threads):
-            participant = self._opened()
+            link, signer = self._connected()
             try:
-                answer = participant.poll(hold_s)
+                participant = self._taking_part(link, signer)
+                answer = participant.poll(hold_s) if participant else self._poll(link, hold_s)
             except ServerRefused as refusal:
                 if refusal.error not in _UNKNOWN:
                     raise
                 self._enrol_again(refusal)
                 return Step("enrol", 0, 0.0)
+            if isinstance(answer, PlanAnswer):
+                self._take_up(answer, link, signer)
+                return Step("plan", 0, 0.0)
+            if participant is None:
+                return Step("wait", 0, _rest(answer))
             pause_s = participant.answer(answer)
             self._hear(participant, answer)
-        return Step(_asked(answer), getattr(answer, "round", self._last_round), pause_s)
+        over = isinstance(answer, DoneAnswer) and not answer.more
+        return Step(_asked(answer), getattr(answer, "round", self._last_round), pause_s, over)
 
     def stop(self) -> None:
         """Let the step under way be the last; training ends after the epoch that it is in."""
@@ -194,7 +227,7 @@ class Device:
         """Let go of the connection and of the folder. `run` does so by itself, and so does `with`."""
         if self._open is not None:
             self._open.close()
-        self._open = self._participant = None
+        self._open = self._participant = self._link = None
 
     def __enter__(self) -> Self:
         return self
@@ -204,30 +237,59 @@ class Device:
 
     # Joining
 
-    def _opened(self) -> Participant:
-        if self._participant is None:
+    def _connected(self) -> tuple[Link, "Signing | None"]:
+        """The way to the server, where this device is enrolled."""
+        if self._link is None:
+            examples = None if is_enrolled(self._files) else try_out(self._tasks, self._sources, self._device)
             self._files.prepare()
             with ExitStack() as stack:
                 busy = FleetError(f"{self._directory} is in use by another device; expected a folder of its own")
                 stack.enter_context(locked(self._directory / "lock", busy))
                 key = own_key(self._directory / "key.pem")
-                signer = self._vouched(self._files, key) if self._vouched else None
+                self._signer = self._vouched(self._files, key) if self._vouched else None
                 link = self._make_link(key) if self._make_link else self._connection.link(self._url, key, self._pause)
                 stack.callback(link.close)
-                self._participant = self._join(link, signer)
-                self._open = stack.pop_all()
+                application = Application(self._token, examples or 0, tuple(self._tasks), self._name, self._client)
+                self._identity = enrolled(self._url, link, self._files, application)
+                link.signer.client = self._identity.client
+                self._link, self._open = link, stack.pop_all()
+        return self._link, self._signer
+
+    def _taking_part(self, link: Link, signer: "Signing | None") -> Participant | None:
+        """In the run that was taken up; None if there is none, or it was declined."""
+        if self._participant is None:
+            run = taken(self._files, self._identity)
+            if run is not None and run.name != self._declined:
+                self._participant = self._join(run, link, signer)
         return self._participant
 
-    def _join(self, link: Link, signer: "Signing | None") -> Participant:
-        application = Application(self._token, tuple(self._tasks), self._name, self._client)
-        trial = lambda: try_out(self._tasks, self._sources, self._device)  # noqa: E731
-        identity = enrolled(self._url, link, self._files, application, trial)
-        link.signer.client = identity.client
-        agreed = self._agreed(identity, link, signer)
+    def _poll(self, link: Link, hold_s: float) -> PollAnswer:
+        """Ask for a run. One that was declined is named, so that it is not offered again."""
+        eligible = Eligibility(False, False, False) if self._declined else self._eligible()
+        request = PollRequest(eligible=eligible, examples=0, holding=None, run=self._declined, wait_s=hold_s)
+        return link.insist(PollAnswer, "/v1/poll", request, hold_s)
+
+    def _take_up(self, answer: PlanAnswer, link: Link, signer: "Signing | None") -> None:
+        """Another run, or another plan of the same; one that this device's user does not want is waited out."""
+        run = told(answer)
+        assert run is not None
+        self._participant, self._declined = None, None
+        self._last_round, self._model, self._asked_after = 0, "", 0
+        log.info("another run", extra={"run": run.run, "plan": run.plan_digest})
+        try:
+            self._participant = self._join(run, link, signer)
+        except FedAvgError as error:
+            if not isinstance(error, Declined):  # what is declined is reported already
+                report(link, 0, 0, error, "bad-plan")
+            self._declined = run.name
+        take_up(self._files, run)
+
+    def _join(self, run: TakenRun, link: Link, signer: "Signing | None") -> Participant:
+        agreed = self._agreed(run, link, signer)
         own = Own(
             link,
             self._files,
-            self._directory,
+            folder_of(self._directory, run.run),
             self._sources[str(agreed.sent.task)],
             self._eligible,
             self._policy,
@@ -237,12 +299,12 @@ class Device:
             self._on_round,
             self._stop.is_set,
         )
-        return Participant(agreed, identity, own)
+        return Participant(agreed, self._identity.client, run.name, own)
 
-    def _agreed(self, identity: Enrolment, link: Link, signer: "Signing | None") -> PlanOnDevice:
+    def _agreed(self, run: TakenRun, link: Link, signer: "Signing | None") -> PlanOnDevice:
         """The plan, if this device's user agrees to it; if not, the server is told why before the device ends."""
         try:
-            agreed = resolve_sent(identity, self._tasks, self._allow, self._device)
+            agreed = resolve_sent(run, self._tasks, self._allow, self._device)
             self._sources[str(agreed.sent.task)].check(agreed.sent)
             check_plan(self._policy, agreed.setup, signer is not None)
         except Declined as error:
@@ -267,7 +329,7 @@ class Device:
         done = isinstance(answer, DoneAnswer)
         if not isinstance(answer, Settling):
             return
-        self._last_round = committed(answer)
+        self._last_round = max(self._last_round, committed(answer))
         if done:
             log.info("the run is over", extra={"round": self._last_round})
         wanted = done or (self._models == "rounds" and self._last_round > self._asked_after)
@@ -280,7 +342,7 @@ class Device:
                 log.warning("no model is published", extra={"round": self._last_round})
             return
         self._model = latest.sha256
-        tensors = tensors_of(participant.setup, numbers_of(latest.data))
+        tensors = model_of(participant.setup, numbers_of(latest.data)).module.state_dict()
         self._on_model(TrainedModel(participant.task, latest.round, done, latest.sha256, tensors))
 
     def _pause(self, seconds: float) -> None:
@@ -292,6 +354,12 @@ def _sources(data: Any) -> Mapping[str, Source] | Source:
     if isinstance(data, Mapping):
         return {name: source_of(each) for name, each in data.items()}
     return source_of(data)
+
+
+def _rest(answer: PollAnswer) -> float:
+    """Seconds until the next poll of a device without a run."""
+    wait_s = answer.retry_after_s if isinstance(answer, WaitAnswer) else NO_RUN_S
+    return min(wait_s, LONGEST_WAIT_S) * uniform(0.9, 1.1)
 
 
 def _asked(answer: PollAnswer) -> Literal["work", "judge", "mask", "wait", "done"]:

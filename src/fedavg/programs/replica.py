@@ -48,7 +48,7 @@ from fedavg.runlog.checkpoint import from_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runner import Result, finish
 from fedavg.server import Watcher, assigned, instructions
-from fedavg.setup import Setup
+from fedavg.setup import Setup, pinned
 from fedavg.types import Cohort
 
 log = logging.getLogger("fedavg.fleet")
@@ -77,6 +77,7 @@ def serve_replica(
 ) -> Result:
     """Be one of the servers of a plan until its last round, whoever leads then."""
     check_options(plan, options)
+    plan = pinned(plan)
     data = own_data(plan)
     options = by_closing(plan, data, options)
     setup = resolve_served(plan, data, options.rules)
@@ -164,7 +165,7 @@ class _Replica:
         stack.callback(app.close)
         guard = OfReplica(member.key, lambda: member.replica, member.known)
         peers = PeerEndpoints(guard, app.answered, hub.presence.words, member.parts)
-        stack.enter_context(stopped_by_signals(hub))
+        stack.enter_context(stopped_by_signals(hub.stop))
         stack.callback(member.close)  # after the last answer: handlers ask it
         listen = stack.enter_context(listening(app, plan, hub, store, options, peers.routes))
         scheme = "https" if options.tls else "http"

@@ -266,13 +266,22 @@ def _check_guards(plan: Plan, guards: Guards) -> None:
             )
 
 
-def _check_authority(plan: Plan, options: Options) -> None:
-    masking = None
-    if plan.secagg != "none":
-        from fedavg.secagg.options import make_masking
+def without_authority(options: Options, plan: Plan) -> Options:
+    """The options of a service for one of its plans: an authority is for those whose sessions are signed."""
+    return options if _signed(plan) else replace(options, authority=None)
 
-        masking = make_masking(plan.secagg)
-    signed = masking is not None and masking.signed
+
+def _signed(plan: Plan) -> bool:
+    if plan.secagg == "none":
+        return False
+    from fedavg.secagg.options import make_masking
+
+    masking = make_masking(plan.secagg)
+    return masking is not None and masking.signed
+
+
+def _check_authority(plan: Plan, options: Options) -> None:
+    signed = _signed(plan)
     if signed and options.authority is None:
         raise PlanError("secagg: sessions are signed; expected --authority with the public key that devices pin")
     if options.authority is not None and not signed:

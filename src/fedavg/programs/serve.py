@@ -4,6 +4,7 @@ Everything that must last is in the database when a round is committed; a server
 from there with the round that was under way.
 """
 
+import asyncio
 import gc
 import logging
 import signal
@@ -31,7 +32,7 @@ from fedavg.fleets.http.server.fleet import HttpFleet
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
-from fedavg.fleets.http.server.store import Store, StoreError
+from fedavg.fleets.http.server.store import Runs, Store, StoreError
 from fedavg.plan import Plan
 from fedavg.privacy.served import BudgetSpent, ServedLedger
 from fedavg.programs.servable import Options, by_closing, check_minimum, check_options, own_data, resolve_served
@@ -40,7 +41,7 @@ from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
 from fedavg.runner import Result, finish
 from fedavg.server import Event, Round, Start, Watcher, event_row, rounds
-from fedavg.setup import Setup
+from fedavg.setup import Setup, pinned
 from fedavg.types import State
 
 log = logging.getLogger("fedavg.fleet")
@@ -60,6 +61,7 @@ class Listening:
 
     port: int
     connections: Callable[[], int]
+    loop: asyncio.AbstractEventLoop
 
 
 def serve(
@@ -70,6 +72,7 @@ def serve(
     `ready` is called with the port once clients can connect.
     """
     check_options(plan, options)
+    plan = pinned(plan)
     data = own_data(plan)
     options = by_closing(plan, data, options)
     hub = Hub(options.guards, FIRST_REST * options.rules.deadline_s)
@@ -79,6 +82,8 @@ def serve(
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
+        if Runs(store.connections).all():
+            raise StoreError(f"{store.name} belongs to a service with runs of its own; start it by 'fedavg serve'")
         store.save_run(plan.to_toml(), plan.digest, "devices")
         check_nothing_lost(RunDir(options.directory), store.committed())  # before anything is written or listens
         hub.know(store.clients())
@@ -88,7 +93,7 @@ def serve(
         )
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
-        stack.enter_context(stopped_by_signals(hub))
+        stack.enter_context(stopped_by_signals(hub.stop))
         place = stack.enter_context(listening(app, plan, hub, store, options))
         gc.collect()
         gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
@@ -112,30 +117,41 @@ def listening(
 ) -> Iterator[Listening]:
     """Serve clients, and the operator, until the end; and what `more` there is."""
     app.asgi.router.routes.extend(more)
-    admin = Admin(app, hub, store, _admin_token(store, plan, options), hub.stop)
+    token = admin_token(store, options, options.join_uses or plan.clients or JOIN_USES)
+    admin = Admin(lambda: app, store, token, hub.stop)
+    with both_listening(app.asgi, admin.routes, options, hub.stop) as place:
+        app.run_in(place.loop)
+        yield place
+
+
+@contextmanager
+def both_listening(
+    asgi: Starlette, admin: Sequence[BaseRoute], options: Options, stop: Callable[[], None]
+) -> Iterator[Listening]:
+    """Serve an application and the operator's endpoints: in one place, or each in its own."""
     listeners = []
     if options.admin is None:
-        app.asgi.router.routes.extend(admin.routes)
+        asgi.router.routes[:0] = admin
     else:
-        apart = Starlette(routes=admin.routes, middleware=PLAIN_PATHS, exception_handlers=HTTP_PROBLEMS)
+        apart = Starlette(routes=list(admin), middleware=PLAIN_PATHS, exception_handlers=HTTP_PROBLEMS)
         apart.router.redirect_slashes = False
         listeners.append(Listener(apart, options.admin.host, options.admin.port, options.tls))
-    listeners.insert(0, Listener(app.asgi, options.listen.host, options.listen.port, options.tls))
-    app.run_in(listeners[0].start())
+    listeners.insert(0, Listener(asgi, options.listen.host, options.listen.port, options.tls))
+    loop = listeners[0].start()
     for listener in listeners[1:]:
         listener.start()
     log.info(
         "listening", extra={"host": options.listen.host, "port": listeners[0].port, "tls": options.tls is not None}
     )
     try:
-        yield Listening(listeners[0].port, lambda: listeners[0].connections)
+        yield Listening(listeners[0].port, lambda: listeners[0].connections, loop)
     finally:
-        hub.stop()
+        stop()
         for listener in listeners:
             listener.stop()
 
 
-def _admin_token(store: Store, plan: Plan, options: Options) -> bytes:
+def admin_token(store: Store, options: Options, uses: int) -> bytes:
     """The hash of the operator's token. At the first start it and a first join token are written to private files."""
     directory = options.directory
     known = store.note(ADMIN_TOKEN)
@@ -146,7 +162,6 @@ def _admin_token(store: Store, plan: Plan, options: Options) -> bytes:
     write_atomically(directory / JOIN_TOKEN, join.encode(), private=True)
     with suppress(Exception):
         store.remove_token(keys.token_hash(join))
-    uses = options.join_uses or plan.clients or JOIN_USES
     expires = int(time() + 3600 * options.join_hours)
     store.add_token(keys.token_hash(join), uses, "made at the first start", None, expires)
     kept = store.first_note(ADMIN_TOKEN, keys.token_hash(admin).hex())
@@ -158,12 +173,12 @@ def _admin_token(store: Store, plan: Plan, options: Options) -> bytes:
 
 
 @contextmanager
-def stopped_by_signals(hub: Hub) -> Iterator[None]:
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and Ctrl-C park the round under way and end the server in good order, if it is the program itself."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only a program's main thread is told of signals; what runs a server elsewhere stops it by the hub
         return
-    previous = {number: signal.signal(number, lambda *_: hub.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
@@ -256,12 +271,16 @@ def _contiguous(state: State) -> dict[str, Any]:
     return {name: tensor.contiguous() for name, tensor in to_tensors(state).items()}
 
 
+def done_answer(result: Result, more: bool) -> DoneAnswer:
+    return DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, more=more, counted=None)
+
+
 def say_goodbye(hub: Hub, result: Result, linger_s: float, connections: Callable[[], int]) -> None:
     """Stay until everyone knows that it is over, or for as long as was asked.
 
     Who was told may fetch the final model next: as long as it is connected it has a moment to begin.
     """
-    hub.polls.finish(DoneAnswer(round=result.summary.rounds, model=result.summary.model_sha256, counted=None))
+    hub.polls.finish(done_answer(result, more=False))
     until = monotonic() + linger_s
     while not hub.polls.all_told() and monotonic() < until and not hub.shared.stopping:
         sleep(0.05)

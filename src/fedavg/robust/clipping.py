@@ -11,7 +11,7 @@ import numpy as np
 
 from fedavg.errors import PlanError
 from fedavg.robust.normbound import scales
-from fedavg.robust.reducer import Case, PreAggregator, check_faulty, faulty_clients
+from fedavg.robust.reducer import Case, PreAggregator, Tolerant
 from fedavg.robust.rows import Rows, norms
 
 
@@ -35,7 +35,7 @@ class StaticClipping(PreAggregator):
 
 
 @dataclass(frozen=True)
-class AdaptiveClipping(PreAggregator):
+class AdaptiveClipping(Tolerant, PreAggregator):
     """ARC: cuts the longest updates down to the norm of the longest that is trusted.
 
     >>> str(AdaptiveClipping(0.3))
@@ -43,13 +43,6 @@ class AdaptiveClipping(PreAggregator):
     """
 
     name = "arc"
-    faulty: int | float = 0.2
-
-    def __post_init__(self) -> None:
-        check_faulty(self.name, self.faulty)
-
-    def faults(self, clients: int) -> int:
-        return faulty_clients(self.faulty, clients)
 
     def mix(self, rows: Rows, case: Case) -> np.ndarray:
         n, f = len(rows), case.faults

@@ -12,12 +12,12 @@ import numpy as np
 
 from fedavg.errors import PlanError
 from fedavg.robust.krum import mean_of
-from fedavg.robust.reducer import Case, Combination, check_faulty, faulty_clients
+from fedavg.robust.reducer import Case, Combination, Tolerant
 from fedavg.robust.rows import Rows
 
 
 @dataclass(frozen=True)
-class DnC(Combination):
+class DnC(Tolerant, Combination):
     """The mean without the updates that stand out along the direction of largest variance.
 
     `drop` is the paper's c: c f updates are left out each time. With more than one of the `rounds` more may be.
@@ -27,21 +27,17 @@ class DnC(Combination):
     """
 
     name = "dnc"
-    faulty: int | float = 0.2
     rounds: int = 1
     coordinates: int = 10_000
     drop: float = 1.0
 
     def __post_init__(self) -> None:
-        check_faulty(self.name, self.faulty)
+        super().__post_init__()
         if self.rounds < 1 or self.coordinates < 1 or not 0 < self.drop <= 2:
             raise PlanError(
                 f"dnc: got rounds={self.rounds}, coordinates={self.coordinates}, drop={self.drop:g}; expected 1 or "
                 "more of each, and to drop above 0 to 2 times f"
             )
-
-    def faults(self, clients: int) -> int:
-        return faulty_clients(self.faulty, clients)
 
     def weights(self, rows: Rows, case: Case) -> np.ndarray:
         n = len(rows)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedavg.errors import PlanError
-from fedavg.robust.reducer import Case, Combination, check_faulty, faulty_clients
+from fedavg.robust.reducer import Case, Combination, Tolerant
 from fedavg.robust.rows import Rows, squared_distances
 
 
 @dataclass(frozen=True)
-class Krum(Combination):
+class Krum(Tolerant, Combination):
     """The one update that is nearest to its n - f - 2 neighbours.
 
     >>> str(Krum(0.3))
@@ -24,13 +24,6 @@ class Krum(Combination):
     """
 
     name = "krum"
-    faulty: int | float = 0.2
-
-    def __post_init__(self) -> None:
-        check_faulty(self.name, self.faulty)
-
-    def faults(self, clients: int) -> int:
-        return faulty_clients(self.faulty, clients)
 
     def tolerates(self, rows: int) -> int:
         return _tolerates(rows)
@@ -40,7 +33,7 @@ class Krum(Combination):
 
 
 @dataclass(frozen=True)
-class MultiKrum(Combination):
+class MultiKrum(Tolerant, Combination):
     """The mean of the `keep` updates with the smallest scores; n - f of them by default.
 
     >>> str(MultiKrum(0.3))
@@ -48,16 +41,12 @@ class MultiKrum(Combination):
     """
 
     name = "multikrum"
-    faulty: int | float = 0.2
     keep: int | None = None
 
     def __post_init__(self) -> None:
-        check_faulty(self.name, self.faulty)
+        super().__post_init__()
         if self.keep is not None and self.keep < 1:
             raise PlanError(f"multikrum: got keep={self.keep}; expected 1 or more updates to average, or none")
-
-    def faults(self, clients: int) -> int:
-        return faulty_clients(self.faulty, clients)
 
     def tolerates(self, rows: int) -> int:
         return _tolerates(rows)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedavg.robust.krum import mean_of
-from fedavg.robust.reducer import Case, Combination, check_faulty, faulty_clients
+from fedavg.robust.reducer import Case, Combination, Tolerant
 from fedavg.robust.rows import Rows, squared_distances
 
 
 @dataclass(frozen=True)
-class MinimumDiameter(Combination):
+class MinimumDiameter(Tolerant, Combination):
     """The mean of the n - f updates that lie closest together.
 
     >>> str(MinimumDiameter(0.3))
@@ -27,13 +27,6 @@ class MinimumDiameter(Combination):
     """
 
     name = "mda"
-    faulty: int | float = 0.2
-
-    def __post_init__(self) -> None:
-        check_faulty(self.name, self.faulty)
-
-    def faults(self, clients: int) -> int:
-        return faulty_clients(self.faulty, clients)
 
     def weights(self, rows: Rows, case: Case) -> np.ndarray:
         return mean_of(len(rows), closest(squared_distances(rows.gram), case.faults))

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedavg.robust.median import middle
-from fedavg.robust.reducer import Coordinatewise, check_faulty, faulty_clients
+from fedavg.robust.reducer import Coordinatewise, Tolerant
 
 
 @dataclass(frozen=True)
-class MeanAroundMedian(Coordinatewise):
+class MeanAroundMedian(Tolerant, Coordinatewise):
     """The mean of the n - f values of each coordinate that are nearest to its median.
 
     >>> str(MeanAroundMedian(0.3))
@@ -17,13 +17,6 @@ class MeanAroundMedian(Coordinatewise):
     """
 
     name = "meamed"
-    faulty: int | float = 0.2
-
-    def __post_init__(self) -> None:
-        check_faulty(self.name, self.faulty)
-
-    def faults(self, clients: int) -> int:
-        return faulty_clients(self.faulty, clients)
 
     def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:
         """In rising order the n - f nearest values stand next to each other: f + 1 places to look at."""

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedavg.robust.reducer import Case, PreAggregator, check_faulty, faulty_clients
+from fedavg.robust.reducer import Case, PreAggregator, Tolerant
 from fedavg.robust.rows import Rows, squared_distances
 
 
 @dataclass(frozen=True)
-class NearestNeighbourMixing(PreAggregator):
+class NearestNeighbourMixing(Tolerant, PreAggregator):
     """Replaces each update by the mean of the n - f that are nearest to it, itself among them.
 
     >>> str(NearestNeighbourMixing(0.3))
@@ -17,13 +17,6 @@ class NearestNeighbourMixing(PreAggregator):
     """
 
     name = "nnm"
-    faulty: int | float = 0.2
-
-    def __post_init__(self) -> None:
-        check_faulty(self.name, self.faulty)
-
-    def faults(self, clients: int) -> int:
-        return faulty_clients(self.faulty, clients)
 
     def mix(self, rows: Rows, case: Case) -> np.ndarray:
         n = len(rows)

@@ -75,6 +75,25 @@ class Reducer(Pluggable, ABC):
         return max((rows - 1) // 2, 0)
 
 
+@dataclass(frozen=True)
+class Tolerant:
+    """The setting of a rule, or of a step before it, that is made to stand some faulty clients: which share of the
+    cohort, or how many."""
+
+    faulty: int | float = 0.2
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.faulty < 0.5 or (self.faulty >= 1 and float(self.faulty).is_integer())):
+            raise PlanError(
+                f"{self.name}: got {self.faulty:g} faulty clients; "  # type: ignore[attr-defined]
+                "expected a share of the cohort below 0.5, or a whole number"
+            )
+
+    def faults(self, clients: int) -> int:
+        """f for a cohort of so many clients."""
+        return faulty_clients(self.faulty, clients)
+
+
 class Combination(Reducer):
     """A rule whose result is a combination of whole rows: what it needs are distances, not coordinates."""
 
@@ -136,14 +155,6 @@ class PreAggregator(Pluggable, ABC):
     def rows_after(self, rows: int) -> int:
         """How many rows there are after it; each faulty client spoils at most one of them."""
         return rows
-
-
-def check_faulty(name: str, faulty: float) -> None:
-    """Refuse what is neither a share below one half nor a number of clients."""
-    if not (0 <= faulty < 0.5 or (faulty >= 1 and faulty == int(faulty))):
-        raise PlanError(
-            f"{name}: got {faulty:g} faulty clients; expected a share of the cohort below 0.5, or a whole number"
-        )
 
 
 def faulty_clients(faulty: float, clients: int) -> int:

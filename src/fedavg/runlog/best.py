@@ -38,11 +38,17 @@ def best_by(metric: str | None, watched: Goal, metrics: Mapping[str, Metric]) ->
     return Goal(metric, direction)
 
 
-def tensors_of(setup: Setup, weights: Tensor) -> dict[str, Tensor]:
-    """The module's tensors by name, for a flat vector of weights."""
+def model_of(setup: Setup, weights: Tensor) -> Model:
+    """The run's module with these weights."""
     model = Model(setup.task, setup.plan.seed)
     model.load(weights)
-    return {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    return model
+
+
+def model_file(model: Model) -> bytes:
+    """What a run keeps of a model, as safetensors: beside which frozen weights it counts is in the header."""
+    fingerprint = model.frozen.fingerprint
+    return save(model.trained_tensors(), {"frozen": fingerprint} if fingerprint else None)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class BestKeeper:
     def save(self) -> None:
         if self._folder is None or self._saved or self._weights is None or self._best is None:
             return
-        data = save(tensors_of(self._setup, self._weights))
+        data = model_file(model_of(self._setup, self._weights))
         note = {"metric": self._goal.metric, "value": self._best.value, "round": self._best.round}
         write_atomically(self._folder / "best.safetensors", data)
         document = sealed({**note, "model": sha256(data).hexdigest()})
@@ -93,7 +99,7 @@ class BestKeeper:
         if self._best is None or self._goal.higher_is_better is None:
             return None
         if self._weights is not None:
-            tensors = tensors_of(self._setup, self._weights)
+            tensors = model_of(self._setup, self._weights).trained_tensors()
             return BestModel(self._goal.metric, self._best.value, self._best.round, tensors)
         kept = read_best(self._folder) if self._folder else None
         if kept is None or (kept.metric, kept.round) != (self._goal.metric, self._best.round):

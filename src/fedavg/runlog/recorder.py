@@ -83,12 +83,14 @@ class Recorder:
         setup, facts = self._setup, started_with(self._setup)
         if self._resumed:
             directory.check_engine(event.engine)
+            directory.check_frozen(self._fleet.frozen)
             directory.check_facts(facts)
             directory.extend(setup.plan)
             return
         directory.create(setup.plan)
         self._locks.enter_context(directory.locked())
-        identity = facts | {"engine_reason": event.engine_reason}
+        frozen = {"frozen": self._fleet.frozen} if self._fleet.frozen else {}
+        identity = facts | {"engine_reason": event.engine_reason} | frozen
         directory.write_identity(setup.plan, event.engine, self._fleet.fingerprint, identity)
 
     def _checkpoint(self, directory: RunDir, event: Event) -> None:

@@ -54,6 +54,8 @@ class RunDir:
         self._client_states: ClientStates | None = None
         #: The digest of the first so many rows, for the last few of them; what the kept checkpoints need of clients.
         self._links = {0: ""}
+        #: True if this object has added a round: then the model is another one than before.
+        self._grown = False
         self._marks: dict[Path, Mapping[str, int]] = {}
 
     def check_new(self) -> None:
@@ -123,6 +125,15 @@ class RunDir:
         """A task must compute what it did when the run was started, whatever its source says."""
         check_same(self.identity()["computed"], facts["computed"], self.path)
 
+    def check_frozen(self, fingerprint: str) -> None:
+        """What the run has trained counts only beside the weights that were frozen meanwhile."""
+        recorded = self.identity().get("frozen", fingerprint)  # earlier versions did not record it
+        if recorded != fingerprint:
+            raise RunDirError(
+                f"{self.path} was started beside frozen weights with the fingerprint {recorded}; here they have "
+                f"{fingerprint or 'none'}. Expected the same: install the pretrained model that it was started with"
+            )
+
     def plan(self, **changes: Any) -> Plan:
         """The plan as it was when the run started; runtime options may be changed, and rounds raised."""
         identity = self.identity()
@@ -154,6 +165,7 @@ class RunDir:
         except OSError as error:
             raise DiskError(f"can not write {self.metrics_path}: {error.strerror}; free space, then resume") from error
         self._links = {count: self._links[count], count + 1: next_link(self._links[count], row)}
+        self._grown = True
 
     def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
         """These rows and no others."""
@@ -287,7 +299,7 @@ class RunDir:
 
     def write_model(self, data: bytes) -> None:
         path = self.path / "model.safetensors"
-        if path.exists() and path.read_bytes() != data:
+        if path.exists() and not self._grown and path.read_bytes() != data:
             log.warning("%s was not the model of this run; it is written anew", path)
         write_atomically(path, data)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, isnan, nan
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,12 @@ class Summary:
     world: dict[str, Any] | None = None
     #: Which round the model in best.safetensors is of, and the value of the metric that it was chosen by.
     best_model: dict[str, Any] | None = None
+    #: Of a module that is frozen in part: how many numbers stay, and the mean bytes a round (`up`, `down`) as they were
+    #: and as they would be if all numbers travelled as float32 (`whole_up`, `whole_down`).
+    frozen: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        seldom = ("privacy", "on_clients", "world", "best_model")
+        seldom = ("privacy", "on_clients", "world", "best_model", "frozen")
         return {name: value for name, value in asdict(self).items() if value or name not in seldom}
 
 
@@ -113,6 +116,7 @@ def summarise(
     goal: Goal,
     ended: bool,
     parameters: int,
+    frozen: int,
     engine: Engine,
     sha256: str,
     run_dir: str | None,
@@ -152,7 +156,17 @@ def summarise(
         on_clients=asked[-1] if asked else None,
         world=_in_world(rows, crossed, reported),
         best_model=best_model,
+        frozen=_beside_frozen(rows, parameters, frozen),
     )
+
+
+def _beside_frozen(rows: Sequence[dict[str, Any]], parameters: int, frozen: int) -> dict[str, Any] | None:
+    """What a round sent, beside what it would have sent had all numbers travelled; None if nothing is frozen."""
+    if not frozen or not rows:
+        return None
+    up, down = (round(mean(row[name] for row in rows)) for name in ("bytes_up", "bytes_down"))
+    whole = round(mean(row["clients"] for row in rows) * 4 * (parameters + frozen))
+    return {"numbers": frozen, "up": up, "down": down, "whole_up": whole, "whole_down": whole}
 
 
 def _in_world(

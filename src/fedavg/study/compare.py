@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fedavg.errors import RunDirError
+from fedavg.files import checked_path
 from fedavg.plan import Plan
 from fedavg.runlog.frames import flat_rows, frame
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.seals import unsealed
+from fedavg.study.axes import AXES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What runs can be drawn over: the sum of these columns up to a round.
-AXES: Final[Mapping[str, tuple[str, ...]]] = {
-    "round": (),
-    "bytes": ("bytes_up", "bytes_down"),
-    "time": ("seconds", "eval_seconds"),
-    "simulated": ("simulated_s",),
-}
 #: Options that do not decide the result, so that plans are not compared by them.
 RUNTIME: Final = frozenset(spec.name for spec in fields(Plan) if spec.metadata["runtime"])
 #: Folders below the first one that are searched for runs.
@@ -128,7 +123,7 @@ def runs(folder: str | Path = "runs") -> "pd.DataFrame":
     >>> found[["run", "status", "C"]].values.tolist()
     [['a', 'finished', 0.02]]
     """
-    root = Path(folder)
+    root = checked_path(folder, "runs", RunDirError)
     if not root.is_dir():
         raise RunDirError(f"runs: got {str(folder)!r}; expected a folder of run directories")
     return frame([_listed(path, root) for path in sorted(_below(root, DEPTH))])

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedavg.checks import check_frozen
 from fedavg.data import ArrayData
 from fedavg.data.own import read_examples
 from fedavg.engine.model import Model
@@ -66,7 +67,7 @@ def evaluate(
         raise PlanError(f"{path} holds weights alone; expected the task and the data too: --task NAME --data NAME")
     else:
         plan = make_plan({"task": task, **_on(data, label, lambda: task), **changes})
-        weights = _read_weights(path, resolve_task(plan))
+        weights = _read_weights(path, resolve_task(plan), plan.seed)
     return _judge(plan, weights, fleet)
 
 
@@ -82,8 +83,10 @@ def _of_run(
     given = {name: value for name, value in {"task": task, **on}.items() if value is not None}
     kept = load_plan(file, given)
     values = {
-        name: getattr(kept, name) for name in ("task", "data", "seed", "engine", "metrics", "workers", "data_dir")
+        name: getattr(kept, name)
+        for name in ("task", "adapters", "data", "seed", "engine", "metrics", "workers", "data_dir")
     }
+    values["frozen"] = kept.frozen or directory.identity().get("frozen")
     if data is None:
         values |= _own_data(resolve_data(replace(kept, **{k: v for k, v in changes.items() if k == "data_dir"})))
     return make_plan({**values, **changes}), start.state.weights
@@ -107,15 +110,22 @@ def _on(data: DataGiven | None, label: str, task: Callable[[], str | Task]) -> d
     return {"data": ArrayData(str(data), examples.x, examples.y, [np.arange(len(examples))], examples)}
 
 
-def _read_weights(path: Path, task: Task) -> Tensor:
-    model = Model(task, 0)
+def _read_weights(path: Path, task: Task, seed: int) -> Tensor:
+    model = Model(task, seed)
     try:
-        model.module.load_state_dict(load_file(path))
+        model.load_tensors(load_file(path))
+        check_frozen(_frozen_beside(path), model)
     except (SafetensorError, OSError) as error:
         raise RunDirError(f"{path} can not be read: {error}; expected a .safetensors file of weights") from None
-    except RuntimeError as error:
+    except TaskError as error:
         raise TaskError(f"{path} is no model of task '{task.name}': {error}") from None
     return model.vector
+
+
+def _frozen_beside(path: Path) -> str | None:
+    """The fingerprint of the frozen weights that a file of weights was trained beside, where it says so."""
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {}).get("frozen")
 
 
 def _judge(plan: Plan, weights: Tensor, where: str | Fleet) -> Judgement:

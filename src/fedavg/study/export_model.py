@@ -15,7 +15,7 @@ from fedavg import trees
 from fedavg.engine.fit import AS_IT_IS, input_form
 from fedavg.engine.model import Model
 from fedavg.errors import FedAvgError, PlanError, RunDirError
-from fedavg.files import write_atomically
+from fedavg.files import checked_path, write_atomically
 from fedavg.plan import Plan
 from fedavg.runlog.best import read_best
 from fedavg.runlog.rundir import RunDir
@@ -72,7 +72,7 @@ def export_model(
     """
     if to not in FORMATS:
         raise PlanError(f"export_model: got '{to}'; expected one of {', '.join(FORMATS)}")
-    directory = RunDir(Path(run_dir))
+    directory = RunDir(checked_path(run_dir, "export_model", RunDirError))
     plan = directory.plan(**parts)
     task = resolve_task(plan)
     module, round = _module(directory, task, plan, which)
@@ -89,6 +89,7 @@ def export_model(
 def _module(directory: RunDir, task: Task, plan: Plan, which: str) -> tuple[nn.Module, int]:
     """The module in evaluation mode, and the round that it is of."""
     model = Model(task, plan.seed)
+    directory.check_frozen(model.frozen.fingerprint)
     if which == "last":
         start = directory.newest(directory.identity()["plan"])
         if start is None:
@@ -100,7 +101,7 @@ def _module(directory: RunDir, task: Task, plan: Plan, which: str) -> tuple[nn.M
     best = read_best(directory.path)
     if best is None:
         raise RunDirError(f"{directory.path} holds no whole best model; expected one, or export the last: --which last")
-    model.module.load_state_dict(best.tensors)
+    model.load_tensors(best.tensors)
     return model.module.eval(), best.round
 
 

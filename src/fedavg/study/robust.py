@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedavg.algorithms import Algorithm, Terms
+from fedavg.algorithms import Algorithm, PlanOptions
 from fedavg.algorithms.settings import require, require_plain_sgd
 from fedavg.campaign.records import Record
 from fedavg.data.partition import Partition, Parts
@@ -95,7 +95,7 @@ class DSGD(Algorithm):
         w = state.weights.double()
         return State((w - work.lr * (total.mean + self.weight_decay * w)).float())
 
-    def check(self, plan: Terms) -> None:
+    def check(self, plan: PlanOptions) -> None:
         if plan.schedule("E").values != {1}:
             raise PlanError(f"algorithm dsgd: got E={plan.E}; expected E=1: one batch of size B is one round")
         require_plain_sgd(plan, self.name, "momentum and weight decay are its own settings")

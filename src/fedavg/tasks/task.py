@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg import trees
+from fedavg.adapters import Adapters
 from fedavg.errors import TaskError
 from fedavg.metrics import Metric, MetricsGiven, by_name, default_metrics
 from fedavg.specs import Pluggable
@@ -45,6 +46,9 @@ class Task(Pluggable):
     `classes` are the names of the labels, in the order of their numbers: `("cat", "dog")` makes cat 0 and dog 1
     wherever labels are words. Without them a device refuses words: it does not know what others call 0.
 
+    `head` names the parts of the module that are new, such as "classifier": with adapters they are trained whole, while
+    what was trained before stays frozen.
+
     >>> from torch import nn
     >>> list(Task("lines", lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss).judged_by)
     ['loss']
@@ -64,6 +68,9 @@ class Task(Pluggable):
     #: The names of the labels, in the order of their numbers. A field that came later: at its default it changes no
     #: digest of a plan.
     classes: Sequence[str] | None = field(default=None, metadata={"later": True})
+    head: str | Sequence[str] = field(default=(), metadata={"later": True})
+    #: What the plan puts into the module; a task itself has none.
+    adapters: Adapters | None = field(default=None, metadata={"bound": True, "later": True})
 
     @classmethod
     def registry(cls) -> Mapping[str, "Task"]:
@@ -84,6 +91,7 @@ class Task(Pluggable):
                 raise TaskError(f"{what}: got {getattr(self, what)!r}; expected a function")
         if self.classes is not None:
             object.__setattr__(self, "classes", _checked_classes(self.classes))
+        object.__setattr__(self, "head", (self.head,) if isinstance(self.head, str) else tuple(self.head))
         _ = self.judged_by  # a metric that can not be is an error here, not in a worker
 
     @cached_property

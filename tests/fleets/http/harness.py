@@ -43,6 +43,7 @@ from fedavg.fleets.http.protocol.messages import (
     Holding,
     PollAnswer,
     PollRequest,
+    Taken,
     UpdateAnswer,
     WorkOffer,
 )
@@ -282,7 +283,8 @@ class Hand:
     def poll(self, wait_s: float = 20.0, holding: WorkOffer | None = None) -> PollAnswer:
         """Asks for work, and what became of the update of an earlier offer."""
         held = Holding(holding.round, holding.attempt, holding.model) if holding else None
-        request = PollRequest(Eligibility(True, True, True), len(DATA.client(self.k)), held, wait_s)
+        eligible, taken = Eligibility(True, True, True), Taken(1, self._plan.digest)
+        request = PollRequest(eligible, len(DATA.client(self.k)), held, taken, wait_s)
         return self.link.ask(PollAnswer, "/v1/poll", request, wait_s)
 
     def offered(self) -> WorkOffer:

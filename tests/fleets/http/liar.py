@@ -128,7 +128,7 @@ def _handler(liar: Liar) -> type[BaseHTTPRequestHandler]:
                 if self.path == "/v1/enrol":
                     asked = json.loads(body)
                     answer = json.dumps({
-                        "client": asked["client"], "epoch": "e", "plan": liar.plan.to_toml(),
+                        "client": asked["client"], "epoch": "e", "run": 1, "plan": liar.plan.to_toml(),
                         "plan_digest": liar.plan.digest,
                     }).encode()  # fmt: skip
                 elif self.path == "/v1/poll":

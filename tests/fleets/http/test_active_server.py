@@ -318,7 +318,7 @@ def test_messages_of_no_session_do_not_end_a_device(devices):
         liar.show(0, session.offer, 2, UnmaskRequest(session.terms.session, (0, 1), (2,)))
         liar.inbox[0] = b"FSA1" + bytes(40)
         liar.reported(0, "session-left")
-        liar.say(0, DoneAnswer(1, "00" * 32, None))
+        liar.say(0, DoneAnswer(1, "00" * 32, False, None))
         wait_until(lambda: not device.alive, "the device to end in good order")
     assert device.process.exitcode == 0
 

@@ -9,18 +9,23 @@ import threading
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from liar import lying
+from safetensors.torch import load_file
 from tiny import DATA, SIZES, TASK, tiny_plan
 
 from fedavg import Connection, Device, Examples, Plan
+from fedavg.cli import cli
 from fedavg.errors import DataError, FedAvgError, PlanError, TaskError
 from fedavg.fleets.http.device.sources import Files, Share
 from fedavg.fleets.http.device.troubles import LONGEST_S, Troubles
-from fedavg.fleets.http.protocol.messages import DoneAnswer, WaitAnswer
+from fedavg.fleets.http.protocol.messages import DoneAnswer, PlanAnswer, WaitAnswer
 from fedavg.tasks import Task
+from fleet_peers import DATA as PEERS
+from fleet_peers import HOST, fleet_plan, serving
 
 NUMBERS = 195
-DONE = DoneAnswer(1, "00" * 32, None)
+DONE = DoneAnswer(1, "00" * 32, False, None)
 HTML = b"<html><h1>413 Request Entity Too Large</h1></html>"
 #: The tiny task, with names for its three labels.
 NAMED = Task("named", TASK.build, classes=("dog", "cat", "emu"))
@@ -257,6 +262,33 @@ def test_a_device_that_its_server_has_forgotten_enrols_again(liar, tmp_path):
         device.step()
 
 
+# Models
+
+
+def test_a_device_takes_the_trained_model_away_bit_for_bit(tmp_path):
+    """A real server of three rounds that publishes each; its file and the command's are the same."""
+    plan = fleet_plan(rounds=3, clients=1, C=1.0)
+    models, out = [], tmp_path / "mine.safetensors"
+    np.savez(tmp_path / "own.npz", x=PEERS.client(0).x.numpy(), y=PEERS.client(0).y.numpy())
+    with serving(tmp_path / "run", plan, linger_s=60, publish="rounds") as server:
+        url = f"http://{HOST}:{server.port}"
+        device = Device(
+            url, "toys:TOY", PEERS.client(0), state=tmp_path / "device", token=server.join_token, models="rounds",
+            connection=Connection(insecure=True), on_model=models.append,
+        )  # fmt: skip
+        assert device.run(hold_s=1.0) == 3
+        again = ["--state", str(tmp_path / "device"), "--insecure", "--task", "toys:TOY", "--idle", "no"]
+        done = CliRunner().invoke(
+            cli, ["join", url, "--data", str(tmp_path / "own.npz"), "--model-out", str(out), *again]
+        )
+        assert done.exception is None, done.output
+    assert [model.final for model in models][-1]
+    assert [model.round for model in models] == [*sorted({model.round for model in models[:-1]}), 3]
+    written = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(models[-1].tensors[name], tensor) for name, tensor in written.items())
+    assert out.read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+
+
 # What is installed
 
 
@@ -282,3 +314,32 @@ main()
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     assert "error: nowhere.npz does not exist" in ended.stderr
+
+
+def test_a_device_takes_up_another_run_and_keeps_what_belongs_to_each_apart(liar, tmp_path, plan):
+    other = tiny_plan(rounds=50, clients=len(SIZES), seed=7)
+    private = tiny_plan(rounds=50, clients=len(SIZES), stages=["clip:1", "noise:1"], noise_source="os")
+    with device_of(liar, tmp_path) as device:
+        assert device.step().asked == "wait"
+        liar.say(0, DoneAnswer(1, "00" * 32, True, None))
+        assert not device.step().over  # there may be other runs
+        liar.say(0, PlanAnswer(2, other.to_toml(), other.digest))
+        assert device.step().asked == "plan"
+        liar.say(0, WaitAnswer(1.0, 0, None))
+        device.step()
+        assert liar.poll_bodies[-1]["run"] == {"run": 2, "plan_digest": other.digest}
+        liar.say(0, PlanAnswer(3, private.to_toml(), "0" * 16))  # not what it says it is
+        assert device.step().asked == "plan"
+        assert liar.reports[-1][1]["reason"] == "bad-plan"
+        liar.say(0, WaitAnswer(1.0, 0, None))
+        assert device.step().asked == "wait"
+        said = liar.poll_bodies[-1]
+        assert (said["run"], said["eligible"]["idle"]) == ({"run": 3, "plan_digest": "0" * 16}, False)
+        liar.say(0, PlanAnswer(2, other.to_toml(), other.digest))
+        device.step()
+    with device_of(liar, tmp_path, token=None) as device:
+        liar.say(0, liar.offer(1, 0, None, 1))
+        device.step()
+        assert liar.poll_bodies[-1]["run"] == {"run": 2, "plan_digest": other.digest}  # also after a restart
+    assert (tmp_path / "runs" / "2" / "update.json").exists()
+    assert not (tmp_path / "update.json").exists()

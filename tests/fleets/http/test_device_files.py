@@ -29,7 +29,7 @@ def device_of(liar, folder, policy=None):
 def masked():
     plan = tiny_plan(rounds=5, C=1.0, clients=len(SIZES), secagg="complete:4:20")
     with lying(plan, NUMBERS) as liar:
-        liar.say(0, DoneAnswer(1, "00" * 32, None))
+        liar.say(0, DoneAnswer(1, "00" * 32, False, None))
         yield liar
 
 
@@ -50,7 +50,7 @@ def test_a_damaged_file_is_named(masked, tmp_path, name, damage):
 def test_a_damaged_session_is_lost_and_the_next_one_is_not(masked, tmp_path, name, damage):
     """What else the session had is there: damage to one of two files is enough."""
     offer = masked.offer(1, 0, bytes(16), 4)
-    masked.after_upload = lambda: masked.say(0, DoneAnswer(1, "00" * 32, None))
+    masked.after_upload = lambda: masked.say(0, DoneAnswer(1, "00" * 32, False, None))
     for damaged in (False, True):
         if damaged:
             DeviceFiles(tmp_path).write(name, damage)

@@ -30,8 +30,16 @@ PLANS = {
     "a reducer that draws and remembers": {"reducer": "centred:0.1:2", "pre": ("bucket:2",), "C": 1.0},
     "a sampler that looks back, a deadline": {"sampling": "oort:penalty=0", "closing": "deadline:60", "rounds": 5},
     "secure aggregation": {"secagg": "complete:4:20"},
+    "frozen weights": {"adapters": "tiny:LastLayer"},
     "secure aggregation, scaffold": {"algorithm": "scaffold", "secagg": "complete:4:20"},
 }
+
+
+@pytest.mark.slow  # each device imports peft; what is frozen is tested above without
+def test_adapters_over_the_network_as_in_simulation(tmp_path):
+    plan = tiny_plan(adapters="lora:2", secagg="complete:4:20", rounds=2, clients=len(SIZES))
+    with Fleet(tmp_path, plan, len(SIZES)) as fleet:
+        assert fleet.finished()["model_sha256"] == fedavg.run(plan).summary.model_sha256
 
 
 @pytest.mark.parametrize("name", PLANS)

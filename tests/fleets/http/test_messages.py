@@ -18,15 +18,19 @@ from fedavg.fleets.http.protocol.messages import (
     Eligibility,
     Enrolled,
     EnrolRequest,
+    Extension,
     Holding,
     JudgeOffer,
     MaskAnswer,
+    NewRun,
     NewToken,
+    PlanAnswer,
     PollAnswer,
     PollRequest,
     Problem,
     ReportRequest,
     Selection,
+    Taken,
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
@@ -45,15 +49,19 @@ KEY, MODEL = b64encode(bytes(range(32))).decode(), "ab" * 32
 EXAMPLES = [
     EnrolRequest("invite-1", KEY, 600, "Büro 3", None, ["mnist-2nn", "mnist-cnn"], 2),
     EnrolRequest("invite-1", KEY, 0, "", 7, ["my.module:task"], 2),
-    Enrolled(7, "e-1", Plan().to_toml(), Plan().digest),
-    PollRequest(Eligibility(True, False, True), 600, None, 60.0),
-    PollRequest(Eligibility(True, True, True), 0, Holding(3, 0, MODEL), 0.0),
+    Enrolled(7, "e-1", 1, Plan().to_toml(), Plan().digest),
+    Enrolled(7, "e-1", None, None, None),
+    PollRequest(Eligibility(True, False, True), 600, None, None, 60.0),
+    PollRequest(Eligibility(True, True, True), 0, Holding(3, 0, MODEL), Taken(2, Plan().digest), 0.0),
+    PlanAnswer(2, Plan().to_toml(), Plan().digest),
+    NewRun(Plan().to_toml(), "weekly", None),
+    Extension(200, 0.01, None),
     WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, None, 0.1, {"mu": 0.01}, "token", None, 10, 3, True),
     WorkOffer(3, 0, MODEL, 199_210, 120.0, 5, 10.0, 0.1, {}, None, "0f" * 16, 10, 0, None),
     JudgeOffer(3, 1 << 30, MODEL, 199_210, 120.0, None, "0f" * 16, 10),
     MaskAnswer(3, 0, "0f" * 16, 2),
     WaitAnswer(1.5, 0, False),
-    DoneAnswer(100, MODEL, True),
+    DoneAnswer(100, MODEL, False, True),
     UpdateAnswer(True, False),
     ReportRequest(3, 0, "failed", "training-failed", 7, "out of memory\n  at step 3"),
     NewToken(None, "", 3, None),
@@ -167,8 +175,9 @@ BAD = {
     Enrolled: {
         "client": [None, -1, True, 2**31],
         "epoch": ["", "a b", "a\n", "x" * 65, "é", None],
-        "plan": ["", "\x00", "\x1b[31m", HALF, "x" * 16_385, None],
-        "plan_digest": ["", "ABCDEF0123456789", "0" * 15, "0" * 65, "g" * 16, None],
+        "run": [0, -1, 1.0, True, 2**31],
+        "plan": ["", "\x00", "\x1b[31m", HALF, "x" * 16_385],
+        "plan_digest": ["", "ABCDEF0123456789", "0" * 15, "0" * 65, "g" * 16],
     },
     PollRequest: {
         "examples": [-1, 2**31 + 1, 1.0, "1", True, None],
@@ -180,6 +189,9 @@ BAD = {
         "holding.round": [0, -1, 1.0, True, 2**31, None],
         "holding.attempt": [-1, "0", None],
         "holding.model": ["", "AB" * 32, "ab" * 31, "ab" * 33, "ab" * 32 + "\n", None],
+        "run": [False, [], 1],
+        "run.run": [0, 1.0, None],
+        "run.plan_digest": ["", "0" * 15, None],
         "wait_s": [-1, 60.001, True, "1", None],
     },
     WorkOffer: {
@@ -223,7 +235,10 @@ BAD = {
         "client": [-1, 1.5, "1"],
     },
     WaitAnswer: {"retry_after_s": [-1, None], "committed": [-1, 1.0, None], "counted": [1, ""]},
-    DoneAnswer: {"round": [-1, True], "model": ["", None], "counted": [0, []]},
+    DoneAnswer: {"round": [-1, True], "model": ["", None], "more": [None, 1], "counted": [0, []]},
+    PlanAnswer: {"run": [0, None], "plan": ["", None], "plan_digest": ["0" * 15, None]},
+    NewRun: {"plan": ["", "x" * 16_385, None], "name": ["x" * 65, "a\nb", None], "init": ["", "AB" * 32, 1]},
+    Extension: {"rounds": [0, 1.0, "1"], "lr": [0, -1, "0.1"], "from_round": [0, True]},
     UpdateAnswer: {"accepted": [None, 1, 0, "true"], "duplicate": [None, 1, {}]},
     ReportRequest: {
         "round": [-1, "1"],
@@ -264,7 +279,8 @@ def test_a_bad_field_is_refused_by_name(kind, path, value):
     error = refusal(answered, values)
     assert error.reason == "bad-field"
     assert error.field is not None
-    assert error.field == path or error.field.startswith(f"{path}.")  # {} for an object names the field it lacks
+    # {} for an object names the field it lacks, a list the item that is wrong
+    assert error.field == path or error.field.startswith((f"{path}.", f"{path}["))
     assert str(error).startswith(error.field)
     assert str(error).isprintable()
     assert len(str(error)) < 400
@@ -293,7 +309,7 @@ def test_an_unknown_name_of_a_stranger_is_shown_short_and_safe():
         (WaitAnswer(float("nan"), 0, None), "retry_after_s"),
         (WorkOffer(3, 0, MODEL, 10, 1.0, 5, float("inf"), 0.1, {}, None, None, 1, 0, None), "batch"),
         (Problem("bad", HALF, None), "detail"),
-        (PollRequest(Eligibility(1, True, True), 1, None, 1.0), "eligible.charging"),
+        (PollRequest(Eligibility(1, True, True), 1, None, None, 1.0), "eligible.charging"),
     ],
 )
 def test_what_would_be_refused_is_not_written(message, field):
@@ -339,6 +355,8 @@ def allowed(rule: strict.Rule) -> st.SearchStrategy:
             return st.none() | allowed(inner)
         case strict.TableOf(name, value, most):
             return st.dictionaries(allowed(name), allowed(value), max_size=most)
+        case strict.ListOf(each, most):
+            return st.lists(allowed(each), min_size=1, max_size=min(most, 4), unique=True)
         case strict.Nested(kind):
             return instances(kind)
     raise AssertionError(rule)
@@ -396,5 +414,5 @@ def test_nothing_but_a_refusal_comes_of_noise(body):
 
 def test_the_longest_plan_fits_a_message():
     for character in ("😀", '"', "\n"):
-        plan = Enrolled(1, "e", character * 16_384, "0" * 16)
+        plan = Enrolled(1, "e", 1, character * 16_384, "0" * 16)
         assert parse(Enrolled, dump(plan), MAX_MESSAGE) == plan

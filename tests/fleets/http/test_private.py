@@ -159,7 +159,7 @@ def test_abandoned_attempts_are_on_the_ledger_and_end_a_run_whose_budget_they_sp
         ({"noise_source": "seeded"}, "noise_source: got 'seeded', with which whoever has the plan can take the noise"),
         ({"clients": None}, "needs K"),
         ({"stages": (*AT_SERVER[:2], "noise:2.0:where=clients")}, "where=clients: .* expected secagg"),
-        ({"clients": 5}, "clients: got 5, but data 'blobs' has 8"),
+        ({"clients": 5}, "clients: got 5, but data 'tiny:DATA' has 8"),
         ({"dp_epsilon": 1.0}, r"round 1 alone costs 3.* \(replace one client\)"),
     ],
 )

@@ -1,5 +1,6 @@
 """docs/protocol.md says what the code does: each field, reason, bound and example."""
 
+import json
 import re
 from base64 import b64decode, b64encode
 from dataclasses import fields
@@ -11,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedavg.codecs import make_codec
+from fedavg.codecs import CODECS, make_codec
 from fedavg.fleets.http.protocol import messages, strict
 from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, PROBLEMS, REPORTS, ReportRequest
 from fedavg.fleets.http.protocol.strict import MAX_DEPTH, dump
@@ -24,8 +25,12 @@ from fedavg.fleets.http.protocol.wire import (
     decode_update,
     encode_update,
 )
+from fedavg.fleets.http.server.guards import Guards
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.plan.plan import option_names
 
-TEXT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "protocol.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^##+ (.+?)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
 TABLES = {
     kind.__name__: kind
@@ -115,3 +120,47 @@ def test_the_example_of_a_frame_is_one():
     said = UpdateHeader(plan, 7, 1, model, "float32", 2, 600.0, {"train_loss": 0.25})
     assert frame == encode_update(said, np.array([1, -2], "<f4").tobytes())
     assert f"{len(frame)} bytes" in section
+
+
+def test_the_fields_of_a_status_are_there():
+    """A server may say more than the page promises, not less."""
+    table = rows("What a server says of itself")
+    told = {name for row in table for name in re.findall("`([a-z_]+)`", row[0])}
+    assert told <= set(Hub(Guards()).status())
+    inside = next(row[1] for row in table if row[0] == "`round`")
+    assert set(re.findall("`([a-z_]+)`", inside)) == {
+        "round", "attempt", "phase", "invited", "accepted", "failed", "goal", "seconds_left",
+    }  # fmt: skip
+
+
+def test_the_algorithms_are_those_of_the_code_with_what_they_send():
+    vectors = json.loads((DOCS / "protocol" / "vectors" / "algorithms.json").read_text())["algorithms"]
+    told = {}
+    for names, settings, metrics, down, up, _ in rows("Algorithms"):
+        numbers = (
+            set(re.findall(r"`(\w+)`", settings)),
+            set(re.findall(r"`(\w+)`", metrics)),
+            int(down[0]),
+            int(up[0]),
+        )
+        told |= dict.fromkeys(re.findall(r"`(\w+)`", names), numbers)
+    assert told == {
+        name: (set(case["settings"]), set(case["metrics"]), case["vectors_down"], case["vectors_up"])
+        for name, case in vectors.items()
+    }
+
+
+def test_each_codec_has_its_bytes():
+    assert {row[0].strip("`").partition(":")[0] for row in rows("Codecs")} == set(CODECS)
+
+
+def test_the_options_that_bind_a_client_are_options_and_the_others_bind_nobody():
+    told = {name for row in rows("The plan") for name in re.findall(r"`(\w+)`", row[0])}
+    servers = {
+        "changes", "C", "target", "patience", "eval_clients", "eval_every", "eval_train", "sampling", "world",
+        "closing", "reducer", "pre", "attack", "attackers", "engine", "device", "uplink",
+    }  # fmt: skip
+    runtime = {"workers", "data_dir", "worker_timeout", "start_method", "checkpoint_s"}
+    assert told | servers | runtime >= set(option_names())
+    assert told <= set(option_names())
+    assert all(f"`{name}`" in SECTIONS["The plan"] for name in runtime)

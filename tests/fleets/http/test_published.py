@@ -58,3 +58,14 @@ def test_a_model_is_kept_from_clients_that_wait_for_approval_and_if_none_is_to_b
     with serving(tmp_path / "b", fleet_plan(rounds=1), publish="rounds", guards=Guards(approval=True)) as server:
         answer = server.peer(10).signed("GET", "/v1/models/latest")
         assert (answer.error, "approval" in answer.json["detail"]) == ("no-such-model", True)
+
+
+def test_the_log_says_whose_update_was_refused_and_who_was_revoked(tmp_path, caplog):
+    with serving(tmp_path, fleet_plan(rounds=2)) as server:
+        (peer,), (offer,) = server.cohort(10)
+        assert peer.upload(offer, peer.frame(offer, np.full(NUMBERS, np.nan), 10.0)).error == "not-finite"
+        server.revoke(client=peer.k)
+    lines = {record.getMessage(): vars(record) for record in caplog.records}
+    refused = lines["update refused"]
+    assert (refused["client"], refused["round"], refused["reason"]) == (peer.k, 1, "not-finite")
+    assert (lines["clients changed"]["change"], lines["clients changed"]["clients"]) == ("revoke", [peer.k])

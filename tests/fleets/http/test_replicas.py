@@ -127,7 +127,7 @@ def test_a_request_is_taken_once_by_all_replicas_together(pair):
     first, second = pair.replicas
     hand = pair.hand(first, 0)
     hand.poll(0)
-    body = dump(PollRequest(Eligibility(True, True, True), len(DATA.client(0)), None, 0.0))
+    body = dump(PollRequest(Eligibility(True, True, True), len(DATA.client(0)), None, None, 0.0))
     headers = hand.link.signer.headers("POST", "/v1/poll", body)
     for replica, status in ((first, 200), (second, 401), (first, 401)):
         answer = httpx.post(f"{replica.url}/v1/poll", content=body, headers=headers)

@@ -775,7 +775,7 @@ def device_of(server, tmp_path, task="toys:TOY", patience_s=3.0):
 
 
 def enrolled(plan_toml, digest="0" * 16, client=0):
-    answer = {"client": client, "epoch": "e", "plan": plan_toml, "plan_digest": digest}
+    answer = {"client": client, "epoch": "e", "run": 1, "plan": plan_toml, "plan_digest": digest}
     return 200, {}, json.dumps(answer).encode()
 
 

@@ -572,7 +572,7 @@ def test_a_newer_schema_is_refused(url):
     Store.open(url).close()
     sql(url, "UPDATE meta SET value = '99' WHERE key = 'schema'")
     with pytest.raises(
-        StoreError, match="has schema 99; this version of fedavg knows schemas up to 4; update"
+        StoreError, match="has schema 99; this version of fedavg knows schemas up to 5; update"
     ) as caught:
         Store.open(url)
     assert not caught.value.retryable

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedavg import ArrayData, FedAvg, MacroF1, Plan
+from fedavg import Adapters, ArrayData, FedAvg, MacroF1, Plan
 from toys import TOY, toy_data
 
 SIZES = (7, 12, 6, 5, 20, 9, 11, 8)
@@ -40,3 +40,12 @@ class Judging(FedAvg):
         f1 = client.sums(MacroF1(3))
         update = super().client_update(client, weights, work)
         return replace(update, metrics={**update.metrics, "f1": f1})
+
+
+@dataclass(frozen=True)
+class LastLayer(Adapters):
+    """All but the last layer stays as it was drawn."""
+
+    def adapt(self, module, head):
+        module[-1].requires_grad_(True)
+        return module

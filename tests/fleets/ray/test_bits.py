@@ -53,14 +53,22 @@ WORLD = {
 }
 #: Each has several of the parts that a simulation may have; to start a worker takes longer than to run all its clients.
 PLANS = {
-    "one client in some rounds and none in others": {"sampling": "poisson", "C": 0.12, "rounds": 6, "eval_train": True},
-    "what clients keep": {"algorithm": "scaffold", "holdout": 0.3, "evaluate": "clients", "eval_clients": 4},
-    "residuals on both ways": {"codec": "stc:0.1", "downlink": "stc:0.1", "optimizer": "sgd:momentum=0.9:keep=true"},
-    "asynchronous": {"algorithm": "fedbuff:3", "rounds": 5, "sampling": "choice:8"},
+    "one client in some rounds and none in others, with noise": {
+        "sampling": "poisson", "C": 0.12, "rounds": 6, "B": "inf",
+        "stages": "clip:1.0,weigh:equal,noise:1.1",
+    },
+    "what clients keep and residuals on both ways": {
+        "codec": "stc:0.1", "downlink": "stc:0.1", "optimizer": "sgd:momentum=0.9:keep=true", "holdout": 0.3,
+        "evaluate": "clients", "eval_clients": 4,
+    },
+    "asynchronous": {"algorithm": "fedbuff:3", "rounds": 5, "sampling": "choice:8", "eval_train": True},
     "secure aggregation": {"secagg": "complete:10:40", "holdout": 0.2, "evaluate": "server,clients"},
     "robust rules": {"reducer": "trimmed:0.2", "pre": ["nnm:0.2"], "C": 0.3, "attack": "alie", "attackers": 0.2},
     "single updates": {"reducer": "median", "attack": "signflip", "attackers": "3,6"} | WORLD,
-    "noise": {"stages": "clip:1.0,weigh:equal,noise:1.1", "B": "inf"},
+}  # fmt: skip
+#: What the plans above have too, in other company.
+MORE_PLANS = {
+    "control variates": {"algorithm": "scaffold", "holdout": 0.3, "evaluate": "clients", "eval_clients": 4},
 }
 
 
@@ -69,18 +77,28 @@ def test_the_same_bits_as_the_local_fleet(name, cluster):
     assert_same(plan(**PLANS[name]), fleet_of(cluster, workers_per_node=1))
 
 
-def test_fine_tuning_and_evaluation_give_the_same(cluster, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_PLANS)
+def test_the_same_bits_as_the_local_fleet_with_more_plans(name, cluster):
+    assert_same(plan(**MORE_PLANS[name]), fleet_of(cluster, workers_per_node=1))
+
+
+def test_fine_tuning_gives_the_same(cluster, tmp_path):
     given = {"task": TOY, "data": toy_data(SIZES)}
     run(plan(holdout=0.3, rounds=1), tmp_path / "run")
-    here = personalise(tmp_path / "run", epochs=2, **given), evaluate(tmp_path / "run", **given)
-    fleets = (fleet_of(cluster, workers_per_node=1) for _ in range(2))
-    there = (
-        personalise(tmp_path / "run", epochs=2, fleet=next(fleets), **given),
-        evaluate(tmp_path / "run", fleet=next(fleets), **given),
-    )
-    assert there == here
+    there = personalise(tmp_path / "run", epochs=2, fleet=fleet_of(cluster, workers_per_node=1), **given)
+    assert there == personalise(tmp_path / "run", epochs=2, **given)
 
 
+@pytest.mark.slow  # fine-tuning evaluates on the same workers
+def test_evaluation_gives_the_same(cluster, tmp_path):
+    given = {"task": TOY, "data": toy_data(SIZES)}
+    run(plan(holdout=0.3, rounds=1), tmp_path / "run")
+    there = evaluate(tmp_path / "run", fleet=fleet_of(cluster, workers_per_node=1), **given)
+    assert there == evaluate(tmp_path / "run", **given)
+
+
+@pytest.mark.slow  # all other tests run on two nodes
 def test_the_same_bits_on_1_2_and_3_nodes():
     expected = course(plan(workers=1))
     with ray_cluster(2) as cluster:

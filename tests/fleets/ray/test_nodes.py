@@ -32,7 +32,7 @@ def plan(**changes):
     return Plan(**{"task": TOY, "data": "ray_clusters:FromDataFolder", "C": 1, "B": 5, "rounds": 2, **changes})
 
 
-def test_nodes_load_named_data_from_their_own_folders(data_folders, monkeypatch, caplog):
+def test_nodes_load_named_data_from_their_own_folders(data_folders, monkeypatch):
     ours, same, other = data_folders
     *_, expected = train(plan())
     monkeypatch.setenv("FEDAVG_DATA", str(same))
@@ -50,7 +50,12 @@ def test_nodes_load_named_data_from_their_own_folders(data_folders, monkeypatch,
             list(train(plan(), fleet_of(cluster)))
         cluster.remove_node(added)
 
-        # A node that is wrong and comes later is left out; the run goes on.
+
+@pytest.mark.slow
+def test_a_node_that_comes_later_with_other_data_is_left_out(data_folders, monkeypatch, caplog):
+    ours, _, other = data_folders
+    monkeypatch.setenv("FEDAVG_DATA", str(ours))
+    with ray_cluster(1) as cluster:
         fleet = fleet_of(cluster)
         events = train(plan(rounds=10**6), fleet)
         next(events)

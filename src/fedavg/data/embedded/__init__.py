@@ -43,6 +43,11 @@ def read_all(folder: Path = HERE) -> dict[str, np.ndarray]:
 
 
 def _stream(path: Path, decompress: Callable[[bytes], bytes]) -> np.ndarray:
+    if not path.exists():
+        raise DataError(
+            f"this installation has no copy of MNIST ({path.name} is not there; wheels for devices leave it out): put "
+            "the four official files into the folder mnist of the data directory, or install the whole package"
+        )
     try:
         return np.frombuffer(decompress(path.read_bytes()), np.uint8)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:

@@ -1,6 +1,6 @@
 """Own data that is in memory, or that Python can index: arrays, lists and PyTorch datasets."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -35,6 +35,10 @@ def from_clients(
     >>> data.sizes.tolist()
     [2, 1]
     """
+    if not isinstance(clients, Iterable):
+        raise DataError(
+            f"from_clients: got {type(clients).__name__}; expected a list with (x, y), or a dataset, of each client"
+        )
     pairs = [_pair(client, f"{name}, client {k}", x, y) for k, client in enumerate(clients)]
     return assembled(name, pairs, None if test is None else _pair(test, f"{name}, test", x, y), held_out, classes)
 

@@ -120,6 +120,8 @@ def _inputs(dataset: Any, names: str | Sequence[str]) -> Any:
 
 
 def _read(dataset: Any, column: str) -> Any:
+    if not (hasattr(dataset, "column_names") or isinstance(dataset, Mapping)):
+        raise DataError(f"got {type(dataset).__name__}; expected a datasets.Dataset, or a dict of columns.")
     known = getattr(dataset, "column_names", None) or list(dataset)
     if column not in known:
         raise DataError(f"the dataset has no column {column!r}: it has {', '.join(map(repr, known))}.")

@@ -10,6 +10,7 @@ from fedavg.data.own.assemble import HELD_OUT, assembled
 from fedavg.data.own.tables import READERS
 from fedavg.data.values import Pair, joined
 from fedavg.errors import DataError
+from fedavg.files import checked_path
 from fedavg.types import Examples
 
 #: A file or sub-folder of this name holds the test set.
@@ -37,7 +38,7 @@ def from_folder(
     >>> data.sizes.tolist(), data.client(0).y.tolist()
     ([2, 2], [0, 1])
     """
-    folder = Path(folder)
+    folder = checked_path(folder, "from_folder", DataError)
     entries = {entry.stem: entry for entry in sorted(_listing(folder)) if entry.is_dir() or entry.suffix in READERS}
     test = entries.pop(_TEST, None)
     if not entries:

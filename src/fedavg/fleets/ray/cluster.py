@@ -54,9 +54,13 @@ def connect(address: str, cpus: int, code: Path | None) -> bool:
         _check_reachable(address)
         with _environment(_OF_OUR_OWN | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if own else {}):
             ray.init(address, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise FleetError(f"no Ray at '{address}': {_first_line(error)}; expected one: ray start --head, or another "
-                         "version of Ray or Python here, the cluster's own") from error  # fmt: skip
+    except Exception as error:  # Ray raises plain ones, such as for a node that did not start in time
+        expected = (
+            "expected it to start: is the machine busy, or out of memory?"
+            if own
+            else "expected one: ray start --head, or another version of Ray or Python here, the cluster's own"
+        )
+        raise FleetError(f"no Ray at '{address}': {_first_line(error)}; {expected}") from error
     return True
 
 
@@ -67,8 +71,9 @@ def _check_reachable(address: str) -> None:
         create_connection((host, int(port)), CONNECT_S).close()
 
 
-#: A Ray of our own tells nobody of itself.
-_OF_OUR_OWN: Final = {"RAY_USAGE_STATS_ENABLED": "0"}
+#: A Ray of our own tells nobody of itself, and its workers have the rank of whoever started them, as local ones have:
+#: Ray's own way (niceness 15) lets them wait for whatever else the machine does.
+_OF_OUR_OWN: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
 
 @contextmanager

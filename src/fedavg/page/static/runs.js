@@ -4,7 +4,7 @@ import { lineChart, look, sample } from "./chart.js";
 import { bytes, card, choice, column, duration, fillChoice, h, meter, number, scrolling, stateBadge } from "./dom.js";
 import { ask, exported } from "./source.js";
 
-const AXES = { round: ["round", "by round", number], bytes: ["bytes sent, up and down", "by bytes sent", bytes], seconds: ["real time", "by real time", duration], simulated: ["simulated time", "by simulated time", duration] };
+const AXES = { round: ["round", "by round", number], bytes: ["bytes sent, up and down", "by bytes sent", bytes], time: ["real time", "by real time", duration], simulated: ["simulated time", "by simulated time", duration] };
 const MOST = 20;
 
 function usual(columns) {

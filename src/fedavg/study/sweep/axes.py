@@ -99,4 +99,6 @@ def grid(axes: Sequence[Axis]) -> list[Settings]:
 
 
 def axes_of(given: Mapping[str, str | Sequence[Any]]) -> list[Axis]:
+    if not isinstance(given, Mapping):
+        raise PlanError(f"grid: got {given!r}; expected values by the name of an option, as in {{'lr': [0.01, 0.1]}}")
     return [make_axis(name, values) for name, values in given.items()]

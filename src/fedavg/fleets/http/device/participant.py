@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from fedavg.client_path import Message, run_client
 from fedavg.errors import FedAvgError
 from fedavg.fleets.http.device.allowance import Allowance
-from fedavg.fleets.http.device.enrolment import Enrolment
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.judge import check_judging, sums_frame
 from fedavg.fleets.http.device.link import Latest, Link, ServerRefused
@@ -50,6 +49,7 @@ from fedavg.fleets.http.protocol.messages import (
     PollAnswer,
     PollRequest,
     Settling,
+    Taken,
     UpdateAnswer,
     WaitAnswer,
     WorkOffer,
@@ -88,6 +88,7 @@ class Own:
     """What a device brings to any run."""
 
     link: Link
+    #: What belongs to the device, whatever run it is in, and what belongs to this run.
     files: DeviceFiles
     directory: Path
     source: Source
@@ -105,10 +106,11 @@ class Own:
 class Participant:
     """Client k of one run. Not thread-safe: one thread polls and works."""
 
-    def __init__(self, agreed: PlanOnDevice, identity: Enrolment, own: Own) -> None:
+    def __init__(self, agreed: PlanOnDevice, k: int, run: Taken, own: Own) -> None:
         self._sent, self._setup, self._own = agreed.sent, agreed.setup, own
-        self.k, self._plan_digest = identity.client, identity.plan_digest
-        self._link, self._files = own.link, own.files
+        self.k, self._run, self._plan_digest = k, run, run.plan_digest
+        self._link, self._files = own.link, DeviceFiles(own.directory)
+        self._files.prepare()
         self._releases = Releases(self._setup, self._files, own.spent, own.max_epsilon)
         self._local = Local(own.source, self._setup, self.k)
         self.trainer = self._setup.new_trainer(self._local.trained_on)
@@ -119,7 +121,7 @@ class Participant:
         self._masking = MaskedRounds(*parts, told=self._tell)
         self._judging = MaskedRounds(*parts, prefix="judge-")
         self._states = ClientStates(own.directory / "states", durable=True)
-        self._allowance = Allowance(self._files, own.policy.max_rounds_per_day)
+        self._allowance = Allowance(own.files, own.policy.max_rounds_per_day)
         self._pending = self._files.read_as("update.json", Pending)
         self._settled = self._files.read_as("settled.json", Settled) or Settled(0)
         self._made: Message | None = None
@@ -158,7 +160,9 @@ class Participant:
         eligible = self._own.eligible()
         if not self._allowance.left():
             eligible = replace(eligible, idle=False)
-        request = PollRequest(eligible=eligible, examples=self._counted_examples, holding=held, wait_s=wait_s)
+        request = PollRequest(
+            eligible=eligible, examples=self._counted_examples, holding=held, run=self._run, wait_s=wait_s
+        )
         return self._link.insist(PollAnswer, "/v1/poll", request, wait_s)
 
     def answer(self, answer: PollAnswer) -> float:

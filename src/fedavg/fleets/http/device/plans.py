@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from fedavg.errors import FedAvgError, FleetError
-from fedavg.fleets.http.device.enrolment import Enrolment
 from fedavg.fleets.http.device.policy import MOST_CLIENTS, Declined
+from fedavg.fleets.http.device.runs import TakenRun
 from fedavg.plan import Plan, make_plan
 from fedavg.setup import Setup, resolve_on_device, served
 from fedavg.specs import importing_only
@@ -21,15 +21,13 @@ class PlanOnDevice:
     setup: Setup
 
 
-def resolve_sent(
-    identity: Enrolment, tasks: Mapping[str, Task], allowed: Sequence[str], device: str = "cpu"
-) -> PlanOnDevice:
+def resolve_sent(run: TakenRun, tasks: Mapping[str, Task], allowed: Sequence[str], device: str = "cpu") -> PlanOnDevice:
     """The server's plan for one of this device's tasks, with parts from the allowed packages only.
 
     `device` is what PyTorch computes on here, whatever the plan says.
     """
     try:
-        values = tomllib.loads(identity.plan)
+        values = tomllib.loads(run.plan)
         sent = make_plan(values, "the server's plan")
     except FedAvgError:
         raise
@@ -38,9 +36,9 @@ def resolve_sent(
     task = str(sent.task)
     if task not in tasks:
         raise FleetError(f"the server's plan is for task '{task}'; this device has {_listed(tasks)}")
-    if sent.digest != identity.plan_digest:
+    if sent.digest != run.plan_digest:
         raise FleetError(
-            f"the server's plan has digest {sent.digest} here, not {identity.plan_digest}: use the server's version"
+            f"the server's plan has digest {sent.digest} here, not {run.plan_digest}: use the server's version"
         )
     if (sent.clients or 0) > MOST_CLIENTS:
         raise Declined("bad-plan", f"the server's plan has {sent.clients} clients; expected at most {MOST_CLIENTS}")

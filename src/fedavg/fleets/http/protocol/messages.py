@@ -49,6 +49,9 @@ SETTINGS: Final = TableOf(Text("[a-z0-9_]", 1, 32, "a-z, 0-9 and _"), Number(-1e
 METRICS: Final = TableOf(Text("[a-z0-9_.]", 1, 48, "a-z, 0-9, _ and ."), Number(-1e12, 1e12), 128)
 
 
+RUN: Final = Integer(1, LARGEST)
+PLAN: Final = Text(LINES, 1, 16_384, "printable text")
+
 #: What the field of that name says, in each answer that has it.
 COUNTED: Final = "whether the update in `holding` is part of its round; null if there is none or it is not known"
 
@@ -72,8 +75,9 @@ class Enrolled:
 
     client: int = item(CLIENT, "k, the client's number")
     epoch: str = item(EPOCH, "the server's epoch, to sign with")
-    plan: str = item(Text(LINES, 1, 16_384, "printable text"), "the plan of the run, TOML")
-    plan_digest: str = item(PLAN_DIGEST, "identifies the run")
+    run: int | None = item(Nullable(RUN), "the number of the run; null if the server has none at present")
+    plan: str | None = item(Nullable(PLAN), "the plan of the run, TOML, or null")
+    plan_digest: str | None = item(Nullable(PLAN_DIGEST), "identifies the plan, or null")
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,21 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """The run that a client has taken up."""
+
+    run: int = item(RUN, "the number of the run")
+    plan_digest: str = item(PLAN_DIGEST, "the plan that the client works by")
+
+
+@dataclass(frozen=True)
 class PollRequest:
     """POST /v1/poll: is there work?"""
 
     eligible: Eligibility = item(Nested(Eligibility), "whether the device may work now")
     examples: int = item(EXAMPLES, "n_k now, or when the update in `holding` was trained, whichever is more")
     holding: Holding | None = item(Nullable(Nested(Holding)), "the update that the client still keeps, or null")
+    run: Taken | None = item(Nullable(Nested(Taken)), "the run that the client has taken up, or null")
     wait_s: float = item(Number(0, 60), "how long the server may hold the request open")
 
 
@@ -109,7 +122,18 @@ JUDGING: Final = 1 << 30
 
 
 class PollAnswer:
-    """The answer to PollRequest, one of five: `WorkOffer`, `JudgeOffer`, `MaskAnswer`, `WaitAnswer`, `DoneAnswer`."""
+    """The answer to PollRequest, one of six: `PlanAnswer`, `WorkOffer`, `JudgeOffer`, `MaskAnswer`, `WaitAnswer`,
+    `DoneAnswer`."""
+
+
+@dataclass(frozen=True)
+class PlanAnswer(PollAnswer):
+    """Another run is offered, or the same by another plan: take it up, and poll again."""
+
+    type: Literal["plan"] = tag("plan")
+    run: int = item(RUN, "the number of the run")
+    plan: str = item(PLAN, "the plan of the run, TOML")
+    plan_digest: str = item(PLAN_DIGEST, "identifies the plan")
 
 
 @dataclass(frozen=True)
@@ -176,6 +200,7 @@ class DoneAnswer(PollAnswer):
     type: Literal["done"] = tag("done")
     round: int = item(COUNT, "the last round")
     model: str = item(SHA256, "the final model")
+    more: bool = item(Flag(), "true if the server may have other runs: poll on")
     counted: bool | None = item(Nullable(Flag()), COUNTED)
 
 
@@ -238,6 +263,24 @@ class NewToken:
 
 
 @dataclass(frozen=True)
+class NewRun:
+    """POST /admin/runs: a plan for the queue of a service."""
+
+    plan: str = item(PLAN, "the plan of the run, TOML")
+    name: str = item(Text(LINE, 0, 64, "printable text"), "what it is for, for people")
+    init: str | None = item(Nullable(SHA256), "the SHA-256 of the model that follows, to start from, or null")
+
+
+@dataclass(frozen=True)
+class Extension:
+    """POST /admin/runs/{run}/extend: more rounds, or another learning rate from a round on; at least one of them."""
+
+    rounds: int | None = item(Nullable(ROUND), "so many rounds in all from now on, or null for as many as before")
+    lr: float | None = item(Nullable(Number(0, 1e12, above=True)), "the learning rate from `from_round` on, or null")
+    from_round: int | None = item(Nullable(ROUND), "the first round of that rate; null for the next one")
+
+
+@dataclass(frozen=True)
 class Selection:
     """POST /admin/clients/revoke and /admin/clients/approve: the clients that all of this is true of."""
 
@@ -279,6 +322,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "no-such-path": 404,
     "no-such-model": 404,
     "no-such-message": 404,
+    "no-such-run": 404,
     "wrong-method": 405,
     "too-slow": 408,
     "number-taken": 409,
@@ -290,6 +334,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "upload-under-way": 409,
     "storage-refused": 409,
     "session-refused": 409,
+    "run-refused": 409,
     "too-large": 413,
     "content-encoding": 415,
     "bad-range": 416,
@@ -306,6 +351,8 @@ MESSAGES: Final = (
     UpdateAnswer,
     ReportRequest,
     NewToken,
+    NewRun,
+    Extension,
     Selection,
     Problem,
 )

@@ -1,5 +1,6 @@
 """What the operator can do while a server runs, with a token of its own that clients never see."""
 
+import logging
 from collections.abc import Callable
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from time import time
@@ -16,12 +17,15 @@ from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.store import ClientRow, Store, TokenRow
 
+log = logging.getLogger("fedavg.fleet")
+
 
 class Admin:
     """Status, what privacy was spent, join tokens, approval, revocation and an orderly stop."""
 
-    def __init__(self, app: FleetApp, hub: Hub, store: Store, token_hash: bytes, stop: Callable[[], None]) -> None:
-        self._app, self._hub, self._store, self._stop_server = app, hub, store, stop
+    def __init__(self, app: Callable[[], FleetApp], store: Store, token_hash: bytes, stop: Callable[[], None]) -> None:
+        """`app` gives the application of the run that is offered now."""
+        self._of_run, self._store, self._stop_server = app, store, stop
         operator, small = OfOperator(token_hash), SmallBody()
         endpoints = [
             Endpoint("GET", "/admin/status", self._status, [operator]),
@@ -34,7 +38,15 @@ class Admin:
             Endpoint("POST", "/admin/tokens/{id}/withdraw", self._withdraw, [operator]),
             Endpoint("POST", "/admin/stop", self._stop, [operator]),
         ]
-        self.routes: list[BaseRoute] = [endpoint.route(app.answered) for endpoint in endpoints]
+        self.routes: list[BaseRoute] = [endpoint.route(app().answered) for endpoint in endpoints]
+
+    @property
+    def _app(self) -> FleetApp:
+        return self._of_run()
+
+    @property
+    def _hub(self) -> Hub:
+        return self._of_run().hub
 
     async def _status(self, _: Call) -> Response:
         return JSONResponse(self._app.status(operator=True))
@@ -62,6 +74,7 @@ class Admin:
         await self._app.blocking(change, chosen)
         fresh = await self._app.blocking(self._store.clients)
         self._hub.know([row for row in fresh if row.k in set(chosen)])
+        log.warning("clients changed", extra={"change": change.__name__, "clients": chosen})
         return JSONResponse({"clients": chosen})
 
     async def _tokens(self, _: Call) -> Response:

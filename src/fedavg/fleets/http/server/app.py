@@ -21,7 +21,15 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 
 from fedavg.fleets.http.protocol import keys
-from fedavg.fleets.http.protocol.messages import Enrolled, EnrolRequest, Holding, PollRequest, ReportRequest, Settling
+from fedavg.fleets.http.protocol.messages import (
+    Enrolled,
+    EnrolRequest,
+    Holding,
+    PollAnswer,
+    PollRequest,
+    ReportRequest,
+    Settling,
+)
 from fedavg.fleets.http.protocol.wire import UpdateRefused
 from fedavg.fleets.http.server import metrics
 from fedavg.fleets.http.server.bodies import parse_body
@@ -51,6 +59,7 @@ from fedavg.fleets.http.server.rounds import Receipt
 from fedavg.fleets.http.server.signatures import Elsewhere, Signatures
 from fedavg.fleets.http.server.storage import storage_failures
 from fedavg.fleets.http.server.store import EnrolRefused, Store
+from fedavg.fleets.http.server.taking import OfferedRun, OfService
 from fedavg.fleets.http.server.turns import UPLOAD_BYTES, Turns
 from fedavg.plan import Plan
 
@@ -69,19 +78,23 @@ class FleetApp:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | None,
         hub: Hub,
         store: Store,
         elsewhere: Elsewhere | None = None,
         requests: metrics.Requests | None = None,
+        service: OfService | None = None,
     ) -> None:
-        """`elsewhere` is what other replicas know, if there are any; `requests` is where answers are counted."""
+        """The plan is None while a service has no run. `elsewhere` is what other replicas know, if there are any;
+        `requests` is where answers are counted."""
         self._plan, self._hub, self._store, self._elsewhere = plan, hub, store, elsewhere
-        self._plan_toml = plan.to_toml()
+        self._service = service or OfService()
+        self._rounds = self._service.rounds or store
+        self._offered = OfferedRun(self._service.number, plan.to_toml(), plan.digest, str(plan.task)) if plan else None
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
         self._signatures = Signatures(hub.presence, elsewhere)
         #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
-        self._workers = ThreadPoolExecutor(2, thread_name_prefix="update")
+        self._workers = self._service.workers or ThreadPoolExecutor(2, thread_name_prefix="update")
         self.requests = requests or metrics.Requests()
         #: What every request passes first.
         self.answered = Answered(self.requests, lambda: self.epoch)
@@ -100,8 +113,9 @@ class FleetApp:
         signed = [Signed(self._signatures), paced]
         invited = [UploadToken(hub.intake.token_source), paced]
         upload = OneUpload(Turns(UPLOAD_BYTES), hub.intake.frame_limit, self._workers)
-        masked = Existing(self._plan.secagg != "none", "this run has no secure aggregation, and so no sessions")
-        applying = Applying(self._signatures, str(self._plan.task))
+        secagg = self._plan is not None and self._plan.secagg != "none"
+        masked = Existing(secagg, "this run has no secure aggregation, and so no sessions")
+        applying = Applying(self._signatures, None if self._service.many or not self._plan else str(self._plan.task))
         update, message = Wanted(hub.intake.judge), Wanted(hub.sessions.judge)
         of_round, rounds = OfRound(), "/v1/rounds/{round}/{attempt}"
         return [
@@ -133,8 +147,13 @@ class FleetApp:
 
         self._hub.shared.wake = wake
 
+    @property
+    def hub(self) -> Hub:
+        return self._hub
+
     def close(self) -> None:
-        self._workers.shutdown()
+        if self._service.workers is None:
+            self._workers.shutdown()
 
     def _wake(self, loop: asyncio.AbstractEventLoop, clients: deque[int]) -> None:
         woken = 0
@@ -149,23 +168,28 @@ class FleetApp:
 
     async def _enrol(self, call: Call) -> Response:
         message = parse_body(EnrolRequest, call.body)
+        many = self._service.many  # numbers are a service's own, whatever K the plan of the run under way has
         try:
             row = await self.blocking(
                 partial(
                     self._store.enrol, keys.token_hash(message.token), b64decode(message.key), message.examples,
-                    message.name, message.client, self._plan.clients, now=time(), address=call.address,
-                    approved=not self._hub.guards.approval,
+                    message.name, message.client, None if many or not self._plan else self._plan.clients, now=time(),
+                    address=call.address, approved=not self._hub.guards.approval,
+                    tasks=tuple(message.tasks) if many else None,
                 )
             )  # fmt: skip
         except EnrolRefused as error:
             raise Refusal(error.reason, str(error)) from None
         self._hub.know([row])
         log.info("client enrolled", extra={"client": row.k, "examples": row.examples, "approved": row.approved})
-        answer = Enrolled(client=row.k, epoch=self.epoch, plan=self._plan_toml, plan_digest=self._plan.digest)
-        return json_answer(answer)
+        plan = self._offered.answer if self._offered and self._offered.is_for(row) else None
+        run, text, digest = (plan.run, plan.plan, plan.plan_digest) if plan else (None, None, None)
+        return json_answer(Enrolled(client=row.k, epoch=self.epoch, run=run, plan=text, plan_digest=digest))
 
     async def _poll(self, call: Call) -> Response:
         message = parse_body(PollRequest, call.body)
+        if self._offered is None or message.run != self._offered.name:
+            return json_answer(await self._not_taken(call.k, message))
         eligible = message.eligible
         ready = eligible.charging and eligible.unmetered and eligible.idle
         if ready:
@@ -188,6 +212,20 @@ class FleetApp:
             answer = replace(answer, counted=await self._counted(call.k, message.holding))
         return json_answer(answer)
 
+    async def _not_taken(self, k: int, message: PollRequest) -> PollAnswer:
+        """A client that has not taken up the run which is offered is told of it, if it is one for this client."""
+        row = self._hub.presence.client(k)
+        if self._offered and row and self._offered.is_for(row) and not self._hub.polls.finished:
+            return self._offered.answer
+        held = message.wait_s > 0 and not self._hub.shared.stopping and self._hub.presence.hold(k)
+        if held:
+            try:
+                await self._woken(k, message.wait_s)
+            finally:
+                self._hub.presence.release(k)
+            self._signatures.check_revoked(k)
+        return replace(self._hub.polls.wait_answer(held), committed=0)
+
     async def _recount(self, k: int, examples: int) -> None:
         """A client may have more or fewer examples than before; its update may come to another process."""
         known = self._hub.presence.client(k)
@@ -206,7 +244,7 @@ class FleetApp:
             return None
         counted = self._hub.history.counted_in(held.round)
         if counted is None:
-            counted = await self.blocking(self._store.counted, held.round)
+            counted = await self.blocking(self._rounds.counted, held.round)
             self._hub.history.remember(held.round, counted)
         return held.attempt == counted.attempt and k in counted.clients
 

@@ -70,7 +70,8 @@ class Stopped(FedAvgError):
 class HttpFleet(Fleet):
     """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
 
-    `gathering` is how the sum of a round comes together; without it, it is all here.
+    `gathering` is how the sum of a round comes together; without it, it is all here. `initial` is the model to start
+    from, shape (P,); without it, the task's own.
 
     `population` is what the plan was made for, if that is known; `test` what the server itself judges models on.
     `authority` is the public key that signed sessions of secure aggregation are checked by. `ledger` is what the run
@@ -91,10 +92,11 @@ class HttpFleet(Fleet):
         authority: bytes | None = None,
         ledger: ServedLedger | None = None,
         gathering: Gathering | None = None,
+        initial: Tensor | None = None,
     ) -> None:
         self._population, self.test, self.ledger = population, test, ledger
         self._hub, self._store, self._rules, self._minimum = hub, store, rules, minimum
-        self._authority = authority
+        self._authority, self._initial = authority, initial
         self._gathering = gathering or OwnSum(hub.collecting)
         self._session: ServerSession | None = None
         self._cohort: Sequence[int] = ()
@@ -113,7 +115,7 @@ class HttpFleet(Fleet):
         self._judge = Trainer(setup.task, setup.plan.seed)
         if self.test:
             self._judge.fit(trees.take(self.test, slice(0, 2)))
-        initial = self._judge.weights.clone()
+        initial = self._judge.weights.clone() if self._initial is None else self._initial
         untrained = self.evaluate(initial, "test").get("loss", inf) if setup.judged_by_server else inf
         self.invitations = Invitations(setup, self._hub.models, self._hub.guards, self._rules, len(initial), untrained)
         return initial

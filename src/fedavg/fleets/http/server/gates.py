@@ -41,6 +41,8 @@ class Call:
     round: int = 0
     attempt: int = 0
     body: bytes = b""
+    #: What whoever asked may do, of those who operate the server.
+    role: str = ""
 
     @property
     def k(self) -> int:
@@ -143,8 +145,11 @@ class Signed(Gate):
 class SmallBody(Gate):
     """A body that is a message: read whole, and if the head was signed, the one that was meant."""
 
+    def __init__(self, most: int = MESSAGE_BYTES) -> None:
+        self._most = most
+
     async def __call__(self, call: Call, then: Handler) -> Response:
-        body = await read_body(call.request, MESSAGE_BYTES)
+        body = await read_body(call.request, self._most)
         if call.fields is not None:
             check_body(call.fields, body)
         return await then(replace(call, body=body))
@@ -153,14 +158,15 @@ class SmallBody(Gate):
 class Applying(Gate):
     """A client that would enrol: it speaks our protocol, has our task, and holds the key that it shows."""
 
-    def __init__(self, signatures: Signatures, task: str) -> None:
+    def __init__(self, signatures: Signatures, task: str | None) -> None:
+        """Without a task, clients of any are taken."""
         self._signatures, self._task = signatures, task
 
     async def __call__(self, call: Call, then: Handler) -> Response:
         message = parse_body(EnrolRequest, call.body)
         if message.protocol != PROTOCOL:
             raise Refusal("wrong-protocol", f"got version {message.protocol}; this server speaks {PROTOCOL}")
-        if self._task not in message.tasks:
+        if self._task is not None and self._task not in message.tasks:
             raise Refusal("wrong-task", f"got {', '.join(message.tasks)}; this run trains '{self._task}'")
         self._signatures.check_signature(call.request, b64decode(message.key), None, call.body)
         return await then(call)
@@ -248,7 +254,7 @@ class OfOperator(Gate):
         scheme, _, token = call.request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not keys.matches(token, self._token_hash):
             raise Refusal("admin-token", "this needs 'Authorization: Bearer' with the admin token")
-        return await then(call)
+        return await then(replace(call, role="operator"))
 
 
 def receipt(verdict: Receipt) -> Response:
@@ -264,6 +270,6 @@ def json_answer(message: object) -> Response:
 
 def path_number(request: Request, name: str) -> int:
     text = str(request.path_params[name])
-    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and text == str(int(text))):
         raise Refusal("no-such-path", f"{name} is not a number of a {name}")
     return int(text)

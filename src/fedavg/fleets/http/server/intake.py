@@ -4,6 +4,7 @@ Only the sum, the weight and the metrics are kept, and nothing of it reaches the
 and the clients, who keep their updates until the round is committed, are asked again.
 """
 
+import logging
 import secrets
 from collections.abc import Hashable
 from dataclasses import replace
@@ -25,6 +26,8 @@ from fedavg.fleets.http.server.shared import Shared
 from fedavg.fleets.http.server.underway import Collected, Received, UnderWay
 from fedavg.sums import TooLarge
 from fedavg.types import Update
+
+log = logging.getLogger("fedavg.fleet")
 
 
 class Intake:
@@ -146,8 +149,10 @@ class Intake:
         """Count a refused update, and do not ask its client again: it would send the same."""
         with self._shared.changed:
             self._updates.refused[reason] += 1
-        if isinstance(source, int):
-            self._collecting.fail(source, round, attempt, f"refused: {reason}")
+        client = source if isinstance(source, int) else None
+        log.warning("update refused", extra={"client": client, "round": round, "attempt": attempt, "reason": reason})
+        if client is not None:
+            self._collecting.fail(client, round, attempt, f"refused: {reason}")
 
 
 def _add(collected: Collected, source: int | bytes, update: Update) -> float:

@@ -29,8 +29,9 @@ class Polls:
         """Work for the client, or word that the run is over; None if there is nothing for it now."""
         with self._shared.changed:
             if self._done:
+                known = k in self._told
                 self._told.add(k)
-                return self._done
+                return None if known and self._done.more else self._done
             current = self._collecting.current
             if self._shared.stopping or not current or not current.round.wants(k):
                 return None

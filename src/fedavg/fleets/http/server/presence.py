@@ -10,7 +10,7 @@ import numpy as np
 
 from fedavg.fleets.http.server.conduct import Conduct
 from fedavg.fleets.http.server.shared import Shared
-from fedavg.fleets.http.server.store import ClientRow
+from fedavg.fleets.http.server.store import ClientRow, allows
 
 #: A client counts as present for so long after its last request: longer than a held poll and the pause after it.
 PRESENT_S: Final = 90.0
@@ -38,6 +38,8 @@ class Presence:
         self._away: dict[int, float] = {}
         #: What other replicas heard of clients: by replica, when each of them was there, or said that it is not.
         self._elsewhere: dict[int, dict[int, Word]] = {}
+        #: Only clients whose owners allow this task take part; None: all do.
+        self.task: str | None = None
         self.revoked: set[int] = set()
         #: Clients that have opened a sum of the round under way: they open no other, so they are not invited again.
         self.opened: set[int] = set()
@@ -57,8 +59,14 @@ class Presence:
 
     @property
     def enrolled(self) -> int:
-        """Clients in all."""
-        return len(self._clients)
+        """Clients in all that may take part."""
+        if self.task is None:
+            return len(self._clients)
+        with self._shared.changed:
+            return sum(self._allowed(row) for row in self._clients.values())
+
+    def _allowed(self, row: ClientRow) -> bool:
+        return self.task is None or allows(row, self.task)
 
     def everyone(self) -> list[int]:
         """The numbers of all who are enrolled."""
@@ -73,7 +81,7 @@ class Presence:
     def median_examples(self) -> int | None:
         """The median n_k of those who may take part; None if there are none."""
         with self._shared.changed:
-            rows = self._clients.values()
+            rows = [row for row in self._clients.values() if self._allowed(row)]
             sizes = [row.examples for row in rows if row.examples and row.approved and not row.revoked]
             return median_low(sizes) if sizes else None
 
@@ -133,7 +141,8 @@ class Presence:
 
     def _may_come(self, k: int) -> bool:
         """Another replica may have heard of a client that is not known here yet."""
-        return k in self._clients and self._clients[k].approved and k not in self.revoked
+        row = self._clients.get(k)
+        return row is not None and row.approved and k not in self.revoked and self._allowed(row)
 
     def _last_seen(self) -> Mapping[int, float]:
         """When each client was there, by the last word of it on any replica."""

@@ -51,14 +51,14 @@ HTTP_PROBLEMS: Final[Mapping[Any, Any]] = {HTTPException: _http_problem}
 
 
 class PlainPaths:
-    """No path of ours needs an escape: one that has any is none of ours, whatever a proxy in front took it for."""
+    """No path of ours needs an escape or a query: one that has any is none of ours, whatever a proxy took it for."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and b"%" in scope["raw_path"]:
-            await problem(Refusal("no-such-path", "paths here have no escapes"))(scope, receive, send)
+        if scope["type"] == "http" and (b"%" in scope["raw_path"] or scope["query_string"]):
+            await problem(Refusal("no-such-path", "paths here have no escapes and no query"))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

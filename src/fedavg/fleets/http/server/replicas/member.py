@@ -241,7 +241,7 @@ class Member(Elsewhere):
         self._note_claims(view)
         if view.done and self.done is None:
             over = json.loads(view.done)
-            self.done = DoneAnswer(round=over["round"], model=over["model"], counted=None)
+            self.done = DoneAnswer(round=over["round"], model=over["model"], more=False, counted=None)
             self._hub.polls.finish(self.done)
         self._epoch, self._changed = view.head.epoch, view.changed
         self._version, self._claimed = view.head.version, view.head.claimed

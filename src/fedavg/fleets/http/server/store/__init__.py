@@ -13,8 +13,24 @@ from fedavg.fleets.http.server.store.rows import (
     RoundRow,
     RunRow,
     StoreError,
+    SubmittedRun,
     TokenRow,
+    allows,
 )
+from fedavg.fleets.http.server.store.runs import Runs
 from fedavg.fleets.http.server.store.store import Store
 
-__all__ = ["ClientRow", "Counted", "Deposed", "EnrolRefused", "RoundRow", "RunRow", "Store", "StoreError", "TokenRow"]
+__all__ = [
+    "ClientRow",
+    "Counted",
+    "Deposed",
+    "EnrolRefused",
+    "RoundRow",
+    "RunRow",
+    "Runs",
+    "Store",
+    "StoreError",
+    "SubmittedRun",
+    "TokenRow",
+    "allows",
+]

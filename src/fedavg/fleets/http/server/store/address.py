@@ -11,7 +11,8 @@ from fedavg.fleets.http.server.store.rows import StoreError
 from fedavg.fleets.http.server.store.sqlite import SQLite
 
 
-def database_at(url_or_path: str | Path) -> Database:
+def database_at(url_or_path: str | Path, part: str | None = None) -> Database:
+    """`part` is a schema of a PostgreSQL database; files have none."""
     if isinstance(url_or_path, Path) or "://" not in url_or_path:
         return SQLite(Path(url_or_path))
     try:
@@ -21,7 +22,7 @@ def database_at(url_or_path: str | Path) -> Database:
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
         return SQLite(Path(str(url.database)))
     if url.get_backend_name() == "postgresql":
-        return PostgreSQL(url)
+        return PostgreSQL(url, part)
     raise StoreError(
         f"{url.render_as_string(hide_password=True)} is no database for a run; expected a path, sqlite:///path or "
         "postgresql://user@host/name"

@@ -1,5 +1,6 @@
 """The steps of an enrolment, inside a transaction that writes."""
 
+import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ class Applicant:
     client: int | None
     address: str
     approved: bool
+    tasks: tuple[str, ...] | None = None
 
 
 def enrolled(connection: Connection, token_hash: bytes, who: Applicant, most: int | None, now: float) -> ClientRow:
@@ -30,10 +32,12 @@ def enrolled(connection: Connection, token_hash: bytes, who: Applicant, most: in
     if there is None or bytes(there.token) != token_hash:
         wanted = _agreed_number(_usable_token(connection, token_hash, now).client, wanted)
     if there is not None:
-        return _welcome_back(connection, client_row(there), who.examples, wanted)
+        return _welcome_back(connection, client_row(there), who, wanted)
     k = _checked_number(connection, _free_number(connection) if wanted is None else wanted, most)
     row = ClientRow(k, who.key, who.examples, who.name, False, token_hash, int(now), who.address, who.approved)
+    row = replace(row, tasks=who.tasks)
     values = asdict(row) | {"revoked": 0, "approved": int(who.approved), "changed": next_change(connection)}
+    values["tasks"] = _listed(who.tasks)
     insert_row(connection, clients, **values)
     _count_use(connection, token_hash)
     return row
@@ -75,15 +79,21 @@ def _agreed_number(bound: int | None, wanted: int | None) -> int | None:
     return wanted if bound is None else bound
 
 
-def _welcome_back(connection: Connection, there: ClientRow, examples: int, wanted: int | None) -> ClientRow:
-    """The answer to a client that did not get the first one, or has other examples now."""
+def _listed(tasks: tuple[str, ...] | None) -> str | None:
+    return None if tasks is None else json.dumps(list(tasks))
+
+
+def _welcome_back(connection: Connection, there: ClientRow, who: Applicant, wanted: int | None) -> ClientRow:
+    """The answer to a client that did not get the first one, or has other examples or tasks now."""
     if there.revoked:
         raise EnrolRefused("revoked", f"client {there.k} was shut out by the server's operator")
     if wanted not in (None, there.k):
         raise EnrolRefused("number-taken", f"this key is client {there.k} already, it can not be {wanted} as well")
-    if examples != there.examples:
-        update_rows(connection, clients, clients.c.k == there.k, examples=examples, changed=next_change(connection))
-    return replace(there, examples=examples)
+    now = replace(there, examples=who.examples, tasks=who.tasks)
+    if now != there:
+        values = {"examples": who.examples, "tasks": _listed(who.tasks), "changed": next_change(connection)}
+        update_rows(connection, clients, clients.c.k == there.k, **values)
+    return now
 
 
 def _free_number(connection: Connection) -> int:
@@ -114,4 +124,5 @@ def client_row(row: Any) -> ClientRow:
     return ClientRow(
         row.k, bytes(row.key), row.examples, row.name, bool(row.revoked),
         bytes(row.token), row.enrolled, row.address, bool(row.approved),
+        None if row.tasks is None else tuple(json.loads(row.tasks)),
     )  # fmt: skip

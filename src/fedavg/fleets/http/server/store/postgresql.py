@@ -3,7 +3,7 @@
 from secrets import token_hex
 from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, create_engine, func, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, select
 from sqlalchemy.exc import DBAPIError
 
 from fedavg.fleets.http.server.store.database import PATIENCE_S, owned
@@ -35,9 +35,11 @@ class PostgreSQL:
         "55": "another process is writing: try again",
     }
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, part: str | None = None) -> None:
+        """`part` is the name of a schema, made when it is first used: letters, digits and _ only."""
         self._url = url.set(drivername="postgresql+psycopg")
-        self.name = url.render_as_string(hide_password=True)
+        self._part = part
+        self.name = url.render_as_string(hide_password=True) + (f" ({part})" if part else "")
         #: How this process knows a session that it has lost again.
         self._mark = f"fedavg-{token_hex(8)}"
 
@@ -48,11 +50,27 @@ class PostgreSQL:
             "tcp_user_timeout": 1000 * PATIENCE_S,
             "options": f"-c lock_timeout={PATIENCE_S}s -c idle_in_transaction_session_timeout={IDLE_S}s",
         }
+        if self._part:
+            defaults["options"] = f"{defaults['options']} -c search_path={self._part}"
         arguments = {name: value for name, value in defaults.items() if name not in self._url.query}
         try:
-            return create_engine(self._url, pool_pre_ping=True, hide_parameters=True, connect_args=arguments, **options)
+            return self._prepared(
+                create_engine(self._url, pool_pre_ping=True, hide_parameters=True, connect_args=arguments, **options)
+            )
         except ModuleNotFoundError as error:
             raise StoreError("PostgreSQL needs the psycopg package: pip install 'fedavg[postgres]'") from error
+
+    def _prepared(self, engine: Engine) -> Engine:
+        """Every new connection finds the schema of its part."""
+        if self._part:
+            make = f"CREATE SCHEMA IF NOT EXISTS {self._part}"
+
+            @event.listens_for(engine, "connect", insert=True)
+            def made(connection: Any, _: object) -> None:
+                connection.execute(make)
+                connection.commit()
+
+        return engine
 
     def check(self, connection: Connection) -> None:
         """PostgreSQL watches over its own pages."""

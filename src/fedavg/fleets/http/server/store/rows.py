@@ -68,6 +68,34 @@ class ClientRow:
     address: str = ""
     #: One that waits for the operator's approval is never invited.
     approved: bool = True
+    #: The tasks that its owner allows; None if it did not say: then any.
+    tasks: tuple[str, ...] | None = None
+
+
+def allows(client: ClientRow, task: str) -> bool:
+    """Whether the client's owner allows the task; one that did not say is asked."""
+    return client.tasks is None or task in client.tasks
+
+
+#: What becomes of a run of a service: it waits for the model that it starts from, then for its turn.
+RUN_STATES: Final = ("incomplete", "queued", "running", "paused", "done", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """A run of a service; `changes` is what was changed after it was submitted, oldest first."""
+
+    number: int
+    name: str
+    plan_toml: str
+    plan_digest: str
+    state: str
+    #: Why it is in that state, where there is a reason.
+    detail: str
+    submitted: int
+    by: str
+    changes: tuple[dict[str, object], ...] = ()
+    init_sha256: str | None = None
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ clients = _table(
     Column("approved", Integer, nullable=False, server_default="1"),
     #: Grows with every change of any client: who has seen the rows up to a number asks for those above it.
     Column("changed", BigInteger, info={LATER: True}),
+    #: The tasks that its owner allows: a JSON list; null if it did not say.
+    Column("tasks", Text, info={LATER: True}),
 )
 rounds = _table(
     "rounds",
@@ -81,6 +83,24 @@ states = _table(
 )
 ledger = _table(
     "ledger", Column("round", BigInteger, primary_key=True, autoincrement=False), Column("entry", Text, nullable=False)
+)
+
+runs = _table(
+    "runs",
+    Column("number", BigInteger, CheckConstraint("number >= 1"), primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False),
+    Column("plan_toml", Text, nullable=False),
+    Column("plan_digest", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    #: When it was submitted, in seconds since 1970, and by which token (its label).
+    Column("submitted", BigInteger, nullable=False),
+    Column("by", Text, nullable=False),
+    #: What was changed after it was submitted: a JSON list.
+    Column("changes", Text, nullable=False),
+    #: The model that it starts from, safetensors, and its SHA-256; null if it starts from its task's own.
+    Column("init_sha256", Text),
+    Column("init", LargeBinary),
 )
 
 Index("clients_by_change", clients.c.changed)
@@ -125,6 +145,12 @@ MIGRATIONS: list[tuple[str, ...]] = [
         for table in ("meta", "run", "notes", "tokens", "clients", "rounds", "states", "ledger")
     ),
     ("ALTER TABLE clients ADD COLUMN changed BIGINT", "CREATE INDEX clients_by_change ON clients (changed)"),
+    (
+        "ALTER TABLE clients ADD COLUMN tasks TEXT",
+        "CREATE TABLE runs (number BIGINT PRIMARY KEY CHECK (number >= 1), name TEXT NOT NULL, plan_toml TEXT NOT NULL,"
+        ' plan_digest TEXT NOT NULL, state TEXT NOT NULL, detail TEXT NOT NULL, submitted BIGINT NOT NULL, "by" TEXT'
+        " NOT NULL, changes TEXT NOT NULL, init_sha256 TEXT, init {blob}, digest TEXT NOT NULL DEFAULT '')",
+    ),
 ]
 
 

@@ -1,7 +1,9 @@
 """`Store`: the database of one run, as its server uses it."""
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Self
@@ -10,7 +12,7 @@ from sqlalchemy import Connection, and_, delete
 
 from fedavg.fleets.http.server.store import progress, schema
 from fedavg.fleets.http.server.store.address import database_at
-from fedavg.fleets.http.server.store.connections import Connections, write_note
+from fedavg.fleets.http.server.store.connections import LEADER, Connections, term_of, write_note
 from fedavg.fleets.http.server.store.enrolment import Applicant, client_row, enrolled, next_change, token_row
 from fedavg.fleets.http.server.store.rows import ClientRow, Counted, RoundRow, RunRow, StoreError, TokenRow
 from fedavg.fleets.http.server.store.schema import clients, ledger, meta, notes, rounds, run, states, tokens
@@ -23,6 +25,7 @@ from fedavg.fleets.http.server.store.sealed import (
     seal_all,
     update_rows,
 )
+from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt
 
 #: Blobs kept besides the newest, so that a damaged one is not the end of a run.
@@ -36,9 +39,12 @@ class Store:
         self._db = connections
 
     @classmethod
-    def open(cls, url_or_path: str | Path) -> Self:
-        """Opens or makes the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema."""
-        store = cls(Connections(database_at(url_or_path)))
+    def open(cls, url_or_path: str | Path, part: str | None = None) -> Self:
+        """Opens or makes the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema.
+
+        `part` is a part of a PostgreSQL database with tables of its own, such as one run of several.
+        """
+        store = cls(Connections(database_at(url_or_path, part)))
         try:
             store._migrate()
         except BaseException:
@@ -48,6 +54,11 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+
+    @property
+    def name(self) -> str:
+        """The database, without its password."""
+        return self._db.database.name
 
     @property
     def connections(self) -> Connections:
@@ -68,7 +79,20 @@ class Store:
         """
         self._db.acquire(owner)
 
+    def begin_term(self) -> None:
+        """Whoever led the run before can write to it no more, should it still live."""
+        with self._db.write("begin a term") as connection:
+            term = term_of(connection) + 1
+            write_note(connection, LEADER, json.dumps({"term": term}))
+        self._db.term = term
+
     # ------------------------------------------------------------------ the run
+
+    def run(self) -> RunRow | None:
+        """The run whose database this is; None if it has none yet."""
+        with self._db.read("read the plan") as connection:
+            there = one_row(connection, run)
+        return None if there is None else RunRow(there.plan_toml, there.plan_digest, there.engine)
 
     def save_run(self, plan_toml: str, plan_digest: str, engine: str) -> RunRow:
         """Writes down whose database this is; a run that is already there is given back as it was begun."""
@@ -81,9 +105,15 @@ class Store:
         if there.plan_digest != plan_digest:
             raise StoreError(
                 f"this database belongs to another plan: {self._db.database.name} holds plan {there.plan_digest}, "
-                f"this one is {plan_digest}; use the plan it was made for or another database"
+                f"this one is {plan_digest}; they differ in {_differing(there.plan_toml, plan_toml)}. Use the plan it "
+                "was made for or another database"
             )
         return RunRow(there.plan_toml, there.plan_digest, there.engine)
+
+    def change_plan(self, plan_toml: str, plan_digest: str) -> None:
+        """The run goes on by another plan."""
+        with self._db.leading("change the plan") as connection:
+            update_rows(connection, run, run.c.id == 1, plan_toml=plan_toml, plan_digest=plan_digest)
 
     # ------------------------------------------------------------------ notes
 
@@ -137,12 +167,13 @@ class Store:
         now: float = 0.0,
         address: str = "",
         approved: bool = True,
+        tasks: tuple[str, ...] | None = None,
     ) -> ClientRow:
         """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same.
 
         `most` is K of the plan: numbers run from 0 to K - 1, and whoever comes after K clients is refused.
         """
-        who = Applicant(key, examples, name, client, address, approved)
+        who = Applicant(key, examples, name, client, address, approved, tasks)
         with self._db.write("enrol a client") as connection:
             return enrolled(connection, token_hash, who, most, now)
 
@@ -319,3 +350,11 @@ class Store:
 
     def _definitions(self, connection: Connection) -> str:
         return sha256(self._db.database.definitions(connection).encode()).hexdigest()
+
+
+def _differing(*plans: str) -> str:
+    """The options in which plans differ, as their texts show it."""
+    runtime = {spec.name for spec in fields(Plan) if spec.metadata["runtime"]}
+    one, other = (tomllib.loads(text) for text in plans)
+    names = [name for name in one | other if name not in runtime and one.get(name) != other.get(name)]
+    return ", ".join(names) or "a part that no text shows"

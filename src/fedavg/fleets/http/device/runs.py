@@ -1,0 +1,47 @@
+"""The run that a device has taken up, and where what it keeps for a run lies."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.protocol.messages import Enrolled, PlanAnswer, Taken
+
+_FILE: Final = "taken.json"
+
+
+@dataclass(frozen=True)
+class TakenRun:
+    """A run by its number and its plan, as the server told them."""
+
+    run: int
+    plan: str
+    plan_digest: str
+
+    @property
+    def name(self) -> Taken:
+        return Taken(self.run, self.plan_digest)
+
+
+def told(answer: Enrolled | PlanAnswer) -> TakenRun | None:
+    """The run that an answer is about; None if there is none."""
+    if answer.run is None or answer.plan is None or answer.plan_digest is None:
+        return None
+    return TakenRun(answer.run, answer.plan, answer.plan_digest)
+
+
+def taken_later(files: DeviceFiles) -> TakenRun | None:
+    """The run that was taken up last, after the one that the device enrolled for."""
+    return files.read_as(_FILE, TakenRun)
+
+
+def take_up(files: DeviceFiles, run: TakenRun | None) -> None:
+    if run is None:
+        files.remove(_FILE)
+    else:
+        files.write_json(_FILE, asdict(run))
+
+
+def folder_of(directory: Path, run: int) -> Path:
+    """What belongs to a run is apart from other runs; the first one is in the device's own folder."""
+    return directory if run == 1 else directory / "runs" / str(run)

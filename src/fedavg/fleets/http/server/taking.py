@@ -1,0 +1,41 @@
+"""The run that a server offers, and what it is to a service that has several, one after another."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedavg.fleets.http.protocol.messages import PlanAnswer, Taken
+from fedavg.fleets.http.server.store import ClientRow, Store, allows
+
+
+@dataclass(frozen=True)
+class OfferedRun:
+    """A run by its number and its plan."""
+
+    number: int
+    plan: str
+    plan_digest: str
+    task: str
+
+    @cached_property
+    def name(self) -> Taken:
+        return Taken(self.number, self.plan_digest)
+
+    @cached_property
+    def answer(self) -> PlanAnswer:
+        return PlanAnswer(run=self.number, plan=self.plan, plan_digest=self.plan_digest)
+
+    def is_for(self, client: ClientRow) -> bool:
+        return allows(client, self.task)
+
+
+@dataclass(frozen=True)
+class OfService:
+    """What a run shares with the others of its service; without a service it is the only one, and has number 1."""
+
+    number: int = 1
+    #: Whether there may be other runs, before or after.
+    many: bool = False
+    #: The database of the run, where it is not that of the clients.
+    rounds: Store | None = None
+    workers: ThreadPoolExecutor | None = None

@@ -1,0 +1,286 @@
+"""A service and its runs: submitted, one after another, paused, cancelled, extended; clients belong to the service."""
+
+import json
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import ones
+
+from fedavg import ArrayData, Connection, Device, run
+from fedavg.errors import PlanError
+from fedavg.fleets.http.protocol.messages import Extension
+from fedavg.fleets.http.server.store import Store, StoreError
+from fedavg.plan import Plan
+from fedavg.programs.extension import extended
+from fedavg.programs.servable import Address, Options
+from fedavg.programs.service import serve_runs
+from fleet_peers import DATA, HOST, NUMBERS, Served, fleet_plan, serving, until
+from toys import TOY
+
+
+class Operated(Served):
+    """A service, as its operator knows it."""
+
+    def submit(self, plan, name="", init=None):
+        return self.admin("POST", "/admin/runs", {"plan": plan.to_toml(), "name": name, "init": init})
+
+    def runs(self):
+        return self.admin("GET", "/admin/runs").json["runs"]
+
+    def state(self, number):
+        return self.runs()[number - 1]["state"]
+
+    def change(self, number, verb, message=None):
+        return self.admin("POST", f"/admin/runs/{number}/{verb}", message)
+
+
+@contextmanager
+def operating(directory, **options):
+    ready, failed, settled = [], [], threading.Event()
+
+    def serve():
+        try:
+            options_of = Options(Address(HOST, 0), directory, **{"minimum": 1, **options})
+            serve_runs(options_of, ["toys", "fleet_peers"], lambda port: (ready.append(port), settled.set()))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            settled.set()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    settled.wait()
+    if not ready:
+        raise failed[0]
+    service = Operated(ready[0], directory)
+    try:
+        yield service
+    finally:
+        with suppress(OSError):
+            service.admin("POST", "/admin/stop")
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not failed, failed
+
+
+def plan(**changes):
+    return fleet_plan(**{"data": "none", "rounds": 1, **changes})
+
+
+def train(peer, rounds, by=1.0):
+    """Take part in so many rounds; each update adds `by` to every weight."""
+    for _ in range(rounds):
+        offer = peer.offer()
+        answer = peer.upload(offer, peer.frame(offer, np.full(NUMBERS, by), 10.0))
+        assert answer.json["accepted"]
+
+
+def test_runs_are_served_one_after_another_to_the_same_clients(tmp_path):
+    with operating(tmp_path) as service:
+        assert service.runs() == []
+        peer = service.peer(10)
+        assert peer.poll().json["type"] == "wait"  # enrolled, and there is nothing to do
+        assert service.submit(plan(seed=1), "first").json == {"run": 1}
+        assert service.submit(plan(seed=2, rounds=2), "second").json == {"run": 2}
+        train(peer, 1)
+        train(peer, 2)
+        until(lambda: service.state(2) == "done")
+        runs = service.runs()
+        assert [(run["run"], run["name"], run["state"], run["by"]) for run in runs] == [
+            (1, "first", "done", "operator"),
+            (2, "second", "done", "operator"),
+        ]
+        latest = peer.signed("GET", "/v1/models/latest")
+        assert sha256(latest.body).hexdigest() in runs[1]["detail"]
+        peer.close()
+    for number, rounds in ((1, 1), (2, 2)):
+        folder = tmp_path / "runs" / str(number)
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
+        assert (folder / "model.safetensors").exists()
+
+
+def test_devices_take_part_in_all_runs_and_get_the_simulators_models(tmp_path):
+    """Two devices stay for two runs, of which the second starts from another seed; both models are the simulator's."""
+    plans = [fleet_plan(rounds=2, seed=seed, data="none") for seed in (1, 2)]
+    got: dict[int, list[str]] = {0: [], 1: []}
+    with operating(tmp_path, minimum=2) as service, ExitStack() as stack:
+        for k in got:
+            device = Device(
+                f"http://{HOST}:{service.port}", "toys:TOY", DATA.client(k), state=tmp_path / f"device-{k}", client=k,
+                token=service.join_token, connection=Connection(insecure=True),
+                on_model=lambda model, k=k: got[k].append(model.sha256),
+            )  # fmt: skip
+            thread = threading.Thread(target=device.run, args=(1.0,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(device.stop)
+        for each in plans:
+            service.submit(each)
+        until(lambda: [len(models) for models in got.values()] == [2, 2], "for the models of both runs", 120)
+    x, y = (torch.cat([getattr(DATA.client(k), name) for k in got]) for name in "xy")
+    data = ArrayData("two", x, y, np.split(np.arange(len(y)), [len(DATA.client(0))]), None)
+    expected = [run(replace(each, task=TOY, data=data)).summary.model_sha256 for each in plans]
+    assert got == {0: expected, 1: expected}
+
+
+def test_what_can_not_be_served_is_refused_when_it_is_submitted(tmp_path):
+    with operating(tmp_path) as service:
+        for changes, problem in (
+            ({"evaluate": "server"}, "no test set"),
+            ({"task": "os:path"}, "os"),
+            ({"sampling": "poisson"}, "sampling"),
+        ):
+            answer = service.submit(plan(**changes))
+            assert (answer.status, answer.error) == (409, "run-refused"), changes
+            assert problem in answer.json["detail"]
+        answer = service.admin("POST", "/admin/runs", {"plan": "task = 'toys:TOY'", "name": "", "init": None})
+        assert "data: got none" in answer.json["detail"]
+        assert service.runs() == []
+        assert service.change(7, "cancel").error == "no-such-run"
+        with service.peer(1) as stranger:
+            assert stranger.signed("GET", "/admin/runs").error == "admin-token"
+
+
+def test_a_run_is_paused_goes_on_and_is_cancelled_while_the_next_one_is_served(tmp_path):
+    with operating(tmp_path) as service:
+        peer = service.peer(10)
+        service.submit(plan(rounds=3))
+        service.submit(plan(rounds=1, seed=5))
+        train(peer, 1)
+        service.change(1, "pause")
+        until(lambda: service.state(1) == "paused")
+        train(peer, 1)  # of the second run
+        until(lambda: service.state(2) == "done")
+        assert service.change(2, "pause").error == "run-refused"
+        service.change(1, "go-on")
+        assert peer.offer()["round"] == 2
+        service.change(1, "cancel")
+        until(lambda: service.state(1) == "cancelled")
+        assert service.ask("GET", "/healthz").status == 200
+        assert service.change(1, "go-on").error == "run-refused"
+        peer.close()
+    assert len((tmp_path / "runs" / "1" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_run_is_extended_and_its_record_says_so(tmp_path):
+    with operating(tmp_path) as service:
+        peer = service.peer(10)
+        service.submit(plan(rounds=2))
+        train(peer, 1)
+        offer = peer.offer()
+        assert offer["lr"] == 0.1
+        change = {"rounds": 3, "lr": 0.05, "from_round": None}
+        assert service.change(1, "extend", change).json == {"run": 1}
+        peer.upload(offer, peer.frame(offer, np.ones(NUMBERS), 10.0))  # of the old plan: it comes too late
+        again = until(lambda: (o := peer.offer())["lr"] == 0.05 and o)
+        assert (again["round"], again["attempt"]) == (2, offer["attempt"] + 1)
+        train(peer, 2)
+        until(lambda: service.state(1) == "done")
+        (noted,) = service.runs()[0]["changes"]
+        assert {name: noted[name] for name in ("after_round", "by", "rounds", "lr")} == {
+            "after_round": 1, "by": "operator", "rounds": 3, "lr": 0.05,
+        }  # fmt: skip
+        assert service.change(1, "extend", {"rounds": 2, "lr": None, "from_round": None}).error == "run-refused"
+        service.change(1, "extend", {"rounds": 4, "lr": None, "from_round": None})  # also one that is done
+        train(peer, 1)
+        until(lambda: service.state(1) == "done")
+        peer.close()
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "1" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["lr"] for row in rows] == [0.1, 0.05, 0.05, 0.05]
+
+
+def test_a_run_starts_from_a_model_that_is_given(tmp_path):
+    given = {"0.weight": ones(16, 8), "0.bias": ones(16), "2.weight": ones(3, 16), "2.bias": ones(3)}
+    content = save(given)
+    with operating(tmp_path) as service:
+        peer = service.peer(10)
+        assert service.submit(plan(), init=sha256(content).hexdigest()).json == {"run": 1}
+        assert service.state(1) == "incomplete"
+        token = {"Authorization": f"Bearer {service.admin_token}"}
+        wrong = save({"0.weight": ones(2)})
+        assert service.ask("PUT", "/admin/runs/1/model", wrong, token).error == "run-refused"
+        assert service.ask("PUT", "/admin/runs/1/model", content, token).status == 200
+        offer = peer.offer()
+        assert service.ask("GET", f"/v1/models/{offer['model']}").body == ones(NUMBERS).numpy().tobytes()
+        peer.close()
+
+
+def test_clients_are_offered_only_tasks_that_their_owners_allow(tmp_path):
+    with operating(tmp_path) as service:
+        other, peer = service.peer(10, tasks=["mnist-2nn"]), service.peer(10)
+        service.submit(plan())
+        train(peer, 1)
+        assert other.poll().json["type"] == "wait"
+        assert other.taken is None
+        assert service.status()["clients"] == 2
+        peer.close(), other.close()
+
+
+def test_a_service_goes_on_where_it_was_with_its_clients_and_their_revocations(tmp_path):
+    with operating(tmp_path) as service:
+        peer, gone = service.peer(10), service.peer(10)
+        service.submit(plan(rounds=2))
+        service.submit(plan(seed=9))
+        service.revoke(client=gone.k)
+        train(peer, 1)
+        peer.offer()
+        peer.close(), gone.close()
+    with operating(tmp_path) as service:
+        assert [run["state"] for run in service.runs()] == ["running", "queued"]
+        peer._port = gone._port = service.port
+        assert gone.poll().error == "revoked"
+        assert peer.offer()["round"] == 2
+        train(peer, 2)
+        until(lambda: [run["state"] for run in service.runs()] == ["done", "done"])
+        peer.close(), gone.close()
+
+
+def test_a_database_is_of_a_service_or_of_one_run(tmp_path):
+    with operating(tmp_path) as service:
+        service.submit(plan())
+    with pytest.raises(StoreError, match="belongs to a service"), serving(tmp_path, plan()):
+        pass
+    with Store.open(
+        tmp_path / "alone" / "fleet.db" if (tmp_path / "alone").mkdir() else tmp_path / "alone/fleet.db"
+    ) as s:
+        s.save_run("", "ab", "devices")
+    with pytest.raises(StoreError, match="belongs to one run"), operating(tmp_path / "alone"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("lr", "change", "expected"),
+    [
+        (0.1, Extension(None, 0.05, None), "0.1,4:0.05"),
+        (0.1, Extension(20, 0.05, 15), "0.1,15:0.05"),
+        ("0.1,2:0.5,8:0.2", Extension(None, 0.05, 5), "0.1,2:0.5,5:0.05"),
+        (0.1, Extension(20, None, None), 0.1),
+    ],
+)
+def test_a_plan_is_extended_from_the_next_round_on(lr, change, expected):
+    after = extended(Plan(lr=lr, rounds=10), change, committed=3)
+    assert (after.lr, after.rounds) == (expected, change.rounds or 10)
+    assert [after.work(t).lr for t in (1, 2, 3)] == [Plan(lr=lr, rounds=10).work(t).lr for t in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (Extension(None, None, None), "no change"),
+        (Extension(3, None, None), "expected more than the 3"),
+        (Extension(None, 0.1, 3), "expected one from 4"),
+        (Extension(None, 0.1, 11), "to 10, the last"),
+        (Extension(12, None, 5), "expected lr as well"),
+    ],
+)
+def test_what_is_done_is_not_changed(change, problem):
+    with pytest.raises(PlanError, match=problem):
+        extended(Plan(rounds=10), change, committed=3)
+    with pytest.raises(PlanError, match="follows a formula"):
+        extended(replace(Plan(rounds=10), lr="cosine:0.1"), Extension(None, 0.1, 5), committed=3)
