@@ -3,8 +3,10 @@
 What counts is the tree's share (PSS) as it would be if nothing else ran: anonymous and shared memory by the shares of
 the processes, and of each file that is mapped (PyTorch's libraries) as much as the process that has most of it. So
 other Python processes on the machine, which share those pages, do not make the figure smaller. The peak is sampled
-through the whole run, from the start on. A long run is a tiny model in many rounds, as events and recorded in a run
-directory; its memory is looked at after a tenth of the rounds and at the end.
+through the whole run, from the start on. With more and more clients of 1 to 5 examples, of which 1,000 train in each of
+five rounds, it should stay as it is: all of them have their examples from the same 60,000. A long run is a tiny model
+in many rounds, as events and recorded in a run directory; its memory is looked at after a tenth of the rounds and at
+the end.
 
     python benchmarks/memory.py [--rounds 5000] [--out docs/results/memory.json]
 """
@@ -35,10 +37,12 @@ def main() -> None:
             {"workload": "W1", "start_method": method, "workers": workers} | of_workload("W1", method, workers)
         )
         print(json.dumps(trees[-1]), flush=True)
+    crowds = [{"clients": clients} | of_script(CROWD, str(clients)) for clients in (1_000, 10_000, 100_000, 1_000_000)]
+    print(json.dumps(crowds), flush=True)
     long = [grown(options.rounds, recorded=recorded) for recorded in (False, True)]
     print(json.dumps(long), flush=True)
     if options.out:
-        record = {"unit": "MB (10^6 bytes)", "process_trees": trees, "long_runs": long}
+        record = {"unit": "MB (10^6 bytes)", "process_trees": trees, "clients": crowds, "long_runs": long}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -69,12 +73,52 @@ if __name__ == "__main__":
 """
 
 
+CROWD = """
+import sys
+from dataclasses import replace
+import numpy as np
+from fedavg import Examples, FederatedData, trees
+from fedavg.bench.workloads import mnist
+from fedavg.data.location import data_directory
+from fedavg.data.mnist import read
+from fedavg.server import train
+
+class Crowd(FederatedData):
+    name, fingerprint = "crowd", "crowd"
+
+    def __init__(self, clients):
+        self._train, test = read(data_directory(None))
+        self._test = trees.take(test, slice(50))
+        self._sizes = np.random.default_rng(7).integers(1, 6, clients)
+        self._starts = self._sizes.cumsum() % (len(self._train) - 5)
+
+    sizes = property(lambda self: self._sizes)
+    test = property(lambda self: self._test)
+
+    def client(self, k):
+        return trees.take(self._train, slice(int(self._starts[k]), int(self._starts[k] + self._sizes[k])))
+
+if __name__ == "__main__":
+    clients = int(sys.argv[1])
+    plan = replace(mnist("mnist-2nn", 10), data=Crowd(clients), C=1000 / clients, rounds=6, eval_every=6, workers=2)
+    for event in train(plan):
+        if event.round == 5:
+            print("warm", flush=True)
+            sys.stdin.readline()
+"""
+
+
 def of_workload(workload: str, method: str, workers: int) -> dict[str, float]:
     """The peak while it starts and trains, and what it has after ten rounds."""
+    return of_script(TRAINS, workload, method, str(workers))
+
+
+def of_script(text: str, *arguments: str) -> dict[str, float]:
+    """The peak of a run until it says that it is warm, and what it has then."""
     with TemporaryDirectory() as folder:
         script = Path(folder) / "trains.py"
-        script.write_text(TRAINS)
-        command = [sys.executable, str(script), workload, method, str(workers)]
+        script.write_text(text)
+        command = [sys.executable, str(script), *arguments]
         peak = 0.0
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout

@@ -8,8 +8,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedavg
-from fedavg import Task
+from fedavg import ArrayData, Examples, Task
 from fedavg.cli.report import summary_rows
+from fedavg.engine import native_epoch
 from fedavg.errors import Diverged, PlanError, RunDirError, TaskError
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.seals import unsealed
@@ -74,6 +75,27 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, round):
     assert got.summary.model_sha256 == expected.summary.model_sha256
     assert got.accuracy.tolist() == expected.accuracy.tolist()
     assert got.train_loss.tolist() == expected.train_loss.tolist()
+
+
+def small_images():
+    """Clients with images of 8 x 8 in two colours."""
+    x, y = torch.rand(26, 2, 8, 8, generator=torch.Generator().manual_seed(3)), torch.arange(26) % 3
+    return ArrayData("images", x, y, np.split(np.arange(26), [7, 12, 19]), Examples(x, y))
+
+
+def convolving():
+    return nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(45, 3))
+
+
+@pytest.mark.skipif(native_epoch.built() is None, reason="no kernels here")
+def test_epochs_in_c_give_the_same_bits_for_any_number_of_workers_and_after_a_stop(tmp_path):
+    task, data = Task("convolving", convolving), small_images()
+    options = {"task": task, "data": data, "C": 1, "optimizer": "sgd:momentum=0.9", "lr": 0.05}
+    whole = [fedavg.run(toy_plan(workers=workers, **options)).summary for workers in (1, 2, 3)]
+    assert "native steps" in whole[0].engine
+    assert len({summary.model_sha256 for summary in whole}) == 1
+    start_and_stop(tmp_path / "run", 2, workers=3, **options)
+    assert fedavg.resume(tmp_path / "run", task=task, data=data).summary.model_sha256 == whole[0].model_sha256
 
 
 COMPRESSED = [

@@ -32,6 +32,7 @@ def plain_rounds(plan: Plan) -> Iterator[Timed]:
     population, task = population_of(data), setup.task
     module = build(task, plan.seed)
     shared = [p.detach().clone().share_memory_() for p in module.parameters() if p.requires_grad]
+    _optimizer(plan, list(module.parameters()), 0.0)  # imports what it needs, which every worker else would for itself
     context = get_context("fork")
     asked, done = context.SimpleQueue(), context.SimpleQueue()
     with one_thread():

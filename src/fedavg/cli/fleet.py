@@ -59,6 +59,7 @@ if TYPE_CHECKING:
               help="Hours that the first join token is good for.")  # fmt: skip
 @click.option("--linger", type=float, default=30.0, show_default=True,
               help="Seconds to stay after the last round until all clients know.")  # fmt: skip
+@click.option("--new-admin-token", is_flag=True, help="Make the operator's token anew: the one before is void.")
 @click.option("--publish", type=click.Choice(["final", "rounds", "none"]), default="final", show_default=True,
               help="Which models clients may take away: the final one, that of every round, or none.")  # fmt: skip
 @as_json_option
@@ -98,6 +99,9 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
         raise PlanError(
             "expected --cert and --key ('fedavg certs' makes them for trying out), or --insecure on loopback"
         )
+    if options["replica"] and options["new_admin_token"]:
+        raise PlanError("--new-admin-token: replicas share a token, and each keeps its hash; expected a server that is "
+                        "alone on the database, once")  # fmt: skip
     if options["replica_url"] and not options["replica"]:
         raise PlanError("--replica-url is for replicas; expected --replica as well")
     if options["replica"] and options["client_ca"]:
@@ -133,6 +137,7 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
         join_hours=options["join_hours"],
         linger_s=options["linger"],
         publish=options["publish"],
+        new_admin_token=options["new_admin_token"],
     )
     try:
         if plan is None:

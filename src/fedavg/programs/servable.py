@@ -68,6 +68,8 @@ class Options:
     linger_s: float = 30.0
     #: Which models clients may take away, one of PUBLISH.
     publish: str = "final"
+    #: Whether the operator's token is made anew: the one before, which may have leaked, is void.
+    new_admin_token: bool = False
 
 
 def check_options(plan: Plan, options: Options) -> None:

@@ -155,6 +155,12 @@ def admin_token(store: Store, options: Options, uses: int) -> bytes:
     """The hash of the operator's token. At the first start it and a first join token are written to private files."""
     directory = options.directory
     known = store.note(ADMIN_TOKEN)
+    if known is not None and options.new_admin_token:
+        fresh = keys.new_token()
+        write_atomically(directory / ADMIN_TOKEN, fresh.encode(), private=True)
+        store.set_note(ADMIN_TOKEN, keys.token_hash(fresh).hex())
+        log.warning("the operator's token is another one", extra={"file": str(directory / ADMIN_TOKEN)})
+        return keys.token_hash(fresh)
     if known is not None:
         return bytes.fromhex(known)
     admin, join = keys.new_token(), keys.new_token()

@@ -69,3 +69,11 @@ def test_the_log_says_whose_update_was_refused_and_who_was_revoked(tmp_path, cap
     refused = lines["update refused"]
     assert (refused["client"], refused["round"], refused["reason"]) == (peer.k, 1, "not-finite")
     assert (lines["clients changed"]["change"], lines["clients changed"]["clients"]) == ("revoke", [peer.k])
+
+
+def test_the_operators_token_is_made_anew(tmp_path):
+    with serving(tmp_path, fleet_plan(rounds=2)) as server:
+        before = {"Authorization": f"Bearer {server.admin_token}"}
+    with serving(tmp_path, fleet_plan(rounds=2), new_admin_token=True) as server:
+        assert server.ask("GET", "/admin/status", headers=before).error == "admin-token"
+        assert server.admin("GET", "/admin/status").status == 200
