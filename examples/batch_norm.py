@@ -14,7 +14,8 @@ Such a plan is refused before round 1 with the clients it concerns; `drop_last=T
 Run it:
     python examples/batch_norm.py
 
-It prints the accuracy of each network on both kinds of clients, and the refusal.
+It prints the accuracy of each network on both kinds of clients, and the refusal. On this small problem the three end
+within 0.03 of each other, so look before you replace a layer.
 """
 
 import sys

@@ -44,7 +44,7 @@ def reaching(token_needed: bool = True) -> Callable[[Callable[..., None]], Calla
             click.option("--ca", type=FILE, help="The authority of the server's certificate, if it is not a public "
                          "one."),
             click.option("--admin-token-file", type=FILE, required=token_needed,
-                         help="A token of the operator: RUN-DIR/admin-token, or one that 'fedavg role' made."),
+                         help="A token of the operator: RUN-DIR/admin-token."),
         ):  # fmt: skip
             wrapped = option(wrapped)
         return wrapped
