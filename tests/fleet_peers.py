@@ -161,6 +161,7 @@ class Peer(Wire):
         super().__init__(port, tls)
         self.key = ClientKey.generate()
         self.signer = Signer(self.key, None, "none-yet")
+        self.examples, self.taken = 10, None
 
     def signed(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
         """A signed request; signs again when the server has a new epoch or has seen more."""

@@ -27,7 +27,7 @@ def test_kernels_find_what_they_include() -> None:
 
 
 def test_a_wheel_for_devices_leaves_mnist_out(tmp_path) -> None:
-    """9.7 MB of the 10.1 MB of a wheel without kernels."""
+    """9.7 MB of the 11.4 MB of a wheel without kernels; 1.6 MB are left, of which 0.6 MB are the paper's records."""
     root = Path(__file__).parents[1]
     variables = {"PATH": "/usr/bin:/bin", "FEDAVG_BUILD_KERNELS": "0", "FEDAVG_BUILD_MNIST": "0"}
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
@@ -36,4 +36,4 @@ def test_a_wheel_for_devices_leaves_mnist_out(tmp_path) -> None:
     names = ZipFile(wheel).namelist()
     assert "fedavg/data/embedded/__init__.py" in names
     assert not [name for name in names if name.endswith((".gz", ".xz"))]
-    assert wheel.stat().st_size < 1.5e6
+    assert wheel.stat().st_size < 2.5e6

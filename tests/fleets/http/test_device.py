@@ -9,15 +9,20 @@ import threading
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from liar import lying
+from safetensors.torch import load_file
 from tiny import DATA, SIZES, TASK, tiny_plan
 
 from fedavg import Connection, Device, Examples, Plan
+from fedavg.cli import cli
 from fedavg.errors import DataError, FedAvgError, PlanError, TaskError
 from fedavg.fleets.http.device.sources import Files, Share
 from fedavg.fleets.http.device.troubles import LONGEST_S, Troubles
 from fedavg.fleets.http.protocol.messages import DoneAnswer, PlanAnswer, WaitAnswer
 from fedavg.tasks import Task
+from fleet_peers import DATA as PEERS
+from fleet_peers import HOST, fleet_plan, serving
 
 NUMBERS = 195
 DONE = DoneAnswer(1, "00" * 32, False, None)
@@ -255,6 +260,36 @@ def test_a_device_that_its_server_has_forgotten_enrols_again(liar, tmp_path):
         device_of(liar, tmp_path, token=None) as device,
     ):
         device.step()
+
+
+# Models
+
+
+def test_a_device_hears_of_the_models_that_its_server_publishes_bit_for_bit(tmp_path):
+    models = []
+    with serving(tmp_path / "run", fleet_plan(rounds=3, clients=1, C=1.0), linger_s=60, publish="rounds") as server:
+        device = Device(
+            f"http://{HOST}:{server.port}", "toys:TOY", PEERS.client(0), state=tmp_path / "device",
+            token=server.join_token, connection=Connection(insecure=True), models="rounds", on_model=models.append,
+        )  # fmt: skip
+        assert device.run(hold_s=1.0) == 3
+    rounds = [model.round for model in models]
+    assert rounds == sorted(rounds)
+    assert (rounds[-1], [model.final for model in models].index(True)) == (3, len(models) - 1)
+    written = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(models[-1].tensors[name], tensor) for name, tensor in written.items())
+
+
+def test_join_writes_the_trained_model_as_the_server_does(tmp_path):
+    np.savez(tmp_path / "own.npz", x=PEERS.client(0).x.numpy(), y=PEERS.client(0).y.numpy())
+    out, token = tmp_path / "mine.safetensors", tmp_path / "token"
+    with serving(tmp_path / "run", fleet_plan(rounds=1, clients=1, C=1.0), linger_s=60) as server:
+        token.write_text(server.join_token)
+        own = ["--data", str(tmp_path / "own.npz"), "--state", str(tmp_path / "device"), "--task", "toys:TOY"]
+        rest = ["--token-file", str(token), "--model-out", str(out), "--insecure", "--give-up-after", "60"]
+        done = CliRunner().invoke(cli, ["join", f"http://{HOST}:{server.port}", *own, *rest, "--charging", "yes"])
+        assert done.exception is None, done.output
+    assert out.read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
 
 
 # What is installed

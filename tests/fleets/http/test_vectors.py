@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from lines import LINE, POINTS
 
-from fedavg import Plan
+from fedavg import Plan, run
 from fedavg.algorithms import ALGORITHMS
 from fedavg.client_path import run_client
 from fedavg.codecs import CODECS, make_codec
@@ -53,6 +54,7 @@ from fedavg.fleets.http.protocol.wire import (
 )
 from fedavg.plan.plan import _counted, _plain, default_of
 from fedavg.setup import simulation
+from fleet_peers import HOST, fleet_plan, serving
 
 FOLDER = Path(__file__).parents[3] / "docs" / "protocol" / "vectors"
 PLAN, MODEL = "0123456789abcdef", "ab" * 32
@@ -344,6 +346,22 @@ CLIENT = Path(__file__).parents[3] / "examples" / "node-client"
 def test_a_client_in_another_language_agrees_with_the_vectors():
     ended = subprocess.run([NODE, CLIENT / "vectors.mjs", FOLDER], capture_output=True, text=True)
     assert ended.stdout == "ok\n", ended.stderr
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_a_client_in_another_language_trains_to_the_end(tmp_path):
+    """It alone is the fleet: batches of all examples have no order, so the model is the simulator's, to rounding."""
+    plan = fleet_plan(task="lines:LINE", data="lines:ALONE", rounds=3, clients=1, C=1.0, E=2, B="inf", lr=0.1)
+    (tmp_path / "own.json").write_text(json.dumps({"x": [1.0, 2.0], "y": [2.0, 3.0]}))
+    with serving(tmp_path / "run", plan, linger_s=60) as server:
+        (tmp_path / "token").write_text(server.join_token)
+        command = [NODE, CLIENT / "client.mjs", f"http://{HOST}:{server.port}", tmp_path / "state", "lines:LINE"]
+        ended = subprocess.run(
+            [*command, tmp_path / "own.json", tmp_path / "token"], capture_output=True, text=True, timeout=300
+        )
+    assert ended.returncode == 0, ended.stderr
+    alike = run(replace(plan, workers=1)).model
+    assert json.loads(ended.stdout) == pytest.approx([alike.weight.item(), alike.bias.item()], abs=1e-5)
 
 
 if __name__ == "__main__":
