@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -54,12 +55,13 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, busy: FedAvgError) -> Iterator[None]:
+def locked(path: Path, busy: FedAvgError, *, private: bool = False) -> Iterator[None]:
     """Only one process at a time has the lock file; the system releases it when that process ends, however it ends.
 
     A process that is forked meanwhile does not hold the lock: a worker that outlives its server keeps nobody waiting.
+    `private`: nobody but this user can open the file.
     """
-    with _opened_lock(path) as file:
+    with _opened_lock(path, 0o600 if private else 0o666) as file:
         if not try_lock(file.fileno()):
             raise busy
         _locks.add(file)
@@ -69,9 +71,9 @@ def locked(path: Path, busy: FedAvgError) -> Iterator[None]:
             _locks.discard(file)
 
 
-def _opened_lock(path: Path) -> IO[str]:
+def _opened_lock(path: Path, mode: int) -> IO[str]:
     try:
-        return path.open("w")
+        return open(path, "w", opener=partial(os.open, mode=mode))
     except OSError as error:
         raise DiskError(f"can not write {path}: {error.strerror}; expected a folder of this user") from None
 

@@ -146,7 +146,7 @@ class Worker:
         examples = self._data.at(job.work.round).client(k)
         try:
             message = run_client(setup, self._trainer, k, examples, job.work, self.shared, self._states, framed=framed)
-            vector = self._decoded(message.frame, k) if framed else message.vector
+            vector = self._decoded(message.frame, k) if framed else self._as_it_is(message.vector)
             with blame_on(examples, k):
                 return self._counted(job, message, vector)
         except Diverged as error:
@@ -182,6 +182,13 @@ class Worker:
         found = look_at(update.vector, self._setup.plan.seed)
         self._sum.add(update.vector, update.weight, found.largest)
         return seen_by(found, update.weight)
+
+    def _as_it_is(self, vector: Tensor) -> Tensor:
+        """An update that no codec has looked at; code of the user may have made it."""
+        if vector.shape != (self._size,):
+            got, name = tuple(vector.shape), self._setup.algorithm.name
+            raise DataError(f"an update of algorithm '{name}' has shape {got}; expected ({self._size},)")
+        return vector.detach().to(torch.float32)
 
     def _decoded(self, frame: bytes, k: int) -> Tensor:
         """The update in a frame. What a liar sends that is none is left to the reducer, which counts it as faulty."""

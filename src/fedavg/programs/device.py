@@ -244,7 +244,7 @@ class Device:
             self._files.prepare()
             with ExitStack() as stack:
                 busy = FleetError(f"{self._directory} is in use by another device; expected a folder of its own")
-                stack.enter_context(locked(self._directory / "lock", busy))
+                stack.enter_context(locked(self._directory / "lock", busy, private=True))
                 key = own_key(self._directory / "key.pem")
                 self._signer = self._vouched(self._files, key) if self._vouched else None
                 link = self._make_link(key) if self._make_link else self._connection.link(self._url, key, self._pause)
