@@ -154,9 +154,13 @@ def test_what_a_dead_replica_had_is_asked_for_again_and_counts_once(pair):
     assert not hands[0].upload(offers[0]).duplicate
     dying.kill()
     mover = pair.hand(staying, 0)
-    again = mover.offered()
-    assert (again.round, again.attempt, again.model) == (offers[0].round, offers[0].attempt, offers[0].model)
-    assert not mover.upload(again).duplicate
+
+    def counts_again():  # until the dead one is given up, the update is said to be in its sum
+        again = mover.offered()
+        assert (again.round, again.attempt, again.model) == (offers[0].round, offers[0].attempt, offers[0].model)
+        return not mover.upload(again).duplicate
+
+    wait_until(counts_again, "the update to be asked for again")
     assert not hands[1].upload(offers[1]).duplicate
     row = row_of(pair, offers[0].round)
     assert (row["clients"], row["examples"]) == (2, 2.0)
