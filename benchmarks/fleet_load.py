@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from light_devices import Body, ConnectionCut, LightClient, Server, Wire, poll_body
+from light_devices import Body, ConnectionCut, LightClient, Server, Taken, Wire, poll_body
 
 T = TypeVar("T")
 
@@ -152,15 +152,15 @@ def _address(i: int) -> str:
 class Uploads:
     """Clients that answer every offer at once with a ready-made update."""
 
-    def __init__(self, plan_digest: str) -> None:
+    def __init__(self, taken: Taken) -> None:
         from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 
-        self._plan = plan_digest
+        self._plan = taken.plan_digest
         self._header, self._encode = UpdateHeader, encode_update
         vector = np.random.default_rng(0).normal(0, 0.01, P).astype("<f4")
         self._payload = vector.tobytes()
         self._frames: dict[tuple[int, int], Body] = {}
-        self._poll = poll_body(HELD_S)
+        self._poll = poll_body(HELD_S, taken)
         #: When each accepted update began and ended, by round.
         self.spans: dict[int, list[tuple[float, float]]] = {}
         self.refusals: dict[str, int] = {}
@@ -283,7 +283,7 @@ async def probe(port: int, token: str, ca: str | None) -> None:
     clients = [LightClient(server, f"127.0.0.{10 + i}") for i in range(8)]
     for client in clients:
         await client.enrol()
-    body = poll_body(0, eligible=False)
+    body = poll_body(0, clients[0].taken, eligible=False)
     took: dict[str, list[tuple[float, float]]] = {"poll": [], "ping": []}
 
     async def timed(kind: str, request: Callable[[], Awaitable[object]]) -> None:
@@ -335,9 +335,8 @@ async def updates(clients: int, cohort: int, rounds: int, tls: bool = False) -> 
     with serving(clients, cohort, rounds, tls, ("--deadline", "120")) as server:
         idle_rss = server.process.rss_mb()
         lot = await enrolled(server.at, clients)
-        plan_digest = (await lot[0].enrol())["plan_digest"]
         probing = await asyncio.to_thread(Probe, server, tls)
-        uploads = Uploads(plan_digest)
+        uploads = Uploads(lot[0].taken)
         async with Watch(server.process) as watch:
             await asyncio.gather(*map(uploads.work, lot))
         took = await probing.took()
@@ -402,7 +401,7 @@ async def _poll_again_and_again(client: LightClient, turns: asyncio.Semaphore) -
     async with turns:  # connect a few at a time: a connection that says nothing for seconds is cut
         await client.connect()
     while True:
-        answer = await client.poll(poll_body(60.0))
+        answer = await client.poll(poll_body(60.0, client.taken))
         await asyncio.sleep(answer["retry_after_s"])
 
 
@@ -458,7 +457,7 @@ async def _offered(client: LightClient, turns: asyncio.Semaphore) -> dict[str, A
     """The offer of work; polls for it, a few clients at a time."""
     while True:
         async with turns:
-            answer = await client.poll(poll_body(0))
+            answer = await client.poll(poll_body(0, client.taken))
         if answer["type"] == "work":
             return answer
         await asyncio.sleep(2)

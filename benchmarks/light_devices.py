@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from fedavg.fleets.http.protocol.keys import ClientKey, Signer
-from fedavg.fleets.http.protocol.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest
+from fedavg.fleets.http.protocol.messages import PROTOCOL, Eligibility, EnrolRequest, PollRequest, Taken
 from fedavg.fleets.http.protocol.strict import dump
 
 #: n_k of every client.
@@ -110,11 +110,13 @@ class LightClient:
         self._key = ClientKey.generate()
         self._signer = Signer(self._key, None, epoch)
         self._wire: Wire | None = None
+        #: The run that it was enrolled for.
+        self.taken: Taken | None = None
 
     def on_another_connection(self) -> "LightClient":
         """The same client once more."""
         other = LightClient(self.server, self._source)
-        other._key, other._signer = self._key, self._signer
+        other._key, other._signer, other.taken = self._key, self._signer, self.taken
         return other
 
     async def connect(self) -> Wire:
@@ -150,6 +152,7 @@ class LightClient:
             raise RuntimeError(f"enrolment refused: {reply.status} {reply.body!r}")
         answer = reply.json()
         self._signer.client = answer["client"]
+        self.taken = Taken(answer["run"], answer["plan_digest"])
         self._signer.resync(answer["epoch"])
         return answer
 
@@ -170,7 +173,8 @@ class LightClient:
         return reply.json()
 
 
-def poll_body(wait_s: float, eligible: bool = True) -> Body:
+def poll_body(wait_s: float, taken: Taken | None, eligible: bool = True) -> Body:
     """The body of a poll; a client that is not eligible is answered alike, but never drawn."""
     eligibility = Eligibility(charging=eligible, unmetered=True, idle=True)
-    return Body.of(dump(PollRequest(eligible=eligibility, examples=EXAMPLES, holding=None, wait_s=wait_s)))
+    request = PollRequest(eligible=eligibility, examples=EXAMPLES, holding=None, run=taken, wait_s=wait_s)
+    return Body.of(dump(request))

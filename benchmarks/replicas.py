@@ -98,7 +98,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 async def measured(servers: list[Running], database: Postmaster | None, clients: int, cohort: int) -> dict[str, Any]:
     """Drive the run to its end."""
     some = [LightClient(servers[i % len(servers)].at, _address(i)) for i in range(clients)]
-    first = await some[0].enrol()
+    await some[0].enrol()
     turns = asyncio.Semaphore(32)
 
     async def enrol(client: LightClient) -> None:
@@ -106,7 +106,7 @@ async def measured(servers: list[Running], database: Postmaster | None, clients:
             await client.enrol()
 
     await asyncio.gather(*map(enrol, some[1:]))
-    uploads = Uploads(first["plan_digest"])
+    uploads = Uploads(some[0].taken)
     working = [asyncio.create_task(uploads.work(client)) for client in some]
     while len(uploads.spans.get(1, ())) < cohort or 2 not in uploads.spans:
         await asyncio.sleep(0.02)

@@ -33,8 +33,7 @@ def test_two_hundred_clients_and_slow_ones_among_them(load):
         with load.serving(clients=201, cohort=25, rounds=16, more=("--min-clients", "200")) as server:
             lot = await load.enrolled(server.at, 200)
             await LightClient(server.at).enrol()  # never polls: the server stays for it when the run is over
-            digest = (await lot[0].enrol())["plan_digest"]
-            uploads = load.Uploads(digest)
+            uploads = load.Uploads(lot[0].taken)
             sizes = []
             watching = asyncio.create_task(watch(server, uploads, sizes))
             working = [asyncio.create_task(uploads.work(client)) for client in lot[1:]]
@@ -68,16 +67,16 @@ def test_a_slow_body_is_cut_and_a_lost_poll_does_not_take_the_wake_up_of_the_nex
     async def scenario():
         with load.serving(clients=4, cohort=4, rounds=1, more=("--min-clients", "4")) as server:
             lot = await load.enrolled(server.at, 3)
-            short = asyncio.create_task(lot[0].on_another_connection().poll(poll_body(1)))
+            short = asyncio.create_task(lot[0].on_another_connection().poll(poll_body(1, lot[0].taken)))
             await load.until_held(lot[0], 1)
-            others = [asyncio.create_task(client.poll(poll_body(50))) for client in lot]
+            others = [asyncio.create_task(client.poll(poll_body(50, client.taken))) for client in lot]
             await load.until_held(lot[0], 3)  # one poll of a client is held, the newest
             await short
             held = [await load.held_polls(lot[0])]
             late = LightClient(server.at)
             await late.enrol()
             began = perf_counter()
-            await late.poll(poll_body(0))  # the fourth: the round begins
+            await late.poll(poll_body(0, late.taken))  # the fourth: the round begins
             offers = await asyncio.gather(*others)
             woken_after = perf_counter() - began
             held.append(await load.held_polls(lot[0]))
