@@ -25,7 +25,7 @@ run: $(READY)  ## Train MNIST 2NN by FedAvg on the embedded data to 97 %
 
 test: $(READY)  ## Run the tests: side by side on all cores, then those that must run alone
 	$(BIN)/python -m pytest -n auto --no-loadscope-reorder -m 'not slow and not alone'
-	$(BIN)/python -m pytest -m 'alone and not slow'
+	$(BIN)/python -m pytest -m 'alone and not slow' $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 slow: $(READY)  ## Run the slow tests on the real data sets
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,6 @@
 """Puts the kernels in C into a wheel for Linux on x86-64, built for AVX2 and for AVX-512.
 
-FEDAVG_BUILD_KERNELS=0 leaves them out, 1 makes it an error if they can not be built; unset, a machine without a
+FEDAVG_BUILD_KERNELS=0 leaves them out, 1 makes it an error if they cannot be built; unset, a machine without a
 compiler makes a wheel of Python alone, which builds kernels on the user's machine if that has one.
 
 FEDAVG_BUILD_MNIST=0 leaves the embedded copy of MNIST out, which is most of a wheel and which devices do not need.

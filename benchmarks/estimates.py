@@ -3,7 +3,8 @@
 Each workload is predicted in a process of its own, then run for as many rounds as the benchmark times. Two times are
 compared: by the clock, and the time on all cores divided by the workers, which other work on the machine changes less;
 on an idle machine they are the same. Memory is the peak of the process tree, as `benchmarks/memory.py` counts it.
-`ratio` is predicted over measured. The record is written after each workload.
+`ratio` is predicted over measured. The record is written after each workload; rows of workloads that are not asked for
+stay in it. Into docs/results it is written together with the table of docs/performance.md.
 
     python benchmarks/estimates.py [W1 W2 ...] [--workers 2] [--out docs/results/estimates.json]
 """
@@ -11,6 +12,7 @@ on an idle machine they are the same. Memory is the peak of the process tree, as
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -31,6 +33,7 @@ from fedavg.study.estimate import derive
 if __name__ == "__main__":
     print(json.dumps(derive(plan_of(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))))
 """
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 #: Rounds before those that count.
 COLD = 3
 
@@ -41,14 +44,24 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=cores())
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows = []
+    known = json.loads(options.out.read_text())["rows"] if options.out and options.out.exists() else []
+    rows = {row["workload"]: row for row in known}
     for workload in options.workloads:
-        rows.append(compared(workload, options.workers))
-        print(json.dumps(rows[-1]), flush=True)
+        rows[workload] = compared(workload, options.workers)
+        print(json.dumps(rows[workload]), flush=True)
         if options.out:
-            load = round(os.getloadavg()[0], 1)
-            record = {"workers": options.workers, "load_at_the_end": load, "rows": rows}
-            options.out.write_text(json.dumps(record, indent=1) + "\n")
+            ordered = [rows[name] for name in ROUNDS if name in rows]
+            options.out.write_text(json.dumps({"workers": options.workers, "rows": ordered}, indent=1) + "\n")
+            if options.out.resolve().parent == PAGE.parent / "results":
+                PAGE.write_text(refreshed(PAGE.read_text(), rows))
+
+
+def refreshed(text: str, rows: dict[str, dict[str, Any]]) -> str:
+    """Rows such as '| W1 | 0.94 | 1.01 |' with the record's ratios."""
+    for name, row in rows.items():
+        cells = f"| {name} | {row['ratio_on_cores']:.2f} | {row['ratio_mb']:.2f} |"
+        text = re.sub(rf"^\| {name} \| [\d.]+ \| [\d.]+ \|$", cells, text, flags=re.MULTILINE)
+    return text
 
 
 def compared(workload: str, workers: int) -> dict[str, Any]:
@@ -68,6 +81,7 @@ def compared(workload: str, workers: int) -> dict[str, Any]:
         "predicted_mb": memory,
         "measured_mb": round(peak_mb),
         "ratio_mb": round(memory / peak_mb, 2),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedavg.usage import Share, share_of
+from fedavg.usage import MemoryShare, share_of
 
 LOOK_S = 0.05
 
@@ -46,9 +46,9 @@ def main() -> None:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def used(pid: int) -> Share:
+def used(pid: int) -> MemoryShare:
     """By a process and all below it."""
-    return share_of(tree(pid)) or Share(0.0, 0.0, 0.0)
+    return share_of(tree(pid)) or MemoryShare(0.0, 0.0, 0.0)
 
 
 def tree(pid: int) -> list[int]:

@@ -1,79 +1,121 @@
-"""Ours beside the bare products, plain PyTorch and the peers on the same work, in turns on one machine; writes a record
-and a page made from it.
+"""Every workload of `fedavg bench`, ours beside the bare products, plain PyTorch and other frameworks, in turns on one
+machine; writes a record, a page made from it, and the rows of the README and of the comparison.
 
-usage: python benchmarks/peers.py [--peers DIR] [--repeats 3] [--only W1,W3] [--out docs/results]
+    benchmarks/peer_scripts/install DIR
+    python benchmarks/peers.py --peers DIR [--turns 3] [--workloads W1,W3] [--rounds N] [--out docs/results]
 
-DIR holds the peers' scripts: `DIR/bench PEER WORKLOAD ROUNDS` prints one JSON line with `s_per_round`,
-`ready_after_round1_s` and `peak_rss_mb`; a workload that a peer's script does not know counts as failed. Without DIR no
-peer is run. Have the machine idle. Ratios are taken within a turn, then their median.
+DIR holds the other frameworks' environments; without it none is run. In each turn every workload is measured once: the
+floor, our run, plain PyTorch in two processes, and the frameworks, all on the same clients; on W1 also our run by
+`spawn`. What is far from its limit and takes long is measured in the first turn alone: Flower, our run without kernels
+in C, and with one worker on W1 and W3. Have the machine idle; three turns then take some 35 minutes. Ratios are taken
+within a turn, then their median.
 
-Each turn is written down when it is over. Turns that the record has of this very code are not run again, so what was
-stopped goes on where it was; of a workload that is run anew, turns of other code go.
+The record is written after each workload of a turn. What the record has of this very code is not run again, so a
+stopped measurement is resumed by the same command; of a workload that is run anew, turns of other code go. `--rounds`
+takes fewer rounds than a steady median needs, to try the command out: with another `--out`.
 """
 
 import argparse
 import json
+import os
 import platform
-import subprocess
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, dataclass
 from datetime import date
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 import fedavg
-from fedavg.bench.measure import measure
-from fedavg.bench.workloads import ROUNDS
+import speed_page
+from fedavg.bench.measure import floor_of, pace_of, watched
+from fedavg.bench.workloads import ROUNDS, plan_of
+from fedavg.cohorts import sample_cohort
+from fedavg.engine.model import Model
+from fedavg.errors import FedAvgError
+from fedavg.optimizers import make_optimizer
+from fedavg.setup import population_of, simulation
 
-PEERS = {"fedjax": "FedJAX", "pfl2": "pfl-research, 2 processes", "flwr": "Flower (Ray, 2 actors)"}
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parent
+sys.path.append(str(HERE / "peer_scripts"))
+import work  # noqa: E402
+
+WORKERS = 2
 #: Workloads on which one worker is timed too, to see that a second one pays.
 SCALED = ("W1", "W3")
+SPAWNED = ("W1",)
+#: Rounds that a framework is given: fewer than ours, which are shorter.
+PEER_ROUNDS = {"W1": 10, "W2": 10, "W3": 4, "W4": 5, "W5": 14, "W6": 10, "W7": 10, "W8": 10, "W9": 8, "W10": 5}
+#: Rounds before those that count. Where clients are not all alike, some more, for every length of a last batch.
+PEER_COLD, PEER_COLD_UNLIKE = 2, 6
+UNLIKE = ("W5", "W6", "W7", "W9")
+LIMIT_S = 120
+#: Frameworks that only the first turn has.
+ONCE = ("flwr",)
+
+
+@dataclass(frozen=True)
+class Peer:
+    program: str
+    arguments: tuple[str, ...]
+
+
+PEERS = {
+    "fedjax": Peer("python", ("fedjax_rounds.py",)),
+    "pfl": Peer("torchrun", ("--nproc_per_node=2", "--master_port=29511", "pfl_rounds.py")),
+    "flwr": Peer("python", ("flwr_rounds.py",)),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default=",".join(ROUNDS))
+    parser.add_argument("--peers", type=Path, help="where peer_scripts/install put the environments")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--workloads", default=",".join(ROUNDS))
+    parser.add_argument("--rounds", type=int, help="at most so many, to try the command out")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     options = parser.parse_args()
+    workloads = options.workloads.split(",")
+    if unknown := [name for name in workloads if name not in ROUNDS]:
+        parser.error(f"unknown workloads {', '.join(unknown)}; expected some of {', '.join(ROUNDS)}")
+    if options.peers and (missing := [name for name in PEERS if not (options.peers / name / ".ready").exists()]):
+        parser.error(f"{options.peers} lacks {', '.join(missing)}; run {HERE / 'peer_scripts/install'} {options.peers}")
+    turns = taken(options, workloads)
+    speed_page.write(options.out, turns)
+    if options.out.resolve() == PROJECT / "docs" / "results":
+        for page in ("README.md", "docs/comparison.md"):
+            speed_page.refresh(PROJECT / page, turns)
+
+
+def taken(options: argparse.Namespace, workloads: list[str]) -> list[dict[str, Any]]:
+    """Those that the record has of this code, and the others, measured now."""
+    options.out.mkdir(parents=True, exist_ok=True)
     record, code = options.out / "speed.json", digest()
-    workloads = options.only.split(",")
     before: list[dict[str, Any]] = json.loads(record.read_text())["turns"] if record.exists() else []
     turns = [turn for turn in before if turn["workload"] not in workloads or turn.get("code") == code]
-    done = {(turn["workload"], turn["repeat"]) for turn in turns}
-    for repeat in range(options.repeats):
-        for workload in workloads:
-            if (workload, repeat) in done:
-                continue
-            where = {"date": f"{date.today()}", "machine": machine(), "code": code}
-            turns.append({"workload": workload, "repeat": repeat, **where, **turn(options.peers, workload)})
+    done = {(turn["workload"], turn["turn"]) for turn in turns}
+    for turn in range(options.turns):
+        for workload in (name for name in workloads if (name, turn) not in done):
+            load = round(os.getloadavg()[0], 2)
+            where = {"date": f"{date.today()}", "machine": machine(), "load": load, "code": code}
+            turns.append({"workload": workload, "turn": turn, **where, **one(options, workload, turn)})
             print(json.dumps(turns[-1]), flush=True)
-            turns.sort(key=lambda turn: (int(turn["workload"][1:]), turn["repeat"]))
+            turns.sort(key=lambda turn: (int(turn["workload"][1:]), turn["turn"]))
             record.write_text(json.dumps({"turns": turns}, indent=1) + "\n")
-    (options.out / "speed.md").write_text(page(json.loads(record.read_text())))
+    return turns
 
 
 def digest() -> str:
     """Of all code that is timed."""
-    sources = sorted(path for kind in ("*.py", "*.c", "*.h") for path in Path(fedavg.__file__).parent.rglob(kind))
-    return sha256(b"".join(sha256(path.read_bytes()).digest() for path in sources)).hexdigest()[:16]
-
-
-def turn(peers: Path | None, workload: str) -> dict[str, Any]:
-    rounds = ROUNDS[workload]
-    result: dict[str, Any] = {"fedavg": asdict(measure(workload, rounds, workers=2, repeats=1))}
-    if workload in SCALED:
-        result["fedavg, 1 worker"] = asdict(measure(workload, rounds, workers=1, repeats=1))
-    for peer in PEERS if peers else ():
-        command = [str(peers / "bench"), peer, workload, str(rounds)]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = [line for line in answer.stdout.splitlines() if line.startswith("{")]
-        result[peer] = json.loads(lines[-1]) if lines else {"failed": answer.stderr[-400:]}
-    return result
+    package = Path(fedavg.__file__).parent
+    sources = [path for kind in ("*.py", "*.c", "*.h") for path in package.rglob(kind)]
+    sources += (HERE / "peer_scripts").glob("*.py")
+    return sha256(b"".join(sha256(path.read_bytes()).digest() for path in sorted(sources))).hexdigest()[:16]
 
 
 def machine() -> str:
@@ -83,103 +125,70 @@ def machine() -> str:
     return f"{len(names)} cores, {names[0]}, PyTorch {torch.__version__}, Python {platform.python_version()}"
 
 
-def page(record: dict[str, Any]) -> str:
-    """The record as tables: medians over the turns, ratios within each turn."""
-    workloads = list(dict.fromkeys(turn["workload"] for turn in record["turns"]))
-    by_workload = {w: [turn for turn in record["turns"] if turn["workload"] == w] for w in workloads}
-    lines = [
-        "# Speed",
-        "",
-        "Made by `python benchmarks/peers.py --peers DIR` from [speed.json](speed.json); `fedavg bench W5` is one",
-        "workload alone. What the engine does to be so fast, and what was tried, is in [kernels.md](../kernels.md).",
-        "Medians of the turns; in each turn everything runs one after the other on the same machine.",
-        "The floor is the time of only the matrix products and convolutions of the same steps on the same cores, as",
-        "PyTorch does them; below 1 x floor is what the engine's own kernels gain on them.",
-        "",
-        *(f"- {name}: {measured(turns)}" for name, turns in by_workload.items()),
-        "",
-        "| workload | fedavg, s/round | floor | x floor | "
-        + " | ".join(f"{name}, s/round (x ours)" for name in PEERS.values())
-        + " | 2 workers / 1 |",
-        "|---" * (5 + len(PEERS)) + "|",
-        *(row(name, turns) for name, turns in by_workload.items()),
-        "",
-        "| workload | fedavg: start to end of round 1, s | memory, MB (each process's resident, added) | "
-        + " | ".join(PEERS.values())
-        + " |",
-        "|---" * (3 + len(PEERS)) + "|",
-        *(start_row(name, turns) for name, turns in by_workload.items()),
-        "",
-        "A peer's start and memory are as its own script reports them; pfl's leaves out one of its two processes.",
-        "",
-        *plain_table({name: turns for name, turns in by_workload.items() if "plain" in turns[0]["fedavg"]}),
-    ]
-    return "\n".join(lines)
+def one(options: argparse.Namespace, workload: str, turn: int) -> dict[str, Any]:
+    """All measurements of a workload in a turn, one after the other."""
+    most = options.rounds or 1000
+    rounds = min(ROUNDS[workload], most)
+
+    def pace(what: str, workers: int = WORKERS, **how: Any) -> dict[str, Any]:
+        return asdict(pace_of(what, workload, rounds, workers, **how))
+
+    found: dict[str, Any] = {"floor": {"s_per_round": floor_of(workload, WORKERS)}, "fedavg": pace("run")}
+    if workload in SPAWNED:
+        found["spawn"] = pace("run", start_method="spawn")
+    found["plain"] = pace("plain")
+    if turn == 0:
+        found["no kernels"] = pace("run", kernels=False)
+    if turn == 0 and workload in SCALED:
+        found["one worker"] = pace("run", 1)
+    if options.peers:
+        with TemporaryDirectory(prefix="fedavg-") as folder:
+            path = Path(folder) / f"{workload}.npz"
+            numbers = write_work(path, workload, min(PEER_ROUNDS[workload], most))
+            asked = [peer for peer in PEERS if turn == 0 or peer not in ONCE]
+            found |= {peer: of_peer(options.peers.absolute(), peer, path, workload, numbers) for peer in asked}
+    return found
 
 
-def plain_table(by_workload: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Ours beside plain PyTorch in as many processes, on the workloads that were timed so."""
-    if not by_workload:
-        return []
-    return [
-        "Plain PyTorch is `loss.backward()` and `torch.optim.SGD` in two single-threaded processes, same clients.",
-        "Cold are rounds 1 to 6, on average; by cores is the time on all cores, which other work changes less.",
-        "",
-        "| workload | fedavg, s/round | x floor | plain, s/round (x ours) | cold: fedavg, s/round | plain (x ours) "
-        "| x ours by cores | start to end of round 1, s | plain, s |",
-        "|---" * 9 + "|",
-        *(plain_row(name, [turn["fedavg"] for turn in turns]) for name, turns in by_workload.items()),
-        "",
-    ]
+def write_work(path: Path, workload: str, rounds: int) -> int:
+    """What the peers' scripts are given, and how many numbers are trained."""
+    plan = plan_of(workload, rounds, WORKERS)
+    setup, data = simulation(plan)
+    task, trained = setup.task, plan.work(1)
+    clients = [data.client(k) for k in range(len(data.sizes))]
+    x = torch.cat([client.x if task.collate else task.prepare(client.x) for client in clients])
+    population = population_of(data)
+    how = {
+        "model": task.name,
+        "batch": int(min(trained.batch, data.sizes.max())),
+        "epochs": trained.epochs,
+        "lr": trained.lr,
+        "momentum": make_optimizer(plan.optimizer).momentum,
+    }
+    cohorts = [sample_cohort(plan, population, round) for round in range(1, rounds + 1)]
+    work.write(path, data.sizes, x.numpy(), torch.cat([client.y for client in clients]).numpy(), cohorts, how)
+    return len(Model(task, plan.seed).trainable)
 
 
-def plain_row(workload: str, turns: list[dict[str, Any]]) -> str:
-    def middle(key: str) -> float:
-        return median(turn[key] for turn in turns)
-
-    plain = {key: median(turn["plain"][key] for turn in turns) for key in turns[0]["plain"]}
-    cells = [
-        workload, f"{middle('s_per_round'):.4f}", f"{middle('ratio_to_floor'):.2f}",
-        f"{plain['s_per_round']:.4f} ({middle('plain_ratio'):.2f})", f"{middle('cold_s_per_round'):.4f}",
-        f"{plain['cold_s_per_round']:.4f} ({middle('plain_cold_ratio'):.2f})", f"{middle('plain_cpu_ratio'):.2f}",
-        f"{middle('startup_s'):.1f}", f"{plain['startup_s']:.1f}",
-    ]  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
-
-
-def measured(turns: list[dict[str, Any]]) -> str:
-    """When and where."""
-    last = max(turns, key=lambda turn: turn["date"])
-    return f"{last['date']}, {len(turns)} turns, {last['machine']}"
-
-
-def row(workload: str, turns: list[dict[str, Any]]) -> str:
-    ours = [turn["fedavg"]["s_per_round"] for turn in turns]
-    floor = [turn["fedavg"]["floor_s_per_round"] for turn in turns]
-    cells = [workload, f"{median(ours):.4f}", f"{median(floor):.4f}", f"{ratio(ours, floor):.2f}"]
-    for peer in PEERS:
-        theirs = [turn.get(peer, {}).get("s_per_round") for turn in turns]
-        cells.append("–" if None in theirs else f"{median(theirs):.3f} ({ratio(theirs, ours):.1f})")
-    alone = [turn["fedavg, 1 worker"]["s_per_round"] for turn in turns if "fedavg, 1 worker" in turn]
-    cells.append(f"{ratio(alone, ours):.2f} x" if alone else "–")
-    return "| " + " | ".join(cells) + " |"
-
-
-def start_row(workload: str, turns: list[dict[str, Any]]) -> str:
-    cells = [
-        workload,
-        f"{median(turn['fedavg']['startup_s'] for turn in turns):.1f}",
-        f"{max(turn['fedavg']['peak_rss_mb'] for turn in turns):.0f}",
-    ]
-    for peer in PEERS:
-        known = [turn[peer] for turn in turns if "s_per_round" in turn.get(peer, {})]
-        starts = median(turn["ready_after_round1_s"] for turn in known) if known else float("nan")
-        cells.append(f"{starts:.0f} s, {max(turn['peak_rss_mb'] for turn in known):,} MB" if known else "–")
-    return "| " + " | ".join(cells) + " |"
-
-
-def ratio(above: list[float], below: list[float]) -> float:
-    return median(a / b for a, b in zip(above, below, strict=True))
+def of_peer(home: Path, peer: str, path: Path, workload: str, numbers: int) -> dict[str, Any]:
+    how = PEERS[peer]
+    *options, script = how.arguments
+    command = [str(home / peer / "bin" / how.program), *options, str(HERE / "peer_scripts" / script), str(path)]
+    one_thread = {} if peer == "fedjax" else {"OMP_NUM_THREADS": "1"}  # FedJAX is one process that uses all cores
+    try:
+        answer, began, memory = watched(command, one_thread, LIMIT_S)
+    except FedAvgError as error:
+        return {"failed": str(error).replace(str(home), "DIR").replace(str(HERE), "benchmarks")[-600:]}
+    if abs(answer["parameters"] / numbers - 1) > 0.01:  # LSTMs differ in their biases and peepholes
+        return {"failed": f"it trains {answer['parameters']:,} numbers; expected {numbers:,}"}
+    cold = min(PEER_COLD_UNLIKE if workload in UNLIKE else PEER_COLD, len(answer["seconds"]) - 1)
+    return {
+        "s_per_round": median(answer["seconds"][cold:]),
+        "startup_s": answer["first_end"] - began,
+        "peak_rss_mb": memory.rss,
+        "losses": answer["losses"],
+        "version": answer["version"],
+    }
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@
 
 `beside`: W1 (2NN, B=10) and W3 (CNN, B=10), ten clients a round, by two workers of the local fleet and by two actors of
 a Ray on this machine. Rounds of both are taken in turn, one here, one there, so that a busy machine slows both; what
-is compared are medians of rounds after the first two.
+is compared are medians of rounds after the first two. On a machine that is busy with other work, look at the processor
+time instead: of the driver in its rounds and of the workers, and of Ray's own processes, which do some of their work
+by the clock, whoever has its turn.
 
 `actors`: actors that do nothing with their jobs and answer at once, so that what is left is the driver's own work: its
 processor time, and calls, for a round of ten clients per actor, with weights and sums of the 2NN's size.
@@ -14,8 +16,9 @@ processor time, and calls, for a round of ten clients per actor, with weights an
 import argparse
 import json
 import os
+import pickle
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from importlib import import_module
 from operator import attrgetter, call
 from pathlib import Path
@@ -28,7 +31,7 @@ import torch
 
 from fedavg import ArrayData, LocalFleet, Plan, RayFleet, Task, train
 from fedavg.fleets.ray.rings import RingPlace
-from fedavg.fleets.ray.station import Facts, Introduction, Report
+from fedavg.fleets.ray.station import Facts, Introduction, StationReport
 from fedavg.fleets.worker import Trained, TrainJob
 from fedavg.setup import population_of, resolve
 
@@ -36,6 +39,8 @@ WORKLOADS = {"W1": "mnist-2nn", "W3": "mnist-cnn"}
 #: Numbers of the 2NN's update.
 SIZE = 199_210
 CLIENTS_PER_ACTOR = 10
+#: Ray's own processes, which are no workers.
+OTHERS = "Ray's own"
 
 
 def main() -> None:
@@ -62,25 +67,51 @@ def beside(task: str, rounds: int, repeats: int) -> dict[str, Any]:
     """Seconds of a round by each fleet, and how many times as long Ray takes."""
     plan = Plan(task=task, data="mnist", C=0.1, B=10, E=1, workers=2, rounds=2 + rounds * repeats, evaluate="none")
     seconds: dict[str, list[float]] = {"local": [], "ray": []}
+    cpu_s = {"local": 0.0, "ray": 0.0, OTHERS: 0.0}
     with ExitStack() as stack:
-        runs = {
-            name: stack.enter_context(closing(train(plan, fleet)))
-            for name, fleet in {"local": LocalFleet(), "ray": RayFleet()}.items()
-        }
+        fleets = {"local": LocalFleet(), "ray": RayFleet()}
+        runs = {name: stack.enter_context(closing(train(plan, fleet))) for name, fleet in fleets.items()}
         for events in runs.values():
             next(events)
+        workers = {name: fleet.worker_pids for name, fleet in fleets.items()}
         for number in range(plan.rounds):
+            if number == 2:
+                before = processor_s(workers)
             for name, events in runs.items():
-                event = next(events)
+                began, event = process_time(), next(events)
                 if number >= 2:
+                    cpu_s[name] += process_time() - began
                     seconds[name].append(event.seconds)
+        after = processor_s(workers)
+    cpu_ms = {name: 1e3 * (cpu_s[name] + after[name] - before[name]) / (rounds * repeats) for name in cpu_s}
     pairs = [ray / local for local, ray in zip(seconds["local"], seconds["ray"], strict=True)]
     found = {name: median(values) for name, values in seconds.items()}
     parts = np.array_split(np.array(pairs), repeats)
     result = found | {"ratio": found["ray"] / found["local"], "ratio_of_pairs": median(pairs)}
     result["ratios_of_parts"] = [float(np.median(part)) for part in parts]
+    result["processor_ms"], result["ratio_of_processor_time"] = cpu_ms, cpu_ms["ray"] / cpu_ms["local"]
     print(task, result, file=sys.stderr, flush=True)
     return result
+
+
+def processor_s(workers: dict[str, list[int]]) -> dict[str, float]:
+    """Processor seconds so far of the workers of each fleet, and of the other processes that this one has started."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found, new = set(), {os.getpid()}
+    while new := {pid for pid, parent in parents.items() if parent in new}:
+        found |= new
+    others = found - {pid for pids in workers.values() for pid in pids}
+    return {name: sum(map(_used_s, pids)) for name, pids in (workers | {OTHERS: list(others)}).items()}
+
+
+def _used_s(pid: int) -> float:
+    with suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    return 0.0
 
 
 FACTS = Facts("", "", "", "", "", "")
@@ -102,8 +133,8 @@ def introduction(pid: int) -> Introduction:
     return Introduction("here", pid, IdlePlace(pid, 0, ""), FACTS)
 
 
-def report(numbers: list[int]) -> Report:
-    return Report({n: Trained(1.0, {}, 100, 1) for n in numbers}, dict.fromkeys(numbers, 0.001), None, {})
+def report(numbers: list[int]) -> StationReport:
+    return StationReport({n: Trained(1.0, {}, 100, 1) for n in numbers}, dict.fromkeys(numbers, 0.001), None, {})
 
 
 class Here:
@@ -139,8 +170,8 @@ def idle_actor(size: int) -> type:
         def introduce(self, plan: Any) -> Any:
             return Answer("introduction", os.getpid())
 
-        def do(self, number: int, jobs: list[Any], shared: Any = None) -> Any:
-            return Answer("report", [place for place, _ in jobs])
+        def do(self, number: int, jobs: bytes, shared: Any = None) -> bytes:
+            return pickle.dumps(Answer("report", [place for place, _ in pickle.loads(jobs)]))
 
         def add_up(self, rings: Any) -> Any:
             return np.ones(size, np.int64)

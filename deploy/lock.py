@@ -1,6 +1,7 @@
 """Writes a lock file: every package that an installation needs, at the version of constraints.txt, with its SHA-256.
 
-    python deploy/lock.py server,postgres,plots hatchling > deploy/server.lock      what the container installs
+    python deploy/lock.py server,postgres,plots hatchling > deploy/server.lock      what the image of a server installs
+    python deploy/lock.py device hatchling > deploy/device.lock                     what the image of a device installs
     python deploy/lock.py dev hatchling > deploy/dev.lock                           what tests and checks run on
 
 pip itself resolves (`--dry-run --report`); nothing is installed. The hashes are of the archives for the machine and the

@@ -1,14 +1,25 @@
+import gc
+import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+
+# Threads that wait for each other must not take the core that the others need: with several tests at a time there are
+# more of them than cores, also in the processes that tests start. PyTorch reads this when it is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
 from hypothesis import settings
 
+from fedavg.engine.memory import trim
+from fedavg.fleets.http.server.logs import StderrLines
+
 TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "benchmarks")]
+sys.path.append(str(TESTS.parent))  # a worker that is started anew imports a test by its name, tests.fleets.test_start
 
 # A busy machine must not fail a test of a law.
 settings.register_profile("fedavg", deadline=None)
@@ -17,6 +28,7 @@ settings.load_profile("fedavg")
 
 #: Files whose tests share what is dear to make (a server, a database, a finished run): each stays on one worker.
 SHARING = (
+    "native/test_wheel.py",
     "cli/test_run.py",
     "http/test_hostile.py",
     "http/test_security.py",
@@ -34,7 +46,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Test by test to whoever is free, in the order of the files. (xdist's own groups do not work with pytest 9.2.)"""
+    """Test by test to any free worker, in the order of the files. (xdist's own groups do not work with pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFileWhereShared(LoadScopeScheduling):
@@ -47,10 +59,49 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFileWhereShared(config, log)
 
 
+#: Pages that have come since garbage was last looked for: 64 MB.
+GROWN_PAGES = 64 << 20 >> 12
+
+
+class Memory:
+    """A process of 2 GB takes three times as long to fork as one of 300 MB, and most tests fork workers."""
+
+    def __init__(self):
+        self.kept = self.pages()
+
+    @staticmethod
+    def pages():
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+        return int(resident) - int(shared)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self):
+        if self.pages() > self.kept + GROWN_PAGES:
+            gc.collect()
+            trim()
+            self.kept = self.pages()
+
+
+def pytest_configure(config):
+    if sys.platform.startswith("linux"):
+        config.pluginmanager.register(Memory())
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """As in a worker: tests run side by side, and threads of small products would only wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    """A command called in this process turns the log of its program on; the next test must not find it on."""
+    root, hooks = logging.getLogger(), (sys.excepthook, threading.excepthook, sys.unraisablehook)
+    handlers, level = root.handlers[:], logging.getLogger("fedavg").level
+    yield
+    root.handlers[:] = [each for each in root.handlers if each in handlers or not isinstance(each, StderrLines)]
+    logging.getLogger("fedavg").setLevel(level)
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
 
 
 @pytest.fixture
@@ -60,6 +111,6 @@ def small_disk(tmp_path):
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
-        pytest.skip(f"can not mount a small disk here: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -61,7 +61,7 @@ class Answer:
 class Wire:
     """One connection. What is sent is exactly what is given; connects again if the server has hung up."""
 
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None, timeout: float = 20.0) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None, timeout: float = 60.0) -> None:
         self._port, self._tls, self._timeout = port, tls, timeout
         self._socket: socket.socket | None = None
         self._buffer = b""
@@ -201,7 +201,7 @@ class Peer(Wire):
 
     def offer(self) -> dict:
         """Polls until there is work."""
-        until = monotonic() + 30
+        until = monotonic() + 120
         while (answer := self.poll(1.0).json)["type"] != "work":
             assert monotonic() < until, answer
             sleep(0.05)
@@ -306,7 +306,7 @@ def serving(
     finally:
         with suppress(OSError):
             served.admin("POST", "/admin/stop")
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -332,7 +332,7 @@ def serving_process(directory: Path, plan: Plan, *arguments: str) -> Iterator[Se
             process.wait()
 
 
-def until(condition: Callable[[], object], what: str = "", timeout: float = 60.0) -> object:
+def until(condition: Callable[[], object], what: str = "", timeout: float = 120.0) -> object:
     """Waits for something, and gives it back."""
     end = monotonic() + timeout
     while not (found := condition()):

@@ -1,7 +1,7 @@
 """`fedavg` as a command in a process of its own, without the two seconds in which each would import PyTorch.
 
-One process has imported it and forks itself for every command (multiprocessing's fork server). What a command does at
-its very start (what it imports, how the interpreter was called) needs a real one: `sys.executable`.
+One process has imported it (template.py) and forks itself for every command (multiprocessing's fork server). What a
+command does at its very start (what it imports, how the interpreter was called) needs a real one: `sys.executable`.
 """
 
 import os
@@ -9,23 +9,44 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from multiprocessing import get_context
+from functools import cache
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from pathlib import Path
 
-FORK = get_context("forkserver")
-FORK.set_forkserver_preload(
-    [
-        "fedavg.cli.fleet",
-        "fedavg.cli.paper",
-        "fedavg.cli.report",
-        "fedavg.cli.run",
-        "fedavg.fleets.local",
-        "fedavg.programs.device",
-        "fedavg.programs.replica",
-        "fedavg.runner",
-        "psycopg",
-    ]
-)
+TESTS = Path(__file__).parent
+
+
+class Forked(ForkServerProcess):
+    """A process that is forked from the template."""
+
+    def start(self) -> None:
+        _start_template()
+        super().start()
+
+
+@cache
+def _start_template() -> None:
+    """Its folder is named by the environment, because the fork server of Python 3.11 does not take over `sys.path`."""
+    set_forkserver_preload(["template"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), before]))
+    try:
+        ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+def start(
+    *words: object, out: Path, err: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Forked:
+    """A command that is under way, and writes what it says into files."""
+    arguments = (list(map(str, words)), out, err, str(cwd or Path.cwd()), dict(env or os.environ))
+    process = Forked(target=_run, args=arguments)
+    process.start()
+    return process
 
 
 def fedavg(
@@ -34,9 +55,7 @@ def fedavg(
     """A command, its exit code and what it said."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        arguments = (list(map(str, words)), out, err, str(cwd or Path.cwd()), dict(env or os.environ))
-        process = FORK.Process(target=_run, args=arguments)
-        process.start()
+        process = start(*words, out=out, err=err, cwd=cwd, env=env)
         process.join(timeout)
         if process.is_alive():
             process.kill()

@@ -156,7 +156,7 @@ def test_a_label_out_of_range_names_the_client_in_a_few_lines(engine, label):
     with pytest.raises(TaskError) as caught:
         list(fedavg.train(toy_plan(data=with_one(label, "y"), C=1, B=3, engine=engine)))
     message = str(caught.value)
-    assert message.startswith("client 4: 'toy' can not be trained on x (6, 8) torch.float32, y (6,) torch.int64 from ")
+    assert message.startswith("client 4: 'toy' cannot be trained on x (6, 8) torch.float32, y (6,) torch.int64 from ")
     assert "out of bounds" in message
     assert str(label) in message
     assert len(message.splitlines()) == 1

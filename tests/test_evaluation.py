@@ -119,6 +119,8 @@ def test_a_private_run_does_not_let_clients_judge():
     [
         ({"evaluate": "clients"}, "no client holds examples out; set holdout"),
         ({"eval_clients": 3}, "eval_clients: got 3, but no client judges the model"),
+        ({"evaluate": "none", "eval_every": 3}, "eval_every: got 3, but nothing is evaluated"),
+        ({"evaluate": "none", "metrics": "f1:3"}, "metrics: got .*f1:3.*, but nothing is evaluated"),
         ({"evaluate": "nobody"}, "evaluate: got 'nobody'; expected server, clients, 'server,clients', none"),
     ],
 )
@@ -158,9 +160,17 @@ def test_asking_the_server_without_a_test_set_is_refused():
         rounds(toy_plan(data=without_test(toy_data()), evaluate="server"))
 
 
-def test_clients_of_one_example_leave_an_empty_test_set_and_no_error():
+def test_a_test_set_without_examples_is_refused():
+    """Before, nothing was evaluated, and nobody was told."""
+    data = toy_data()
+    with pytest.raises(DataError, match="its test set is empty; expected examples, or None"):
+        rounds(toy_plan(data=replace_test(data, Examples(data.test.x[:0], data.test.y[:0]))))
+
+
+def test_clients_of_one_example_leave_no_test_set_and_no_error():
     """Each keeps its only example; before, the empty test set was an IndexError."""
     data = from_clients([(np.ones((1, 8), np.float32) * k, [k % 3]) for k in range(4)])
+    assert data.test is None
     result = fedavg.run(toy_plan(data=data, C=1, holdout=0.5))
     assert result.summary.status == "finished"
     with pytest.raises(PlanError, match="no client holds examples out"):

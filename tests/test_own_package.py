@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from programs import fedavg, start
+
 PACKAGE = Path(__file__).parents[1] / "examples/own_package"
 PATIENCE_S = 240
 SMALL = ["--clients", "3", "-C", "0.67", "-E", "1", "-B", "50", "--rounds", "2"]
@@ -27,18 +29,10 @@ def installed(tmp_path_factory):
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])}
 
 
-def command(*words):
-    return [sys.executable, "-P", "-c", "from fedavg.cli import main; main()", *map(str, words)]
-
-
-def fedavg(env, *words):
-    return subprocess.run(command(*words), capture_output=True, text=True, env=env, timeout=PATIENCE_S)
-
-
 @pytest.fixture(scope="module")
 def simulated(installed, tmp_path_factory):
     run = tmp_path_factory.mktemp("local") / "run"
-    result = fedavg(installed, "run", PACKAGE / "plan.toml", *SMALL, "--run-dir", run, "--json", "--no-plot")
+    result = fedavg("run", PACKAGE / "plan.toml", *SMALL, "--run-dir", run, "--json", "--no-plot", env=installed)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout), run
 
@@ -66,33 +60,33 @@ def free_port():
 
 def test_it_runs_over_http_and_only_where_it_is_allowed(installed, simulated, tmp_path):
     url, run = f"http://127.0.0.1:{(port := free_port())}", tmp_path / "run"
-    serve = command("serve", PACKAGE / "plan.toml", *SMALL, "--insecure", "--listen", f"127.0.0.1:{port}",
-                    "--run-dir", run, "--min-clients", "3", "--linger", "60", "--json")  # fmt: skip
-    running = []
+    log = tmp_path / "server.log"
+    serve = ("serve", PACKAGE / "plan.toml", *SMALL, "--insecure", "--listen", f"127.0.0.1:{port}",
+             "--run-dir", run, "--min-clients", "3", "--linger", "60", "--json")  # fmt: skip
+    running = [start(*serve, out=tmp_path / "result.json", err=log, env=installed)]
     try:
-        with (tmp_path / "server.log").open("w") as log, (tmp_path / "result.json").open("w") as out:
-            running.append(subprocess.Popen(serve, env=installed, stdout=out, stderr=log))
         until = time.monotonic() + PATIENCE_S
-        while "serving on" not in (tmp_path / "server.log").read_text():
-            assert running[0].poll() is None, (tmp_path / "server.log").read_text()
+        while not log.exists() or '"event": "serving"' not in log.read_text():
+            assert running[0].is_alive(), log.read_text()
             assert time.monotonic() < until
             time.sleep(0.05)
 
         def join(k, *more):
-            return command("join", url, "--insecure", "--data", "mnist", "--share", f"{k}/3", "--partition", "iid",
-                           "--client", k, "--token-file", run / "join-token", "--state", tmp_path / f"device-{k}",
-                           "--charging", "yes", "--unmetered", "yes", *more)  # fmt: skip
+            return ("join", url, "--insecure", "--data", "mnist", "--share", f"{k}/3", "--partition", "iid",
+                    "--client", k, "--token-file", run / "join-token", "--state", tmp_path / f"device-{k}",
+                    "--charging", "yes", "--unmetered", "yes", *more)  # fmt: skip
 
-        refused = subprocess.run(join(0), env=installed, capture_output=True, text=True, timeout=PATIENCE_S)
+        refused = fedavg(*join(0), env=installed)
         assert refused.returncode == 2
         assert "which this device does not allow; if it is installed and trusted here: fedavg join" in refused.stderr
         for k in range(3):
-            with (tmp_path / f"device-{k}.log").open("w") as log:
-                running.append(subprocess.Popen(join(k, "--allow", "own_package"), env=installed, stderr=log))
-        assert running[0].wait(PATIENCE_S) == 0, (tmp_path / "server.log").read_text()
+            said = {"out": tmp_path / f"device-{k}.out", "err": tmp_path / f"device-{k}.log"}
+            running.append(start(*join(k, "--allow", "own_package"), **said, env=installed))
+        running[0].join(PATIENCE_S)
+        assert running[0].exitcode == 0, log.read_text()
     finally:
         for process in running:
             process.kill()
-            process.wait()
+            process.join()
     summary = json.loads((tmp_path / "result.json").read_text())
     assert summary["model_sha256"] == simulated[0]["model_sha256"]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import UnionType
 from typing import get_args
 
@@ -92,9 +93,11 @@ for event in fedavg.train(plan):
 
 
 def test_a_users_strict_type_checker_passes(tmp_path):
+    """On a script, and on a package of parts."""
     (tmp_path / "script.py").write_text(SCRIPT)
+    package = Path(__file__).parents[1] / "examples" / "own_package" / "src" / "own_package"
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", tmp_path / "cache",
-               "script.py"]  # fmt: skip
+               "script.py", package]  # fmt: skip
     source = os.path.dirname(os.path.dirname(fedavg.__file__))  # noqa: PTH120
     env = {**os.environ, "MYPYPATH": source}
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)

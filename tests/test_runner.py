@@ -182,7 +182,7 @@ def test_a_foreign_directory_is_refused(tmp_path):
     with pytest.raises(RunDirError, match="has format 99; expected 2. .*start it anew"):
         fedavg.resume(tmp_path)
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(RunDirError, match="can not be used"):
+    with pytest.raises(RunDirError, match="cannot be used"):
         fedavg.resume(tmp_path)
 
 

@@ -108,7 +108,7 @@ def test_a_target_needs_an_accuracy():
 
 
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(PlanError, match="device: got 'cuda:7', which is not at hand here; expected 'cpu'"):
+    with pytest.raises(PlanError, match="device: got 'cuda:7', which is not available here; expected 'cpu'"):
         next(train(toy_plan(device="cuda:7")))
 
 
@@ -116,7 +116,7 @@ def test_a_device_that_is_not_there_is_refused():
 def test_a_device_of_another_kind_is_refused_without_pytorchs_own_words(device):
     with pytest.raises(PlanError) as error:
         next(train(toy_plan(device=device)))
-    assert str(error.value) == f"device: got '{device}', which is not at hand here; expected 'cpu', or 'cuda'"
+    assert str(error.value) == f"device: got '{device}', which is not available here; expected 'cpu', or 'cuda'"
 
 
 @pytest.mark.parametrize("path", ["no.such:task", "toys:nothing", "toys:toy_data"])

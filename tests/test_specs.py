@@ -213,8 +213,8 @@ def test_installed_code_by_its_import_name(text, expected):
     ("value", "message"),
     [
         ("mud", r"cake: got 'mud'; expected one of sponge:\[eggs=3\].*, plain, or 'module:Name' of installed code"),
-        ("no.such:Cake", "cake: can not import 'no.such:Cake': No module named 'no'; expected one of sponge"),
-        (f"{HERE}:Absent", f"cake: can not import '{HERE}:Absent': module '{HERE}' has no attribute 'Absent'"),
+        ("no.such:Cake", "cake: cannot import 'no.such:Cake': No module named 'no'; expected one of sponge"),
+        (f"{HERE}:Absent", f"cake: cannot import '{HERE}:Absent': module '{HERE}' has no attribute 'Absent'"),
         (f"{HERE}:NOT_A_CAKE", "is int; expected a fedavg.Cake: an object, a class .* or a function"),
         (f"{HERE}:undeclared", "is function; expected a fedavg.Cake"),
         (f"{HERE}:Homemade", f"got '{HERE}:Homemade'; expected '{HERE}:Homemade:GRAMS:\\[raisins=True\\]'"),
@@ -235,7 +235,7 @@ def test_what_is_no_part_is_refused(value, message):
 def test_a_module_that_fails_is_named(tmp_path, monkeypatch):
     (tmp_path / "burnt_cake.py").write_text("raise RuntimeError('too hot')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PlanError, match="can not import 'burnt_cake:Cake': RuntimeError: too hot"):
+    with pytest.raises(PlanError, match="cannot import 'burnt_cake:Cake': RuntimeError: too hot"):
         make("burnt_cake:Cake", Cake)
 
 

@@ -40,6 +40,8 @@ def small_net() -> nn.Module:
 
 
 TOY = Task("toy", small_net, eval_batch=25)
+#: The same under another name.
+OTHER = Task("other", small_net, eval_batch=25)
 
 
 def toy_plan(**changes: object) -> Plan:

@@ -1,4 +1,4 @@
-"""The pages of the reference that are made from the code, so that they can not go stale."""
+"""The pages of the reference that are made from the code, so that they cannot go stale."""
 
 import inspect
 import re
@@ -102,7 +102,7 @@ def options_page() -> str:
         f"# Every option of a plan\n{MADE}",
         "An option means the same in a TOML file (`lr = 0.1`), on the command line (`--lr 0.1`, `--set lr=0.1`) and in "
         "Python (`fedavg.Plan(lr=0.1)`). Options at their defaults do not count in the plan's digest. Those marked "
-        "*runtime* never do: they can not change the result.\n",
+        "*runtime* never do: they cannot change the result.\n",
     ]
     for title, names in OPTIONS.items():
         parts.append(f"## {title}\n")
@@ -218,7 +218,7 @@ def errors_page() -> str:
     codes = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES]
     return "\n".join([
         f"# Errors and exit codes\n{MADE}",
-        "A message says what was got, what was expected, and what to do. "
+        "A message says what was given, what was expected, and what to do. "
         "[Troubleshooting](../troubleshooting.md) goes by message.\n",
         "| error | is a | when |", "|---|---|---|", *rows, "",
         "## Exit codes\n", "| code | meaning |", "|---|---|", *codes, "",

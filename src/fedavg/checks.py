@@ -39,7 +39,7 @@ def check_frozen(expected: str | None, model: Model) -> None:
 
 
 def check_world(draft: Draft) -> None:
-    """Refuse what a simulated world can not time, and options that would have no effect."""
+    """Refuse what a simulated world cannot time, and options that would have no effect."""
     plan, size = draft.plan, 1000
     if plan.changes is not None and draft.algorithm.pools_data:
         raise PlanError(f"changes: got '{plan.changes}' with algorithm '{plan.algorithm}', which has all data in the "
@@ -52,12 +52,12 @@ def check_world(draft: Draft) -> None:
                         f"'always:alike:up={plan.uplink:g}'")  # fmt: skip
     if draft.secagg or plan.downlink != "float32":
         option = "downlink" if plan.downlink != "float32" else "secagg"
-        raise PlanError(f"{what} {option} '{getattr(plan, option)}', whose messages the clock can not time; expected "
+        raise PlanError(f"{what} {option} '{getattr(plan, option)}', whose messages the clock cannot time; expected "
                         f"{option} '{default_of(option)}'")  # fmt: skip
     if draft.codec.frame_bytes(size) is None:
         raise PlanError(f"{what} codec '{plan.codec}', whose frames have no fixed length: who reports in time is known "
                         "before anybody trains; expected float32, float16, bfloat16, quantise or lowrank")  # fmt: skip
-    if draft.noise_multiplier and not isinstance(draft.sampler.privacy(10, 1), EveryRound):
+    if draft.noise_multiplier and draft.sampler.privacy(10, 1) != EveryRound():
         raise PlanError(f"{what} noise and sampling '{draft.sampler}': who is there is not drawn at random, so that no "
                         "round is amplified by sampling; expected sampling 'turns', charged in full")  # fmt: skip
     if draft.algorithm.pools_data:
@@ -97,6 +97,10 @@ def check_evaluation(draft: Draft) -> None:
     if plan.eval_clients is not None and not draft.judged_by_clients:
         raise PlanError(f"eval_clients: got {plan.eval_clients}, but no client judges the model; expected evaluate "
                         "'clients' or 'server,clients' too")  # fmt: skip
+    for name in ("metrics", "eval_every") if plan.evaluate == "none" and not plan.eval_train else ():
+        if (got := getattr(plan, name)) != default_of(name):
+            raise PlanError(f"{name}: got {got}, but nothing is evaluated; leave it out, or evaluate: 'server' or "
+                            "'clients'")  # fmt: skip
     held = draft.population.held_sizes if draft.population else None
     if draft.judged_by_clients and draft.secagg and held is not None:
         able = int(np.count_nonzero(held))

@@ -63,7 +63,7 @@ class Draft:
 
     @property
     def clients(self) -> Population:
-        """Who the clients are, for a part that can not do without."""
+        """Who the clients are, for a part that cannot do without."""
         if self.population is None:
             raise PlanError("clients: the plan's stages need K, the number of clients; got none")
         return self.population

@@ -8,6 +8,9 @@ class FedAvgError(Exception):
     True
     """
 
+    #: Whether the log tells of it already.
+    told = False
+
 
 class PlanError(FedAvgError):
     """The plan asks for something impossible; raised before round 1.
@@ -35,7 +38,7 @@ class NotFinite(DataError):
 
 
 class TaskError(FedAvgError):
-    """A user's module, loss or metric can not be trained as given.
+    """A user's module, loss or metric cannot be trained as given.
 
     >>> from fedavg import FedAvgError
     >>> issubclass(TaskError, FedAvgError)
@@ -53,7 +56,7 @@ class RunDirError(FedAvgError):
 
 
 class DiskError(FedAvgError):
-    """A file could not be written; what was there before is still whole.
+    """A file could not be written; what was there before is intact.
 
     >>> from fedavg import FedAvgError
     >>> issubclass(DiskError, FedAvgError)

@@ -40,7 +40,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, private: 
             sync(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise DiskError(f"can not write {path}: {error.strerror}; free space or choose another directory") from error
+        raise DiskError(f"cannot write {path}: {error.strerror}; free space or choose another directory") from error
 
 
 def sync(path: Path) -> None:
@@ -75,7 +75,7 @@ def _opened_lock(path: Path, mode: int) -> IO[str]:
     try:
         return open(path, "w", opener=partial(os.open, mode=mode))
     except OSError as error:
-        raise DiskError(f"can not write {path}: {error.strerror}; expected a folder of this user") from None
+        raise DiskError(f"cannot write {path}: {error.strerror}; expected a folder of this user") from None
 
 
 #: Lock files that this process holds.

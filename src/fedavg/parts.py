@@ -89,7 +89,7 @@ def liars_of(plan: Plan, population: Population | None) -> frozenset[int]:
     chosen, sizes = plan.attackers, population.sizes if population else None
     if sizes is None:
         raise PlanError(
-            f"attack: got '{plan.attack}', and the clients here are real: nobody simulates their lies; expected none"
+            f"attack: got '{plan.attack}', and the clients here are real: their lies cannot be simulated; expected none"
         )
     able = np.flatnonzero(sizes)
     if not isinstance(chosen, float):
@@ -109,4 +109,4 @@ def check_device(device: str) -> None:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's words tell of its own insides
-        raise PlanError(f"device: got '{device}', which is not at hand here; expected 'cpu', or 'cuda'") from error
+        raise PlanError(f"device: got '{device}', which is not available here; expected 'cpu', or 'cuda'") from error

@@ -30,7 +30,7 @@ _PREVIOUS: Final = "previous"
 
 
 def check_gathering(setup: Setup, fleet: Fleet) -> None:
-    """Refuse a fleet that can not give single updates where they are needed."""
+    """Refuse a fleet that cannot give single updates where they are needed."""
     if setup.single_updates and not fleet.gives_singles:
         what = f"reducer: got '{setup.plan.reducer}'" if setup.defence else f"attack: got '{setup.plan.attack}'"
         raise PlanError(
@@ -47,7 +47,7 @@ def who_trains(setup: Setup, parts: Sequence[Part]) -> Sequence[Part]:
 
 
 def reduced(setup: Setup, cohort: Cohort, result: CohortResult, work: Work, kept: Slots) -> tuple[CohortResult, Slots]:
-    """The result with a sum in the place of single updates, and what the rule keeps for the next round.
+    """The result with a sum in place of single updates, and what the rule keeps for the next round.
 
     `kept` is what it kept after the last one. Updates that are not finite are left out, as over the network; if too few
     are left for the rule the round changes nothing.

@@ -19,7 +19,7 @@ from fedavg.plan import Plan, check_plan
 from fedavg.runlog.best import BestKeeper, BestModel, best_by, model_file, model_of
 from fedavg.runlog.frames import flat_rows, frame
 from fedavg.runlog.glance import as_html, one_line
-from fedavg.runlog.progress import Progress
+from fedavg.runlog.progress import ProgressLine
 from fedavg.runlog.recorder import Recorder
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.stopping import StopRule
@@ -145,12 +145,12 @@ def resume(
     keep_best: str | None = None,
     **changes: Any,
 ) -> Result:
-    """Go on with a run that was stopped; the result is the one that it would have had, bit for bit.
+    """Resume a run that was stopped; the result is that of the uninterrupted run, bit for bit.
 
-    (With noise from the system's entropy no two runs are alike; there, no round that was recorded is done again.)
+    (With noise from OS entropy no two runs are alike; then no recorded round is done again.)
     A run that was started from Python with objects of its own needs them again: `resume(dir, task=..., data=...)`.
     Runtime options (workers, worker_timeout, start_method, data_dir, checkpoint_s) may be changed, and `rounds` raised:
-    a run that is made longer gives what it would have given had it been planned so. It may go on with another `fleet`.
+    a longer run gives the result of a plan with that many rounds. It may continue on another `fleet`.
 
     >>> from tempfile import TemporaryDirectory
     >>> from fedavg import Plan
@@ -248,7 +248,7 @@ class _Following:
         """`resumed_at` has the rows that a resumed run begins with; a new run has none."""
         self._setup, self._directory, self._stop = setup, directory, stop
         self._best = _best_keeper(setup, directory, keep_best, resumed_at or [])
-        self._line = Progress(setup.plan, setup.goal, directory.path if directory else None, quiet=not progress)
+        self._line = ProgressLine(setup.plan, setup.goal, directory.path if directory else None, quiet=not progress)
         self._recorder = Recorder(setup, fleet, directory, watch, self._best, resumed_at)
         self._ended_by: str | None = None
         self._open = ExitStack()

@@ -19,7 +19,7 @@ def _digest(seed: int, round: int, client: int, purpose: str, size: int) -> byte
     return blake2b(f"{seed}/{round}/{client}/{purpose}".encode(), digest_size=size).digest()
 
 
-class _Key(ISeedSequence):
+class _PhiloxKey(ISeedSequence):
     """A key of Philox as it is: given as `key`, NumPy would ask the system for entropy too, and not use it."""
 
     def __init__(self, key: bytes) -> None:
@@ -31,12 +31,12 @@ class _Key(ISeedSequence):
 
 def rng(seed: int, round: int, client: int, purpose: str) -> np.random.Generator:
     """An independent generator for one purpose of one client in one round."""
-    key: Any = _Key(_digest(seed, round, client, purpose, 16))  # NumPy's stubs know only its own sequences
+    key: Any = _PhiloxKey(_digest(seed, round, client, purpose, 16))  # NumPy's stubs know only its own sequences
     return np.random.Generator(np.random.Philox(key))
 
 
 def fresh_rng() -> np.random.Generator:
-    """A generator that nobody can repeat: its key is the operating system's entropy, and is kept nowhere."""
+    """A generator that nobody can repeat: its key comes from OS entropy and is kept nowhere."""
     return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
 
 

@@ -24,7 +24,7 @@ _NOTHING: Final = bytes(HEADER_BYTES)
 WITHDRAWN: Final = 1
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record is: its file's number, where its payload begins and how long that is."""
 
     client: int
@@ -56,7 +56,7 @@ def _digest(data: bytes | memoryview) -> bytes:
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
-def scan(path: Path, segment: int, start: int, *, payloads: bool, end: int | None = None) -> Iterator[Place]:
+def scan(path: Path, segment: int, start: int, *, payloads: bool, end: int | None = None) -> Iterator[RecordPlace]:
     """The records from `start` to `end`, or to one that was cut off; with `payloads`, those are checked too."""
     file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
@@ -87,13 +87,13 @@ def _pread(file: int, length: int, offset: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def read(path: Path, place: Place) -> bytearray:
+def read(path: Path, place: RecordPlace) -> bytearray:
     """A payload, checked against its digest."""
     whole = read_whole(path, place)
     return bytearray(memoryview(whole)[HEADER_BYTES:])
 
 
-def read_whole(path: Path, place: Place) -> bytes:
+def read_whole(path: Path, place: RecordPlace) -> bytes:
     """A record with its header, both checked."""
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -102,23 +102,23 @@ def read_whole(path: Path, place: Place) -> bytes:
         finally:
             os.close(file)
     except OSError as error:
-        raise Damaged(f"can not read {path}: {error.strerror}; expected what client {place.client} kept") from None
+        raise Damaged(f"cannot read {path}: {error.strerror}; expected what client {place.client} kept") from None
     if len(whole) != place.bytes or _parse(path, place.segment, place.offset - HEADER_BYTES, whole) != place:
         raise _damaged(path, place.offset - HEADER_BYTES, f"the record of client {place.client}, round {place.round}")
     _check_payload(path, place, whole, memoryview(whole)[HEADER_BYTES:])
     return whole
 
 
-def _parse(path: Path, segment: int, start: int, head: bytes) -> Place:
+def _parse(path: Path, segment: int, start: int, head: bytes) -> RecordPlace:
     magic, flags, client, round, length = _FIELDS.unpack_from(head)
     if _digest(head[: HEADER_BYTES - DIGEST_BYTES]) != head[HEADER_BYTES - DIGEST_BYTES : HEADER_BYTES]:
         raise _damaged(path, start, "the head of a record")
     if magic != MAGIC:
         raise Damaged(f"{path} has records of another kind ({magic!r}); expected {MAGIC!r}: use a matching fedavg")
-    return Place(client, round, segment, start + HEADER_BYTES, length, bool(flags & WITHDRAWN))
+    return RecordPlace(client, round, segment, start + HEADER_BYTES, length, bool(flags & WITHDRAWN))
 
 
-def _check_payload(path: Path, place: Place, head: bytes, payload: bytes | memoryview) -> None:
+def _check_payload(path: Path, place: RecordPlace, head: bytes, payload: bytes | memoryview) -> None:
     if _digest(payload) != head[_FIELDS.size : _FIELDS.size + DIGEST_BYTES]:
         what = f"what client {place.client} kept in round {place.round}"
         raise _damaged(path, place.offset, what)
@@ -131,7 +131,7 @@ def _damaged(path: Path, offset: int, what: str) -> Damaged:
     )
 
 
-class Writer:
+class SegmentWriter:
     """Appends records to a new file of its own; a record is whole in it or not there."""
 
     def __init__(self, folder: Path) -> None:
@@ -147,13 +147,13 @@ class Writer:
                 self.segment += 1
         self.size = 0
 
-    def append(self, client: int, round: int, payload: bytes, flags: int = 0) -> Place:
+    def append(self, client: int, round: int, payload: bytes, flags: int = 0) -> RecordPlace:
         return self.append_whole(
-            Place(client, round, self.segment, 0, len(payload), bool(flags & WITHDRAWN)),
+            RecordPlace(client, round, self.segment, 0, len(payload), bool(flags & WITHDRAWN)),
             header(client, round, payload, flags) + payload,
         )
 
-    def append_whole(self, place: Place, record: bytes) -> Place:
+    def append_whole(self, place: RecordPlace, record: bytes) -> RecordPlace:
         try:
             rest = memoryview(record)
             while rest:
@@ -162,7 +162,7 @@ class Writer:
             os.ftruncate(self._file, self.size)
             raise
         offset, self.size = self.size + HEADER_BYTES, self.size + len(record)
-        return Place(place.client, place.round, self.segment, offset, place.length, place.withdrawn)
+        return RecordPlace(place.client, place.round, self.segment, offset, place.length, place.withdrawn)
 
     def sync(self) -> None:
         os.fsync(self._file)

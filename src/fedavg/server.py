@@ -39,7 +39,7 @@ FLEET: Final = "fleet"
 
 @dataclass(frozen=True)
 class Start:
-    """Before round 1, or where a run goes on: the state after `round` rounds.
+    """Before round 1, or where a run resumes: the state after `round` rounds.
 
     >>> from fedavg import Plan
     >>> plan = Plan(data="mnist", C=0.02, rounds=2, workers=1)
@@ -89,7 +89,7 @@ class Round:
     #: For a private run: epsilon of all rounds up to this one, and the entry in the ledger that it follows from.
     epsilon: float | None = None
     ledger: dict[str, Any] | None = None
-    #: How the round went in the plan's world; see `fedavg.world.report.Row`.
+    #: How the round went in the plan's world; see `fedavg.world.report.ClockRow`.
     world: dict[str, Any] | None = None
     #: Who was asked and what became of them; see `fedavg.fleets.attendance.Attendance`.
     cohort: dict[str, Any] | None = None
@@ -119,8 +119,8 @@ def _plain(value: Any) -> Any:
 def train(plan: Plan, fleet: str | Fleet = "local", start: Start | None = None) -> Iterator[Event]:
     """An iterator over the events of a run: a `Start`, then one `Round` per round, up to the target or the end.
 
-    Nothing runs until the events are asked for. `fleet` says where clients run: an object, a name, or the import name
-    of installed code. With `start`, an earlier point of the same run, it goes on from there.
+    Nothing runs until you iterate. `fleet` says where clients run: an object, a name, or the import name
+    of installed code. With `start`, an earlier point of the same run, it continues from there.
 
     >>> from fedavg import Plan
     >>> for event in train(Plan(data="mnist", C=0.02, rounds=2, workers=1)):
@@ -148,7 +148,7 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[
             if setup.algorithm.finished(state):
                 return
             work, began = instructions(setup, state, number), perf_counter()
-            trained: _Trained | None = None
+            trained: _TrainedCohort | None = None
             while trained is None:  # an attempt that comes to nothing is made again, with another cohort
                 with _rejected_if_diverged(fleet, work):
                     cohort = fleet.draw(number, state.weights)
@@ -200,7 +200,7 @@ def _rejected_if_diverged(fleet: Fleet, work: Work) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _TrainedCohort:
     """A cohort that did its work, the sum of what it sent, and the server's state after it."""
 
     cohort: Cohort
@@ -208,7 +208,9 @@ class _Trained:
     after: State
 
 
-def _judged_round(setup: Setup, fleet: Fleet, before: State, work: Work, trained: _Trained, seconds: float) -> Round:
+def _judged_round(
+    setup: Setup, fleet: Fleet, before: State, work: Work, trained: _TrainedCohort, seconds: float
+) -> Round:
     """What happened in a round, with what the new model is worth if it is time to judge it."""
     began, cohort, result, after = perf_counter(), trained.cohort, trained.result, trained.after
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
@@ -255,7 +257,7 @@ def _simulated_s(result: CohortResult, plan: Plan) -> float:
     return result.largest_up / (plan.uplink * 1e6)
 
 
-def _remembering(fleet: Fleet, trained: _Trained) -> _Trained:
+def _remembering(fleet: Fleet, trained: _TrainedCohort) -> _TrainedCohort:
     """With what the fleet needs to go on from here, so that a resumed run goes on alike."""
     kept = fleet.remember()
     if not kept:
@@ -292,7 +294,7 @@ def assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[St
     return replace(assigned, others=state.others), parts
 
 
-def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult, work: Work) -> _Trained:
+def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult, work: Work) -> _TrainedCohort:
     """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
     result, kept = reduced(setup, cohort, result, work, before.others.get(REDUCER, {}))
     measured = report(setup.measures, result.total.sums) if result.total.sums else {}
@@ -308,7 +310,7 @@ def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult,
     if kept:
         after = replace(after, others={**after.others, REDUCER: kept})
     _check_finite(after.weights)
-    return _Trained(cohort, replace(result, total=summed), after)
+    return _TrainedCohort(cohort, replace(result, total=summed), after)
 
 
 def _server_half(setup: Setup, state: State, total: Sum, work: Work) -> State:
@@ -319,7 +321,7 @@ def _server_half(setup: Setup, state: State, total: Sum, work: Work) -> State:
     return replace(setup.algorithm.server_update(state, total, work), others={**state.others, **kept})
 
 
-def _bytes_down(setup: Setup, state: State, trained: _Trained, work: Work) -> int:
+def _bytes_down(setup: Setup, state: State, trained: _TrainedCohort, work: Work) -> int:
     if setup.downlink:
         return setup.downlink.fetched(state.others[DOWNLINK], trained.cohort.clients, work.round)
     return trained.result.bytes_down

@@ -34,7 +34,7 @@ def brief(value: object) -> str:
 
 @lru_cache(maxsize=512)
 def _hints(part: type) -> dict[str, Any]:
-    """What each field of a dataclass is declared as, in order; Any where that can not be read."""
+    """What each field of a dataclass is declared as, in order; Any where that cannot be read."""
     if not is_dataclass(part):
         return {}
     try:

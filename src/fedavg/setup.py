@@ -127,7 +127,7 @@ class Setup:
         return update_size(self.algorithm, self.stages, parameters)
 
     def stage_rng(self, round: int, client: int, index: int) -> np.random.Generator:
-        """What the index-th stage draws from: the seed's numbers, or the system's entropy."""
+        """What the index-th stage draws from: the seed's numbers, or OS entropy."""
         if self.plan.noise_source == "os":
             return seeds.fresh_rng()
         return seeds.rng(self.plan.seed, round, client, f"stage {index}")
@@ -191,7 +191,7 @@ def resolve(plan: Plan, population: Population | None, test: Examples | None, de
 
 
 def served(setup: Setup) -> Setup:
-    """The setup with what its rounds cost over the network; a plan whose promise can not be kept there is refused."""
+    """The setup with what its rounds cost over the network; a plan whose promise cannot be kept there is refused."""
     if setup.budget is None:
         return setup
     if setup.plan.noise_source == "seeded":

@@ -154,7 +154,7 @@ def _target(text: str, base: type[P]) -> tuple[str, Any, list[str]]:
         return name, base.registry()[name], settings
     if name == "object":
         raise PlanError(
-            f"{base.kind}: '{text}' stands for an object from Python, which text can not hold; give the object itself, "
+            f"{base.kind}: '{text}' stands for an object from Python, which text cannot hold; give the object itself, "
             f"as in fedavg.resume(run_dir, {base.kind}=...), or install its code and name it: 'module:Name'"
         )
     if not is_import(text, base):
@@ -170,7 +170,7 @@ def _imported(module: str, name: str, base: type[Pluggable]) -> Any:
     except Exception as error:  # whatever a module trips over while it is imported
         reason = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
         raise PlanError(
-            f"{base.kind}: can not import '{module}:{name}': {reason}; expected {_expected(base)}"
+            f"{base.kind}: cannot import '{module}:{name}': {reason}; expected {_expected(base)}"
         ) from error
     if isinstance(found, base) or _makes(found, base):
         return found
@@ -208,21 +208,21 @@ def _call(target: Callable[..., T], settings: list[str], text: str, what: str, n
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _Parameter:
     name: str
     hint: Any
     default: Any = MISSING
 
 
-def _settings(target: Any) -> list[_Setting]:
+def _settings(target: Any) -> list[_Parameter]:
     """What may be written after the name, in order."""
     hints = _hints(target)
     if is_dataclass(target):
         specs = [spec for spec in fields(target) if spec.init and not spec.metadata.get("bound")]
-        return [_Setting(spec.name, hints[spec.name], _default(spec)) for spec in specs]
+        return [_Parameter(spec.name, hints[spec.name], _default(spec)) for spec in specs]
     empty = inspect.Parameter.empty
     return [
-        _Setting(p.name, hints.get(p.name, str), MISSING if p.default is empty else p.default)
+        _Parameter(p.name, hints.get(p.name, str), MISSING if p.default is empty else p.default)
         for p in inspect.signature(target).parameters.values()
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
@@ -233,7 +233,7 @@ def _hints(target: Any) -> dict[str, Any]:
         plain_class = isinstance(target, type) and not is_dataclass(target)
         return get_type_hints(vars(target)["__init__"] if plain_class and "__init__" in vars(target) else target)
     except NameError as error:
-        raise PlanError(f"the type hints of {target.__qualname__} can not be read: {error}") from None
+        raise PlanError(f"the type hints of {target.__qualname__} cannot be read: {error}") from None
 
 
 def _default(spec: Any) -> Any:

@@ -21,7 +21,17 @@ from torch import Tensor
 
 from fedavg.errors import DiskError, FleetError
 from fedavg.files import sync
-from fedavg.segments import WITHDRAWN, Damaged, Place, Writer, read, read_whole, scan, segment_path, segments
+from fedavg.segments import (
+    WITHDRAWN,
+    Damaged,
+    RecordPlace,
+    SegmentWriter,
+    read,
+    read_whole,
+    scan,
+    segment_path,
+    segments,
+)
 
 #: A file that has grown so large is followed by another; only such files are ever tidied.
 SEGMENT_BYTES: Final = 64 << 20
@@ -98,15 +108,15 @@ class ClientStates:
         self.root = root
         self._durable = durable
         self._segment_bytes = segment_bytes
-        self._versions: dict[int, list[Place]] = {}
+        self._versions: dict[int, list[RecordPlace]] = {}
         #: How far each file has been read, and where in it the last rounds end.
         self._read: dict[int, int] = {}
         self._ends: dict[int, dict[int, int]] = {}
         self._seen_for = -1
-        self._writer: Writer | None = None
+        self._writer: SegmentWriter | None = None
         self._owner = self._creator = os.getpid()
         #: What was taken back, until it is saved again.
-        self._withdrawn: dict[tuple[int, int], Place] = {}
+        self._withdrawn: dict[tuple[int, int], RecordPlace] = {}
         #: Bytes there were when it was last tidied, files that are known to have no writer, and those to be dropped.
         self._tidied_bytes = 0
         self._closed: set[int] = set()
@@ -185,7 +195,7 @@ class ClientStates:
         total = sum(self._read.values())
         if total < self._tidied_bytes + self._segment_bytes:
             return
-        live: dict[int, list[Place]] = {}
+        live: dict[int, list[RecordPlace]] = {}
         for place in self._needed_after(round):
             live.setdefault(place.segment, []).append(place)
         outdated = {segment for segment in self._read if self._mostly_outdated(segment, live.get(segment, []))}
@@ -206,7 +216,7 @@ class ClientStates:
         self.tidy(round)
         self.drop_outdated()
 
-    def _needed_after(self, round: int) -> Iterator[Place]:
+    def _needed_after(self, round: int) -> Iterator[RecordPlace]:
         for versions in self._versions.values():
             upto = [place for place in versions if place.round <= round]
             yield from upto[-1:]
@@ -224,11 +234,11 @@ class ClientStates:
             if self._durable:
                 self._live_writer().sync()
         except OSError as error:
-            raise DiskError(f"can not write to {self.root}: {error.strerror}; free space, then resume") from error
+            raise DiskError(f"cannot write to {self.root}: {error.strerror}; free space, then resume") from error
         self._know(place)
         self._read[place.segment] = place.end
 
-    def _live_writer(self) -> Writer:
+    def _live_writer(self) -> SegmentWriter:
         """A file of this very process: one that was forked begins its own, and stops when its parent is gone.
 
         Another server may have gone on with the run by then, from an earlier round.
@@ -244,7 +254,7 @@ class ClientStates:
             self._writer = None
         if self._writer is None:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._writer = Writer(self.root)
+            self._writer = SegmentWriter(self.root)
             if self._durable:
                 sync(self.root)
         return self._writer
@@ -263,7 +273,7 @@ class ClientStates:
             del self._read[gone]
             self._ends.pop(gone, None)
 
-    def _know(self, place: Place) -> None:
+    def _know(self, place: RecordPlace) -> None:
         ends = self._ends.setdefault(place.segment, {})
         ends[place.round] = place.end
         if len(ends) > VERSIONS:
@@ -288,18 +298,18 @@ class ClientStates:
         earlier = [end for number, end in self._ends[segment].items() if number <= round]
         return max(earlier, default=0)
 
-    def _mostly_outdated(self, segment: int, live: list[Place]) -> bool:
+    def _mostly_outdated(self, segment: int, live: list[RecordPlace]) -> bool:
         if segment in self._outdated:
             return False
         full = self._read[segment] >= self._segment_bytes
         return (full or segment in self._closed) and 2 * sum(place.bytes for place in live) < self._read[segment]
 
-    def _copy(self, places: list[Place]) -> None:
+    def _copy(self, places: list[RecordPlace]) -> None:
         if not places:
             return
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            writer = Writer(self.root)
+            writer = SegmentWriter(self.root)
             for place in places:
                 copy = writer.append_whole(place, read_whole(self._path(place.segment), place))
                 self._know(copy)
@@ -308,4 +318,4 @@ class ClientStates:
             writer.sync()
             writer.close()
         except OSError as error:
-            raise DiskError(f"can not write to {self.root}: {error.strerror}; free space, then resume") from error
+            raise DiskError(f"cannot write to {self.root}: {error.strerror}; free space, then resume") from error

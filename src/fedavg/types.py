@@ -120,7 +120,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Update:
-    """What one client gives back: its change to the weights, shape (P,) float32, and how much it counts (n_k).
+    """What one client sends back: its change to the weights, shape (P,) float32, and how much it counts (n_k).
 
     >>> import torch
     >>> Update(torch.ones(3), weight=20).weight

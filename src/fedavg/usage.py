@@ -1,5 +1,6 @@
-"""What processes use of the machine's memory, as Linux tells; nothing elsewhere."""
+"""What processes use of the machine's memory, as Linux reports; nothing elsewhere."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ _NUMBERS: Final = frozenset({"Rss", "Pss", "Pss_Dirty", "Anonymous"})
 
 
 @dataclass(frozen=True)
-class Share:
+class MemoryShare:
     """Of some processes together, in MB (10^6 bytes): memory of their own, what they share, and mapped files."""
 
     own: float
@@ -24,7 +25,7 @@ class Share:
         return self.own + self.shared + self.files
 
 
-def share_of(pids: Iterable[int]) -> Share | None:
+def share_of(pids: Iterable[int]) -> MemoryShare | None:
     """Their share (PSS) as it would be if nothing else ran; None where the system does not tell.
 
     Memory of their own is divided among those that have it. Of a file that is mapped, such as PyTorch's libraries,
@@ -45,7 +46,22 @@ def share_of(pids: Iterable[int]) -> Share | None:
                 own += numbers["Pss_Dirty"]  # a library's variables
                 here[path] = here.get(path, 0) + numbers["Rss"] - numbers["Anonymous"]
         files = {path: max(files.get(path, 0), here.get(path, 0)) for path in files.keys() | here.keys()}
-    return Share(*(kb * 1024 / 1e6 for kb in (own, shared, sum(files.values())))) if found else None
+    return MemoryShare(*(kb * 1024 / 1e6 for kb in (own, shared, sum(files.values())))) if found else None
+
+
+def own_mb() -> float:
+    """Memory of this process's own, in MB; 0 where the system does not tell."""
+    share = share_of([os.getpid()])
+    return share.own if share else 0.0
+
+
+def peak_mb() -> float:
+    """The most that this process has had in memory since it began, in MB; 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:")), 0.0)
 
 
 def mappings(pid: int) -> list[tuple[str, dict[str, int]]]:

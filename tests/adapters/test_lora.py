@@ -1,6 +1,7 @@
 """Adapters: what is trained and travels, what stays, and that nothing of it is lost on the way."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from fedavg.study.evaluate import evaluate
 from fedavg.usage import SHARED, mappings
 from toys import TOY, blobs, epoch, small_net, toy_data, toy_plan
 
-pytest.importorskip("peft")
+#: It is imported by those who use it: every worker collects this file, and one runs it.
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 
 #: `small_net` is 8 x 16, ReLU, 16 x 3; its last layer is new.
 HEADED = fedavg.Task("headed", small_net, head="2")

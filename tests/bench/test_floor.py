@@ -32,7 +32,7 @@ def test_the_products_of_the_two_mnist_models():
 
 def test_products_inside_our_own_operators_count(monkeypatch):
     """Two layers of 80 steps: 79 recurrent products forward and back, the first step starting from zero."""
-    monkeypatch.setattr(lstm_native, "fits", lambda x, units: False)  # the loop in C can not be looked into
+    monkeypatch.setattr(lstm_native, "fits", lambda x, units: False)  # the loop in C cannot be looked into
     x = torch.randint(0, 258, (2, 80))
     names = products("shakespeare-lstm", x, x)
     assert 2 * 2 * 79 <= len(names) <= 2 * 2 * 80 + 20

@@ -109,7 +109,7 @@ Campaign([goal], Records(path / "records"), path / "runs", Outlay(2), print).run
 SLOW = replace(TOY_CELL, target=1.0, paper=None, allowance=7200)
 
 
-def wait_until(condition, seconds=60):
+def wait_until(condition, seconds=240):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -125,15 +125,15 @@ def test_a_killed_search_loses_nothing(tmp_path, sign):
     wait_until(lambda: sum(p.read_bytes().count(b"\n") > 20 for p in runs.glob("*/metrics.jsonl")) == 2)
     assert result_of(SLOW, Records(tmp_path / "records"), running_keys(runs)).status == RUNNING
     session.send_signal(sign)
-    session.wait(30)
-    wait_until(lambda: not running_keys(runs), 30)
+    session.wait(120)
+    wait_until(lambda: not running_keys(runs))
     if sign != signal.SIGKILL:
         stopped = list(Records(tmp_path / "records"))
         assert len(stopped) == 2
         assert {run.stopped for run in stopped} == {INTERRUPTED}
         assert all(run.rounds_run > 20 for run in stopped)
     short = replace(SLOW, allowance=40)
-    campaign(tmp_path, goal(short), budget_s=60)
+    campaign(tmp_path, goal(short), budget_s=600)
     store = Records(tmp_path / "records")
     assert result_of(short, store).status == MEASURED
     whole = fedavg.run(replace(SLOW.plan(0.215), rounds=20))
@@ -143,7 +143,7 @@ def test_a_killed_search_loses_nothing(tmp_path, sign):
 def test_a_budget_ends_in_time_and_says_what_is_left(tmp_path):
     began = time.monotonic()
     report, _ = campaign(tmp_path, goal(SLOW), budget_s=6)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     assert [g.name for g in report.left] == [SLOW.name]
     assert result_of(SLOW, Records(tmp_path / "records")).status == NOT_RUN
 
@@ -192,6 +192,6 @@ def test_spare_runs_come_after_all_others_and_end_when_nobody_needs_them(tmp_pat
 def test_one_that_fails_does_not_stop_the_others(tmp_path):
     report, _ = campaign(tmp_path, fixed_plan(0.1, 3, data="no_such_module:DATA"), fixed_plan(0.2, 3))
     assert [g.name for g in report.met] == ["lr 0.2"]
-    assert "can not import 'no_such_module:DATA'" in report.failed["lr 0.1"]
-    with pytest.raises(FedAvgError, match="1 could not be measured: lr 0.1: data: can not import"):
+    assert "cannot import 'no_such_module:DATA'" in report.failed["lr 0.1"]
+    with pytest.raises(FedAvgError, match="1 could not be measured: lr 0.1: data: cannot import"):
         check_report(report)

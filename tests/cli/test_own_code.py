@@ -83,7 +83,7 @@ def test_code_that_was_changed_is_refused(folder):
 def test_code_that_is_not_there_is_named(folder):
     result = fedavg("run", "plan.toml", "--algorithm", "yours:Slow", "--run-dir", "run", cwd=folder)
     assert result.returncode == 2
-    assert "error: algorithm: can not import 'yours:Slow': No module named 'yours'" in result.stderr
+    assert "error: algorithm: cannot import 'yours:Slow': No module named 'yours'" in result.stderr
     assert not (folder / "run").exists()
 
 

@@ -138,7 +138,7 @@ def test_a_dry_run_counts_parameters_without_the_data(tmp_path, preset, count):
         (["mnist-2nn", "--set", "colour=red"], "error: mnist-2nn: unknown option 'colour'; expected one of task"),
         (["mnist-2nn", "--set", "rounds"], "error: --set: got 'rounds'; expected KEY=VALUE"),
         (["mnist-9nn"], "error: got 'mnist-9nn'; expected a preset (mnist-2nn,"),
-        (["no.toml"], "error: can not read the plan no.toml"),
+        (["no.toml"], "error: cannot read the plan no.toml"),
         (["mnist-2nn", "--partition", "random"], "error: "),
         (["mnist-2nn", "--device", "cuda:9"], "error: device: got 'cuda:9'"),
         (["mnist-2nn", "--stages", "clip:-1"], "error: clip: the norm is -1.0; expected a finite number above 0"),
@@ -170,7 +170,7 @@ def start(tmp_path, *words):
 
 
 def wait_for_rounds(tmp_path, count):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     metrics = tmp_path / "run/metrics.jsonl"
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < count:
         assert time.monotonic() < deadline
@@ -204,21 +204,21 @@ def test_workers_do_not_outlive_a_killed_server(tmp_path):
     process.kill()
     process.wait()
     process.stderr.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             os.killpg(process.pid, 0)
         except ProcessLookupError:
             return
         time.sleep(0.05)
-    pytest.fail("workers are still there five seconds after the server was killed")
+    pytest.fail("workers are still there a minute after the server was killed")
 
 
 def test_ctrl_c_leaves_a_resumable_run(tmp_path, uninterrupted):
     process = start(tmp_path, "--checkpoint-s", "1000")
     wait_for_rounds(tmp_path, 5)
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130
     assert f"go on with: fedavg resume {tmp_path / 'run'}" in stderr
     assert "Traceback" not in stderr
@@ -239,7 +239,7 @@ def test_a_full_disk_loses_nothing(small_disk, uninterrupted):
     options = ["-C", "0.05", "--rounds", "40", "--checkpoint-s", "0", "--no-plot", "--quiet"]
     result = fedavg("run", "mnist-2nn", *options, "--run-dir", small_disk / "run")
     assert result.returncode == 2
-    assert result.stderr.startswith("error: can not write")
+    assert result.stderr.startswith("error: cannot write")
     assert "No space left on device" in result.stderr
     filler.unlink()
     resumed = json.loads(fedavg("resume", small_disk / "run", "--json", "--no-plot").stdout)

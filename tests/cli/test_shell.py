@@ -49,7 +49,7 @@ def test_commands_presets_parts_and_run_directories_are_completed(tmp_path):
     (tmp_path / "runs/b").mkdir()
     (tmp_path / "mine.toml").write_text("")
     (tmp_path / "notes.txt").write_text("")
-    assert completed("fedavg res") == ["resume"]
+    assert completed("fedavg resu") == ["resume"]
     assert completed("fedavg run mnist-") == ["mnist-2nn", "mnist-cnn"]
     assert completed("fedavg run m", tmp_path) == ["mnist-2nn", "mnist-cnn", "mine.toml"]
     assert completed("fedavg run mnist-2nn --algorithm fedp") == ["fedprox"]

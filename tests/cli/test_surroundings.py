@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import programs
+
 RUN = ["run", "mnist-2nn", "--rounds", "1", "-C", "0.02", "--no-plot", "--quiet"]
 PROGRAM = [sys.executable, "-c", "from fedavg.cli import main; main()"]
 
@@ -63,14 +65,14 @@ def test_a_home_that_can_not_be_read(place):
 
 @as_nobody
 def test_the_run_of_another_user(place):
-    assert fedavg(*RUN, "--run-dir", "run", cwd=place)[0] == 0
+    assert programs.fedavg(*RUN, "--run-dir", "run", cwd=place).returncode == 0
     code, said = fedavg("resume", "run", before=nobody(), cwd=place, HOME=str(place))
     assert code == 2
-    assert "can not write run/lock: Permission denied; expected a folder of this user" in said
+    assert "cannot write run/lock: Permission denied; expected a folder of this user" in said
     (place / "run" / "run.json").chmod(0)
     code, said = fedavg("resume", "run", before=nobody(), cwd=place, HOME=str(place))
     assert code == 2
-    assert "can not read run/run.json: Permission denied; expected a run of this user" in said
+    assert "cannot read run/run.json: Permission denied; expected a run of this user" in said
 
 
 def test_a_terminal_that_knows_only_ascii(tmp_path):
@@ -89,12 +91,14 @@ def test_few_open_files(tmp_path, files):
     assert code == 0 or files < 20, "20 are enough"
 
 
-def test_two_runs_that_start_in_the_same_second_have_two_names(tmp_path):
-    both = [
-        subprocess.Popen([*PROGRAM, *RUN, "--json", "--workers", "1"], cwd=tmp_path, stdout=subprocess.PIPE)
-        for _ in range(4)
+def test_runs_that_start_in_the_same_second_have_names_of_their_own(tmp_path):
+    words = [*RUN, "--json", "--workers", "1"]
+    begun = [
+        programs.start(*words, out=tmp_path / f"out-{k}", err=tmp_path / f"err-{k}", cwd=tmp_path) for k in range(4)
     ]
-    directories = {json.loads(process.communicate(timeout=120)[0])["run_dir"] for process in both}
+    for process in begun:
+        process.join(240)
+    directories = {json.loads((tmp_path / f"out-{k}").read_text())["run_dir"] for k in range(4)}
     assert len(directories) == 4
     assert {str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").iterdir()} == directories
 

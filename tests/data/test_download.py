@@ -150,7 +150,7 @@ def test_without_network_the_message_says_where_to_put_what(tmp_path: Path) -> N
 
 
 def test_a_file_that_no_server_has_is_asked_of_the_user(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="It can not be downloaded"):
+    with pytest.raises(DataError, match="It cannot be downloaded"):
         obtain_all(dataset(), tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_other_forms_and_editions_will_do(server: Server, tmp_path: Path) -> Non
     server.content["/other"] = b"OTHER"
     editions = (RemoteFile((packed, plain)), RemoteFile((other,), (f"{server.address}/other",), bytes.lower))
     toy = Dataset("toy", "", "", 1, ("iid",), editions, never, one_is_enough=True)
-    # The first can not be downloaded, so the second edition is, and converted.
+    # The first cannot be downloaded, so the second edition is, and converted.
     (fetched,) = obtain_all(toy, tmp_path)
     assert fetched.path.read_bytes() == b"other"
     assert leftovers(tmp_path) == ["other"]

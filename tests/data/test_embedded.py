@@ -1,4 +1,6 @@
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,3 +45,28 @@ def test_only_the_official_files_are_packed(tmp_path: Path) -> None:
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"something else")
     with pytest.raises(DataError, match="expected ba891046"):
         write_all(tmp_path, tmp_path)
+
+
+READ_AGAIN = """
+from pathlib import Path
+from fedavg.data.embedded import read_all
+from fedavg.engine.memory import keep_freed_memory, trim
+
+def megabytes():
+    trim()
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return int(line.split()[1]) >> 10
+
+keep_freed_memory()
+read_all()
+before = megabytes()
+for _ in range(8):
+    read_all()
+print(megabytes() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
+def test_a_process_that_reads_it_again_and_again_does_not_grow() -> None:
+    done = subprocess.run([sys.executable, "-c", READ_AGAIN], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 60

@@ -4,11 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedavg.data.idx import read_idx
+from fedavg.data.idx import parse_idx, read_bytes
 from fedavg.errors import DataError
 
 IMAGES = bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 3]) + bytes([1, 2, 3, 4, 5, 6])
 LABELS = bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])
+
+
+def read_idx(path: Path, dims: int) -> np.ndarray:
+    return parse_idx(np.frombuffer(read_bytes(path), np.uint8), dims, str(path))
 
 
 def put(folder: Path, content: bytes) -> Path:
@@ -46,5 +50,5 @@ def test_damage_is_named(tmp_path: Path, content: bytes, message: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"can not read .*nowhere: No such file"):
+    with pytest.raises(DataError, match=r"cannot read .*nowhere: No such file"):
         read_idx(tmp_path / "nowhere", 3)

@@ -62,7 +62,7 @@ def test_the_official_files_equal_the_copy(real_data: Path, empty_dir: Path) -> 
         ("mnist:size=3", "iid", 100, "data: got 'mnist:size=3'; expected"),
         ("mnist:pixels=unit:pixels=unit", "iid", 100, "expected 'mnist"),
         ("cifar10:pixels=centred", "iid", 100, "data: got 'cifar10:pixels=centred'; expected 'cifar10'"),
-        ("mnist", "natural", 100, "mnist can not be split by natural. Use one of: iid, shards:\\[per_client=2"),
+        ("mnist", "natural", 100, "mnist cannot be split by natural. Use one of: iid, shards:\\[per_client=2"),
         ("mnist", "iid", 0, "clients = 0: expected 1 or more"),
         ("mnist", "iid", 60_001, "needs at least 60001 examples"),
     ],

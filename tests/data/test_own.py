@@ -122,10 +122,22 @@ def test_folders(tmp_path: Path) -> None:
     assert data.name == tmp_path.name
 
 
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
+def test_a_file_that_is_cut_short_or_another_is_named(tmp_path: Path, ending: str) -> None:
+    """Before, a device whose file was being written died of it, or of an EOFError, which looked like Ctrl-C."""
+    np.savez(tmp_path / "whole.npz", x=np.ones((9, 2), np.float32), y=np.zeros(9, np.int64))
+    whole = (tmp_path / "whole.npz").read_bytes()
+    path = tmp_path / f"own.{ending}"
+    for content in (b"", whole[: len(whole) // 2], b"\x93NUMPY\x01\x00", bytes(range(256))):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"own\.{ending}"):
+            read_examples(path, "label", None)
+
+
 def test_mistakes_in_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no clients"):
         from_folder(tmp_path)
-    with pytest.raises(DataError, match=r"can not list .*nowhere"):
+    with pytest.raises(DataError, match=r"cannot list .*nowhere"):
         from_folder(tmp_path / "nowhere")
     np.savez(tmp_path / "a.npz", x=np.ones((2, 2)))
     with pytest.raises(DataError, match=r"a.npz: .* Expected an .npz file with arrays of numbers x and y"):
@@ -249,7 +261,7 @@ def test_datasets_of_dicts() -> None:
         from_dataset(Dicts(6), "iid", 2)
     with pytest.raises(DataError, match="and y='label' was given; name one of them"):
         from_dataset(Dicts(6), "iid", 2, x="image", y="label")
-    with pytest.raises(DataError, match="is a pair, which x='image' and y='digit' can not name"):
+    with pytest.raises(DataError, match="is a pair, which x='image' and y='digit' cannot name"):
         from_dataset(TensorDataset(torch.zeros(2, 1), torch.zeros(2)), "iid", 2, x="image", y="digit")
 
 
@@ -272,7 +284,7 @@ def test_paths_may_be_texts(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text("who,a,y\nx,1,0\nw,3,1\n")
     assert from_table(str(table), "who", "y", test=str(table)).sizes.tolist() == [1, 1]
-    with pytest.raises(DataError, match=r"can not read .*nowhere\.csv: No such file"):
+    with pytest.raises(DataError, match=r"cannot read .*nowhere\.csv: No such file"):
         from_table(str(tmp_path / "nowhere.csv"), "who", "y")
 
 

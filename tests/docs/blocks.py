@@ -2,8 +2,8 @@
 
     python   run, all blocks of a page in one process and one namespace, in a new folder
     toml     read as a plan, and kept as plan.toml for the commands that follow
-    sh       every command must exist with its options; `fedavg run`, `data` and `world` are run, a run for one round.
-             A block without a language in which lines begin with `fedavg` is one too.
+    sh       every command must exist with its options. Those of `CHEAP` are run, a run for one round; any other needs a
+             reason in `WHY_NOT_RUN`. A block without a language in which lines begin with `fedavg` is one too.
 
 A comment before a block changes that:
 
@@ -35,7 +35,27 @@ FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 #: What is run where nothing else is said: it ends by itself within seconds.
-CHEAP = {"run", "data", "world"}
+CHEAP = {"run", "data", "world", "privacy", "certs"}
+#: Why a command of a block without a marker is only read.
+WHY_NOT_RUN = {
+    "fedavg serve": "serves until it is stopped",
+    "fedavg page": "serves until it is stopped",
+    "fedavg authority": "serves until it is stopped, or needs the key of a device",
+    "fedavg join": "needs a server",
+    "fedavg submit": "needs a service",
+    "fedavg runs": "needs a service",
+    "fedavg extend": "needs a service",
+    "fedavg pause": "needs a service",
+    "fedavg fleet-demo": "starts many processes; tests/cli/test_fleet.py runs it",
+    "fedavg resume": "needs a run that was stopped",
+    "fedavg export-model": "needs a run",
+    "fedavg personalise": "needs a run",
+    "fedavg sweep": "takes many runs; tests/study runs sweeps",
+    "fedavg paper": "takes hours; tests/cli/test_paper.py runs it on records",
+    "fedavg data get": "needs the network",
+    "python": "a benchmark takes minutes to hours",
+    "pip": "needs the network",
+}
 #: Commands of `data` that would need a network.
 FETCH = {"get"}
 
@@ -96,10 +116,15 @@ def execute(block: Block, names: dict[str, object], *, slow: bool = False) -> No
     if block.language == "toml":
         Path("plan.toml").write_text(block.text, encoding="utf-8")
     if block.language == "sh":
-        everything = bool(block.marker)
         for words in commands(block):
-            if words[0] == "fedavg" and (everything or (words[1] in CHEAP and not FETCH & set(words))):
+            if words[0] == "fedavg" and (block.marker or (words[1] in CHEAP and not FETCH & set(words))):
                 invoke(words[1:], block.place)
+            else:
+                assert _excused(words), f"{block.place}: {shlex.join(words)} is not run, and nothing says why"
+
+
+def _excused(words: list[str]) -> bool:
+    return any(shlex.join(words).startswith(command) for command in WHY_NOT_RUN)
 
 
 def invoke(words: list[str], place: str) -> None:

@@ -57,6 +57,11 @@ def test_the_commands_of_contributing_exist():
         read(block)
 
 
+def test_a_command_that_is_not_run_needs_a_reason():
+    with pytest.raises(AssertionError, match="nothing says why"):
+        execute(Block("page", 1, "sh", "fedavg doctor", "", ""), {})
+
+
 @pytest.mark.parametrize(
     "text",
     ["fedavg rum mnist-2nn", "fedavg run mnist-2nn --lrr 1", "python benchmarks/none.py", "pip install 'fedavg[x]'"],

@@ -111,7 +111,7 @@ def test_tensors_that_are_not_contiguous_train_on_the_fast_path(B):
 
 def test_what_no_type_makes_fit_is_refused_as_it_was_given():
     trainer = Trainer(TOY, seed=0)
-    with pytest.raises(TaskError, match=r"'toy' can not be trained on x \(4, 5\) torch.float32, y \(4,\) torch.int32"):
+    with pytest.raises(TaskError, match=r"'toy' cannot be trained on x \(4, 5\) torch.float32, y \(4,\) torch.int32"):
         trainer.choose_engine("auto", Examples(torch.rand(4, 5), torch.zeros(4, dtype=torch.int32)))
 
 

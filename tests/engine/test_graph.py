@@ -1,4 +1,4 @@
-"""The fast path equals the plain path, on modules of many kinds, or says why it can not be taken."""
+"""The fast path equals the plain path, on modules of many kinds, or says why it cannot be taken."""
 
 from functools import partial
 
@@ -270,7 +270,7 @@ def test_what_can_not_be_traced_takes_the_plain_path(module, reason):
     assert trainer.engine.name == "plain"
     assert reason in trainer.engine.reason
     assert torch.equal(trainer.weights, start)
-    with pytest.raises(TaskError, match="engine 'graph' can not train 't': .*use engine 'plain'"):
+    with pytest.raises(TaskError, match="engine 'graph' cannot train 't': .*use engine 'plain'"):
         trainer.choose_engine("graph", Examples(x, y))
 
 
@@ -285,5 +285,5 @@ def test_auto_takes_the_graph_when_it_can():
 
 def test_a_module_that_does_not_fit_its_data_is_named():
     trainer = Trainer(TOY, seed=0)
-    with pytest.raises(TaskError, match=r"'toy' can not be trained on x \(4, 5\) torch.float32, y \(4,\) torch.int64"):
+    with pytest.raises(TaskError, match=r"'toy' cannot be trained on x \(4, 5\) torch.float32, y \(4,\) torch.int64"):
         trainer.choose_engine("auto", Examples(torch.rand(4, 5), torch.zeros(4, dtype=torch.int64)))

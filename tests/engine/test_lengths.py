@@ -12,7 +12,7 @@ from fedavg import Examples, Task
 from fedavg.bench.models import ENCODER, RESNET
 from fedavg.client import Client
 from fedavg.engine.graph import GraphEpoch
-from fedavg.engine.lengths import Rows, at_length, batch_lengths, for_all_lengths
+from fedavg.engine.lengths import PerRow, at_length, batch_lengths, for_all_lengths
 from fedavg.engine.model import Model
 from fedavg.engine.ready import make_ready
 from fedavg.engine.tape import record
@@ -102,8 +102,8 @@ def test_numbers_that_are_not_in_proportion_make_no_tape():
     model = Model(TOY, seed=0)
     tapes = {n: record(model, Examples(*blobs(n, seed=0))) for n in (6, 5)}
     assert for_all_lengths(tapes[6], 6, tapes[5], 4) is None
-    assert Rows(32).at(3) == 96
-    assert isinstance(Rows(32, is_float=True).at(3), float)
+    assert PerRow(32).at(3) == 96
+    assert isinstance(PerRow(32, is_float=True).at(3), float)
 
 
 @given(

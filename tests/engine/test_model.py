@@ -137,7 +137,7 @@ class Peak(nn.Module):
     ("start", "in_place", "message"),
     [
         (-torch.inf, True, "training changes the buffer 'peak', which begins with an infinity or NaN"),
-        (0.0, False, "training puts another tensor in the place of the buffer 'peak'"),
+        (0.0, False, "training puts another tensor in place of the buffer 'peak'"),
     ],
 )
 def test_a_change_of_a_buffer_that_would_be_lost_is_refused(start, in_place, message):

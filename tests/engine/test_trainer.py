@@ -60,7 +60,7 @@ def test_evaluation_is_in_evaluation_mode():
 
 
 def test_a_metric_that_does_not_fit_is_named():
-    with pytest.raises(TaskError, match="'toy' can not be evaluated on x"):
+    with pytest.raises(TaskError, match="'toy' cannot be evaluated on x"):
         Trainer(TOY, seed=0).evaluate(Examples(torch.rand(2, 8), torch.zeros(3, dtype=torch.int64)))
 
 

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
     "own_model.py": r"round 2: accuracy 0\.\d+\na new case is of class [012]",
     "tabular_regression.py": r"round 2: rmse \d.* kW, mae \d.* kW\nrmse of a household",
-    "batch_norm.py": r"(?s)shards:2 group norm .*refused: 'digits' can not be trained on a batch of one",
+    "batch_norm.py": r"(?s)shards:2 group norm .*refused: 'digits' cannot be trained on a batch of one",
     "text_lengths.py": r"6 reviewers, 180 reviews of 3 to \d+ words\nround 1: accuracy",
     "non_iid.py": r"partition +fedavg +fedprox:0\.1\nshards:2 +0\.\d+ +0\.\d+",
     "personalisation.py": r"shared  model: accuracy 0\.\d+.*\nown     model: accuracy 0\.\d+.*\nbetter off \d+%",

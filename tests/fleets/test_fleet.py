@@ -163,4 +163,4 @@ def test_the_command_line_takes_a_name_or_an_import_name(mine, tmp_path):
     for extra in ([], ["--dry-run"]):
         refused = fedavg(*plan, "--fleet", "own_fleets:Nothing", *extra)
         assert refused.returncode == 2
-        assert "fleet: can not import 'own_fleets:Nothing'" in refused.stderr
+        assert "fleet: cannot import 'own_fleets:Nothing'" in refused.stderr

@@ -32,7 +32,7 @@ def test_the_same_bits_for_1_2_and_3_workers(module):
         "dropout": Task("d", lambda: nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 3))),
         "batch norm": Task("b", lambda: nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))),
     }
-    data = toy_data(sizes=(7, 12, 0, 8, 20, 9))  # never a batch of one, which batch norm can not train on
+    data = toy_data(sizes=(7, 12, 0, 8, 20, 9))  # never a batch of one, which batch norm cannot train on
     weights = [weights_after(toy_plan(task=tasks[module], data=data, C=1, B=5, workers=n)) for n in (1, 2, 3)]
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])

@@ -1,5 +1,6 @@
 """Workers that are spawned, or forked by a server of their own: the same bits as forked ones, whatever happens."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -138,7 +139,7 @@ class Homesick(nn.Module):
 
 def test_a_worker_that_can_not_start_says_why():
     plan = toy_plan(task=Task("homesick", Homesick), engine="plain", start_method="forkserver")
-    with pytest.raises(FleetError, match="(?s)a worker can not start:.*OSError: not here"):
+    with pytest.raises(FleetError, match="(?s)a worker cannot start:.*OSError: not here"):
         last_of(plan)
 
 
@@ -156,13 +157,11 @@ def test_each_system_has_its_own_way(monkeypatch):
             lambda system=system: ["spawn"] if system == "win32" else ["fork", "spawn", "forkserver"],
         )
         assert method_of(Plan()) == method
-    with pytest.raises(
-        PlanError, match="start_method: got 'fork', which this system has not; expected one of auto, sp"
-    ):
+    with pytest.raises(PlanError, match="start_method: got 'fork', which this system lacks; expected one of auto, sp"):
         method_of(Plan(start_method="fork"))
 
 
-# ---- objects that a new process can not have ----
+# ---- objects that a new process cannot have ----
 
 
 def test_a_lambda_is_refused_with_a_remedy():
@@ -218,7 +217,7 @@ def test_classes_of_a_script_work_if_what_runs_is_guarded(tmp_path):
 def test_a_script_without_the_guard_is_told_so(tmp_path):
     done = run_script(UNGUARDED, "spawn", tmp_path)
     assert done.returncode == 1
-    assert "expected what runs to stand below: if __name__ == '__main__':" in done.stderr
+    assert "put the code that runs below: if __name__ == '__main__':" in done.stderr
     assert "FleetError: a worker ended before it was ready, with exit code 1; expected it to start." in done.stderr
 
 
@@ -262,3 +261,25 @@ def test_a_server_that_is_killed_leaves_no_worker_and_no_memory(method, tmp_path
     for worker in workers:
         wait_until_gone(worker)
     assert shared_files() <= before
+
+
+WIDTH = 54_321
+
+
+def half_frozen() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, WIDTH).requires_grad_(False), nn.AdaptiveAvgPool1d(16), nn.Linear(16, 3))
+
+
+def test_the_server_keeps_no_copy_of_frozen_weights_beside_that_of_spawned_workers():
+    gc.collect()
+    gc.disable()  # so that nothing is freed by chance
+    try:
+        events = train(toy_plan(task=Task("half", half_frozen), start_method="spawn", workers=1, rounds=1))
+        next(events)
+        sizes = [
+            each.untyped_storage().nbytes() for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)
+        ]
+        events.close()
+    finally:
+        gc.enable()
+    assert 4 * 8 * WIDTH not in sizes

@@ -42,7 +42,7 @@ def test_goals_that_can_not_be_are_refused():
         PlanError, match="the task has no metric 'accuracy'; expected one of loss, clients.loss, as in target"
     ):
         make_goal(0.97, None, {"loss": Loss()}, {})
-    with pytest.raises(PlanError, match="nobody has said whether a higher 'own' is better"):
+    with pytest.raises(PlanError, match="nothing says whether a higher 'own' is better"):
         make_goal("own=1", None, {"own": Mean(lambda o, y: o, "own")}, {})
     with pytest.raises(PlanError, match="expected both of one metric"):
         make_goal("f1=0.8", "loss=20", TASK, {})

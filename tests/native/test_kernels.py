@@ -99,7 +99,7 @@ def test_a_build_that_was_damaged_is_made_again(machine, tmp_path, damage, caplo
 @pytest.mark.skipif(os.name != "posix", reason="needs the modes of POSIX")
 @pytest.mark.parametrize("part", ["cache/fedavg/kernels", "cache/fedavg", "cache"])
 def test_a_way_that_others_can_change_is_not_trusted(machine, tmp_path, part, caplog):
-    """Who can write to any folder on the way can put another in the place of the last."""
+    """Who can write to any folder on the way can put another in place of the last."""
     folder = tmp_path / "cache" / "fedavg" / "kernels"
     folder.mkdir(parents=True, mode=0o700)
     (tmp_path / part).chmod(0o777)

@@ -6,13 +6,13 @@ import pytest
 from fedavg.errors import RunDirError
 from fedavg.page import record as module
 from fedavg.page.library import Library
-from fedavg.page.record import Record, locked_inodes
+from fedavg.page.record import RunFiles, locked_inodes
 from fedavg.runlog.rundir import RunDir
 from page.runs import age, begin, finished, row
 
 
-def read(run: RunDir) -> Record:
-    record = Record(run.path, run.path.name)
+def read(run: RunDir) -> RunFiles:
+    record = RunFiles(run.path, run.path.name)
     record.refresh(locked_inodes())
     return record
 
@@ -107,7 +107,7 @@ def test_rows_that_are_rewritten_shorter_are_read_anew(tmp_path):
 def test_a_long_record_is_read_piece_by_piece(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "PIECE", 2000)
     run = finished(tmp_path / "run", rounds=40)
-    record = Record(run.path, "run")
+    record = RunFiles(run.path, "run")
     record.refresh()
     assert record.state.word == "reading"
     while record.state.word == "reading":
@@ -124,7 +124,7 @@ def test_a_run_of_another_format_or_tool_is_foreign(tmp_path, text):
 
 def test_a_folder_with_metrics_of_another_tool_is_foreign(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n')
-    record = Record(tmp_path, "other")
+    record = RunFiles(tmp_path, "other")
     record.refresh()
     assert record.state.word == "foreign"
     assert record.rounds == 0

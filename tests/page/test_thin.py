@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg.page.compare import along, bands, curves, group_of
-from fedavg.page.record import Record
+from fedavg.page.record import RunFiles
 from fedavg.page.thin import Curve, band, curve, thinned
 from fedavg.study.compare import differing
 from page.runs import finished
@@ -43,7 +43,7 @@ def test_curves_without_a_common_stretch_have_no_band():
 
 
 def record(run):
-    found = Record(run.path, run.path.name)
+    found = RunFiles(run.path, run.path.name)
     found.refresh()
     return found
 

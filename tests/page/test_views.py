@@ -2,13 +2,13 @@ from fedavg.page import views
 from fedavg.page.answers import Shown
 from fedavg.page.library import Library
 from fedavg.page.partitions import Partitions
-from fedavg.page.record import Record
+from fedavg.page.record import RunFiles
 from fedavg.runlog.rundir import RunDir
 from page.runs import finished, named, private, world
 
 
-def record(run: RunDir) -> Record:
-    found = Record(run.path, run.path.name)
+def record(run: RunDir) -> RunFiles:
+    found = RunFiles(run.path, run.path.name)
     found.refresh()
     return found
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fedavg.campaign.racing import LEAST_STAGE, LOST, STAGES, TRAILING, Outcome, lag, lost, outcome
+from fedavg.campaign.racing import LEAST_STAGE, LOST, STAGES, TRAILING, Standing, lag, lost, outcome
 from fedavg.campaign.records import TARGET, Records
 from fedavg.paper.cells import ALL_CELLS
 from fedavg.paper.search import (
     MOST_RATES,
-    Search,
+    RateSearch,
     SearchVerdict,
     Todo,
     best_place,
@@ -23,20 +23,20 @@ from fedavg.paper.search import (
 RECORDS = Records(Path(__file__).parents[2] / "docs/results/records")
 
 #: From 0.215, 300 rounds at the most.
-SEARCH = Search(middle=-4, allowance=300)
+SEARCH = RateSearch(middle=-4, allowance=300)
 
 
 def reached(rounds):
-    return Outcome(int(rounds) + 1, rounds, 0.971)
+    return Standing(int(rounds) + 1, rounds, 0.971)
 
 
 def short(rounds, best=0.9):
     """A run that has used so many rounds without reaching the target."""
-    return Outcome(rounds, None, best)
+    return Standing(rounds, None, best)
 
 
 def diverged(rounds=3):
-    return Outcome(rounds, None, 0.3, diverged=True)
+    return Standing(rounds, None, 0.3, diverged=True)
 
 
 def test_rates_are_the_papers_grid():
@@ -47,9 +47,9 @@ def test_rates_are_the_papers_grid():
 
 def test_an_outcome_is_the_interpolated_crossing_of_the_monotone_curve():
     steady, jumpy = ([1, 2, 3], [0.90, 0.96, 0.98]), ([5, 10, 15], [0.90, 0.50, 0.94])
-    assert outcome(*steady, 0.97, False) == Outcome(3, pytest.approx(2.5), 0.98, curve=steady)
-    assert outcome(*jumpy, 0.92, False) == Outcome(15, pytest.approx(12.5), 0.94, curve=jumpy)
-    assert outcome([], [], 0.97, True) == Outcome(0, None, 0.0, True, ([], []))
+    assert outcome(*steady, 0.97, False) == Standing(3, pytest.approx(2.5), 0.98, curve=steady)
+    assert outcome(*jumpy, 0.92, False) == Standing(15, pytest.approx(12.5), 0.94, curve=jumpy)
+    assert outcome([], [], 0.97, True) == Standing(0, None, 0.0, True, ([], []))
 
 
 def test_it_starts_in_the_middle_and_prefers_the_higher_neighbour():
@@ -91,7 +91,7 @@ def test_the_best_rate_does_not_trail_itself_on_a_plateau():
 def test_a_rate_that_was_given_up_is_taken_up_again_if_the_one_ahead_diverges():
     ahead, behind = straight(34, 0.0097), straight(34, 0.0063)
     found = {-4: ahead, -2: diverged(), -6: behind, -8: straight(13, 0.002)}
-    search = Search(middle=-4, allowance=200, expected=100)
+    search = RateSearch(middle=-4, allowance=200, expected=100)
     assert next_step(search, found) == Todo((-4,), 67, None)
     found[-4] = diverged()
     assert next_step(search, found) == Todo((-6,), 67, None)
@@ -171,7 +171,7 @@ def test_a_free_core_does_not_go_on_with_a_rate_that_trails_or_can_no_longer_win
 
 def test_the_cap_is_a_round_that_is_evaluated():
     # Evaluated every 5 rounds: a curve that crosses at 11 shows it in round 15.
-    sparse = Search(middle=-4, allowance=300, every=5)
+    sparse = RateSearch(middle=-4, allowance=300, every=5)
     assert next_step(sparse, {-4: reached(12.2)}) == Todo((-2, -6), 5, None)
     assert next_step(sparse, {-4: reached(12.2), -2: short(10), -6: short(10)}) == Todo((-2, -6), 15, -4)
 
@@ -198,12 +198,12 @@ def test_divergence_is_never():
     assert next_step(SEARCH, {-4: reached(80.4), -2: diverged(), -6: short(81)}) == SearchVerdict(-4, 80.4, 0.971, True)
     assert next_step(SEARCH, {-4: diverged()}) == Todo((-6,), 38, None)
     # It does not lead either, however high it came before.
-    high = Outcome(50, None, 0.969, diverged=True)
+    high = Standing(50, None, 0.969, diverged=True)
     assert next_step(SEARCH, {-4: high, -6: short(300, 0.8)}) == Todo((-8,), 38, None)
 
 
 def test_a_run_that_reached_the_target_before_it_diverged_counts():
-    found = {-4: Outcome(90, 80.4, 0.98, diverged=True), -2: diverged(), -6: short(81)}
+    found = {-4: Standing(90, 80.4, 0.98, diverged=True), -2: diverged(), -6: short(81)}
     assert next_step(SEARCH, found) == SearchVerdict(-4, 80.4, 0.98, inside=True)
 
 
@@ -228,16 +228,16 @@ def test_no_rate_runs_far_ahead_of_its_neighbours():
 
 
 def test_stages_end_where_there_is_an_evaluation():
-    assert next_step(Search(middle=-4, allowance=300, every=20), {}) == Todo((-4, -2, -6), 40, None)
+    assert next_step(RateSearch(middle=-4, allowance=300, every=20), {}) == Todo((-4, -2, -6), 40, None)
 
 
 def test_no_stage_is_so_short_that_it_is_not_worth_a_start():
-    assert next_step(Search(middle=-4, allowance=20), {}) == Todo((-4, -2, -6), 4, None)
-    assert next_step(Search(middle=-4, allowance=3), {}) == Todo((-4, -2, -6), 3, None)
+    assert next_step(RateSearch(middle=-4, allowance=20), {}) == Todo((-4, -2, -6), 4, None)
+    assert next_step(RateSearch(middle=-4, allowance=3), {}) == Todo((-4, -2, -6), 3, None)
 
 
 def test_stages_are_of_the_rounds_that_are_expected():
-    soon = Search(middle=-4, allowance=300, expected=48)
+    soon = RateSearch(middle=-4, allowance=300, expected=48)
     found, stages = {}, []
     while isinstance(step := next_step(soon, found), Todo):
         assert step.leader is None
@@ -254,14 +254,14 @@ def test_runs_that_were_broken_off_are_gone_on_with_first():
 def test_what_was_run_for_another_target_is_gone_on_with():
     # All were stopped when 0.215 reached 80 %; now for 82 %.
     found = {-4: short(280, 0.80), -2: short(281, 0.79), -6: short(281, 0.77)}
-    assert next_step(Search(-4, 1900), found) == Todo((-4, -2, -6), 634, None)
-    found[-4] = Outcome(631, 630.2, 0.82)
-    assert next_step(Search(-4, 1900), found) == Todo((-2, -6), 421, None)
+    assert next_step(RateSearch(-4, 1900), found) == Todo((-4, -2, -6), 634, None)
+    found[-4] = Standing(631, 630.2, 0.82)
+    assert next_step(RateSearch(-4, 1900), found) == Todo((-2, -6), 421, None)
 
 
 def test_refined_to_the_sixth_root():
     coarse = {-4: reached(80.4), -2: short(81), -6: short(81)}
-    fine = Search(middle=-4, allowance=300, refine=True)
+    fine = RateSearch(middle=-4, allowance=300, refine=True)
     assert next_step(fine, coarse) == Todo((-3, -5), 11, None)
     coarse |= {-3: reached(70.0), -5: short(81)}
     assert next_step(fine, coarse) == SearchVerdict(-3, 70.0, 0.971, inside=True)

@@ -81,7 +81,7 @@ def test_an_unknown_preset_lists_the_known_ones():
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):
-    with pytest.raises(PlanError, match="can not read the plan .*no.toml: No such file"):
+    with pytest.raises(PlanError, match="cannot read the plan .*no.toml: No such file"):
         load_plan(str(tmp_path / "no.toml"), {})
     (tmp_path / "bad.toml").write_text("C = = 1")
     with pytest.raises(PlanError, match="bad.toml is not TOML"):

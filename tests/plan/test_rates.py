@@ -75,8 +75,8 @@ def test_a_users_own_function_counts_by_its_answers():
         ("cosine:0.1:rounds=3", "cosine has end 0.0; expected a number above 0, since it is reached"),
         ("step:0.1:every=0", "step has every 0; expected at least 1"),
         ("cosine", "lr: got 'cosine'; expected 'cosine:START"),
-        (lambda t: 0.1 * (2 - t), "lr: the function can not be asked for rounds 1 to 100"),
-        (lambda: 0.1, "lr: the function can not be asked"),
+        (lambda t: 0.1 * (2 - t), "lr: the function cannot be asked for rounds 1 to 100"),
+        (lambda: 0.1, "lr: the function cannot be asked"),
     ],
 )
 def test_what_is_no_rate_is_refused(lr, message):

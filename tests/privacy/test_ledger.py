@@ -1,4 +1,4 @@
-"""What a run writes down about its privacy, when it stops, and what a crash can not do to it."""
+"""What a run writes down about its privacy, when it stops, and what a crash cannot do to it."""
 
 import json
 import os
@@ -77,6 +77,8 @@ def test_a_budget_that_can_not_pay_for_one_round_is_refused():
 
 
 def test_a_budget_without_noise_is_refused():
+    with pytest.raises(PlanError, match=r"dp_delta: got 0.001, but no stage adds noise"):
+        simulation(private(stages=()))
     with pytest.raises(PlanError, match="dp_epsilon: got 3, but no stage adds noise"):
         simulation(toy_plan(dp_epsilon=3))
 

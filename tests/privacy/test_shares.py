@@ -1,18 +1,20 @@
 """Noise that clients add to masked updates: what comes out of the ring has all of it, or the plan is refused."""
 
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from fedavg import Sum, Work, train
+from fedavg import Stage, Sum, Work, train
 from fedavg.errors import PlanError
 from fedavg.secagg import Encoding
 from fedavg.secagg.options import make_masking
 from fedavg.setup import simulation
 from fedavg.stages.clip import NORM
+from fedavg.stages.stage import Mechanism
 from toys import toy_data, toy_plan
 
 #: Updates clipped to next to nothing: what is left is noise, 1 in standard deviation on the sum.
@@ -105,3 +107,19 @@ def test_a_norm_that_adapts_stays_within_what_the_ring_holds():
 
 def _counted(fraction):
     return Sum(torch.zeros(1), 1.0, 1, {"clip.below": fraction})
+
+
+@dataclass(frozen=True)
+class Undeclared(Stage):
+    """Says that clients add its noise together, but not how much each of them adds."""
+
+    @property
+    def mechanism(self):
+        return Mechanism("own", 1.0, "clients")
+
+
+def test_a_stage_of_ones_own_that_does_not_say_its_share_is_told_so():
+    """Before, the ring was made for another stage's noise, or the search for one ended in a StopIteration."""
+    plan = noisy_plan(9, "complete:4:1", stages=("clip:1", "weigh:equal", Undeclared()))
+    with pytest.raises(PlanError, match=r"clients add its noise together; expected methods `share` and `least`"):
+        next(train(plan))

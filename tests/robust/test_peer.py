@@ -11,12 +11,12 @@ from fedavg.robust import (
     CentredClipping,
     GeometricMedian,
     Krum,
-    Mean,
     MeanAroundMedian,
     Median,
     MinimumDiameter,
     MultiKrum,
     NearestNeighbourMixing,
+    PlainMean,
     Rows,
     StaticClipping,
     TrimmedMean,
@@ -38,7 +38,7 @@ def case(faults: int) -> Case:
 
 
 REDUCERS = {
-    "Average": (lambda n, f: Mean(), lambda theirs, n, f: theirs()),
+    "Average": (lambda n, f: PlainMean(), lambda theirs, n, f: theirs()),
     "Median": (lambda n, f: Median(), lambda theirs, n, f: theirs()),
     "TrMean": (lambda n, f: TrimmedMean(f), lambda theirs, n, f: theirs(f)),
     "Meamed": (lambda n, f: MeanAroundMedian(f), lambda theirs, n, f: theirs(f)),

@@ -1,5 +1,8 @@
 """Each rule by hand-computed numbers, and the laws that all of them keep."""
 
+import os
+import subprocess
+import sys
 import tracemalloc
 from itertools import combinations
 
@@ -267,3 +270,21 @@ def test_a_rule_takes_little_memory_beside_the_updates(reducer, pre):
     tracemalloc.stop()
     # Two vectors of float64 are a tenth of forty of float32; a tile and its copies are some megabytes in all.
     assert peak < 0.2 * sum(vector.nbytes for vector in x) + 8 * 2**20
+
+
+def test_bits_do_not_depend_on_the_threads_of_numpy():
+    """How many cores a machine has must not show in the model."""
+    program = (
+        "import numpy as np, torch; torch.set_num_threads(1); from fedavg.robust import Rows; "
+        "rows = Rows.of(list(np.random.default_rng(0).standard_normal((100, 20_000)).astype(np.float32))); "
+        "print(rows.gram.tobytes().hex()[:100_000])"
+    )
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": count},
+            capture_output=True, check=True,
+        ).stdout
+        for count in ("1", "2")
+    ]  # fmt: skip
+    assert found[0] == found[1]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedavg.errors import PlanError
 from fedavg.samplers import Corrected, Oort, Pool, make_sampler
-from fedavg.samplers.memory import Memory, Seen, from_slots, learned, to_slots
+from fedavg.samplers.memory import CohortSeen, Memory, from_slots, learned, to_slots
 
 CLIENTS = np.arange(6)
 SIZES = np.array([10, 20, 10, 10, 10, 10])
@@ -23,7 +23,7 @@ def seen(round, there, asked, reported, losses=None, seconds=None):
     n = len(asked)
     mask = np.zeros(6, bool)
     mask[there] = True
-    return Seen(round, mask, np.array(asked, int), np.isin(asked, reported), np.array(losses or [np.nan] * n),
+    return CohortSeen(round, mask, np.array(asked, int), np.isin(asked, reported), np.array(losses or [np.nan] * n),
                 np.array(seconds or [1.0] * n))  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def changed(roster, client, **values):
 
 
 def with_advert(roster, advert):
-    """The roster with this advert in the place of the client's own."""
+    """The roster with this advert in place of the client's own."""
     return replace(roster, adverts=tuple(advert if a.client == advert.client else a for a in roster.adverts))
 
 

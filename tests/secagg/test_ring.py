@@ -1,4 +1,4 @@
-"""Fixed point in the ring: precision, saturation that is counted, and sums that can not overflow."""
+"""Fixed point in the ring: precision, saturation that is counted, and sums that cannot overflow."""
 
 import numpy as np
 import pytest

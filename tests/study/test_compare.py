@@ -78,7 +78,7 @@ def test_a_run_that_can_not_be_read_has_a_row_that_says_why(tmp_path):
     (tmp_path / "a/run.json").write_text("{")
     (row,) = fedavg.runs(tmp_path).to_dict("records")
     assert row["run"] == "a"
-    assert "can not be read" in row["status"]
+    assert "cannot be read" in row["status"]
 
 
 def test_the_commands(folder, tmp_path):

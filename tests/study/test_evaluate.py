@@ -52,12 +52,14 @@ def test_what_does_not_fit_is_told(run_dir, tmp_path):
         evaluate(run_dir / "model.safetensors")
     with pytest.raises(TaskError, match="is no model of task 'mnist-2nn'"):
         evaluate(run_dir / "model.safetensors", "mnist", "mnist-2nn")
+    with pytest.raises(PlanError, match="label: got 'kind', the column of a table; expected data in a .csv"):
+        evaluate(run_dir, toy_data(), TOY, label="kind")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
-    with pytest.raises(RunDirError, match="can not be read"):
+    with pytest.raises(RunDirError, match="cannot be read"):
         evaluate(tmp_path / "junk.safetensors", toy_data(), TOY)
     x, y = blobs(4, seed=0)
     np.savez(tmp_path / "narrow.npz", x=x[:, :3].numpy(), y=y.numpy())
-    with pytest.raises(TaskError, match="can not be"):
+    with pytest.raises(TaskError, match="cannot be"):
         evaluate(run_dir, tmp_path / "narrow.npz", TOY, workers=1)
 
 

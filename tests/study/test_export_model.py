@@ -72,7 +72,7 @@ def test_a_private_models_card_tells_its_epsilon(tmp_path):
 
 
 class Odd(nn.Module):
-    """Depends on the number of rows in a way that a trace can not see."""
+    """Depends on the number of rows in a way that a trace cannot see."""
 
     def __init__(self):
         super().__init__()

@@ -16,7 +16,7 @@ from fedavg.campaign.records import CAP, DIVERGED, Record, Records
 from fedavg.cli import cli
 from fedavg.engine.model import Model
 from fedavg.study import niid, reducers, robust
-from fedavg.study.cells import Cell, found, last, pursue
+from fedavg.study.cells import PublishedCell, found, last, pursue
 from fedavg.testing import check_algorithm
 from toys import line_plan
 
@@ -159,7 +159,7 @@ def test_images_are_cropped_from_their_reflection_and_mirrored():
 def test_a_study_goes_on_where_it_was(tmp_path):
     """Real runs in processes of their own: one round, then two more."""
     plan = replace(reducers.plan_of("median", "signflip:3.0", 0.1), rounds=3, eval_every=1)
-    cell = Cell("small", "small", (plan,), math.nan, 0.0, lambda known: last(known[0]))
+    cell = PublishedCell("small", "small", (plan,), math.nan, 0.0, lambda known: last(known[0]))
     told: list[str] = []
     pursue([cell], Records(tmp_path / "records"), tmp_path / "runs", Outlay(1), told.append, stage=2)
     result = found(cell, Records(tmp_path / "records"))

@@ -1,4 +1,4 @@
-"""The kit finds what is wrong with parts of one's own, and says how to fix it."""
+"""The kit finds what is wrong with parts of your own, and says how to fix it."""
 
 from dataclasses import dataclass, field, replace
 
@@ -270,5 +270,5 @@ def test_a_task_with_a_mistake_is_told_so():
     with pytest.raises(CheckFailed, match="`build` gave the same module twice; expected a new one"):
         check_task(Task("shared", lambda: SHARED))
     frozen = Task("frozen", lambda: nn.Linear(8, 3).requires_grad_(False))
-    with pytest.raises(CheckFailed, match="a run with it can not be started|training changed nothing"):
+    with pytest.raises(CheckFailed, match="a run with it cannot be started|training changed nothing"):
         check_task(frozen)

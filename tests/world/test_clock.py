@@ -11,7 +11,7 @@ from fedavg.errors import DataError, FleetError, PlanError
 from fedavg.specs import text_of
 from fedavg.world import DEVICES, WORLDS, Alike, Always, Deadline, Diurnal, Everyone, LogNormal, Markov, make_world
 from fedavg.world.clock import Clock, Errand, fates
-from fedavg.world.presence import Attendance, Listed
+from fedavg.world.presence import Listed, PresentNow
 from fedavg.world.trace import read_trace
 
 H = 3600.0
@@ -42,7 +42,7 @@ def test_a_client_that_leaves_in_the_middle_is_lost_and_its_work_wasted():
     """It has fetched all (2 s), trained 1 of 2 s, and sent nothing."""
     world = Always(Alike(speed=50, up=0.5, down=1))
     clock = Clock(world, Everyone(), 2, seed=0)
-    clock._attendance = Attendance(listed([(0, 0, 3), (1, 0, 100)], 2))
+    clock._attendance = PresentNow(listed([(0, 0, 3), (1, 0, 100)], 2))
     outcome = clock.run(errand([0, 1]), wanted=2)
     assert outcome.closed.fates.tolist() == [2, 0]
     assert (outcome.wasted_s, outcome.wasted_down, outcome.wasted_up, outcome.sent_up) == (3.0, 2_000_000, 0, 1_000_000)
@@ -63,7 +63,7 @@ def test_the_server_s_line_is_shared():
 
 def test_waiting_ends_when_enough_are_there():
     clock = Clock(Always(), Everyone(), 4, seed=0)
-    clock._attendance = Attendance(listed([(0, 5, 20), (1, 7, 9), (2, 8, 30), (3, 1, 6)], 4))
+    clock._attendance = PresentNow(listed([(0, 5, 20), (1, 7, 9), (2, 8, 30), (3, 1, 6)], 4))
     able = np.ones(4, bool)
     assert clock.gather(able, 1).tolist() == [False, False, False, True]
     assert clock.now == 1.0
@@ -75,7 +75,7 @@ def test_waiting_ends_when_enough_are_there():
 
 def test_nobody_comes_for_two_weeks():
     clock = Clock(Always(), Everyone(), 2, seed=0)
-    clock._attendance = Attendance(listed([(0, 0, 5), (1, 5, 9)], 2))
+    clock._attendance = PresentNow(listed([(0, 0, 5), (1, 5, 9)], 2))
     with pytest.raises(FleetError, match="0 clients with data are there, and a round needs 2; expected as many"):
         clock.gather(np.ones(2, bool), 2)
 
@@ -114,7 +114,7 @@ def test_who_is_there_does_not_depend_on_when_somebody_looked(spec):
 
 
 def test_a_list_is_gone_through_again():
-    attendance = Attendance(listed([(0, 1, 2), (0, 4, 5), (1, 3, 6)], 2, period=10.0))
+    attendance = PresentNow(listed([(0, 1, 2), (0, 4, 5), (1, 3, 6)], 2, period=10.0))
     seen = [attendance.there(t).tolist() for t in (0.5, 1.5, 4.5, 11.5, 13.5, 34.5, 36.5)]
     assert seen == [[False, False], [True, False], [True, True], [True, False], [False, True], [True, True],
                     [False, False]]  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_list_is_gone_through_again():
 
 def test_who_is_there_when_a_list_ends_and_begins_stays():
     """Client 0 always; client 1 from 7 to 12, 17 to 22, ...; client 2 leaves at 10 and comes at 11."""
-    attendance = Attendance(listed([(0, 0, 10), (1, 0, 2), (1, 4, 5), (1, 7, 10), (2, 1, 10)], 3, period=10.0))
+    attendance = PresentNow(listed([(0, 0, 10), (1, 0, 2), (1, 4, 5), (1, 7, 10), (2, 1, 10)], 3, period=10.0))
     seen = []
     for t in (1, 3, 4.5, 6, 8):
         attendance.advance(t)
@@ -256,5 +256,5 @@ def test_intervals_that_touch_are_one(tmp_path):
 
 
 def test_a_trace_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match="can not read .*: No such file"):
+    with pytest.raises(DataError, match="cannot read .*: No such file"):
         read_trace(tmp_path / "nothing.jsonl")

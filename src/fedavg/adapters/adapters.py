@@ -17,7 +17,7 @@ from fedavg.specs import Pluggable
 
 
 class Adapters(Pluggable, ABC):
-    """A way to adapt a module. One of one's own is a frozen dataclass of this class:
+    """A way to adapt a module. Your own is a frozen dataclass of this class:
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)

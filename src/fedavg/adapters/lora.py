@@ -1,7 +1,7 @@
 """LoRA (Hu et al. 2021): beside each frozen W of a layer, a trained change of low rank, (alpha / r) B A.
 
 A has shape (r, inputs) and is drawn at random, B has shape (outputs, r) and starts at zero: so does the change. The
-layers are those of `peft`, put in the place of the module's own.
+layers are those of `peft`, put in place of the module's own.
 
 Clients' A and B are averaged each for itself, which is not the average of their products. With `fixed_a` all clients
 keep the A that the seed drew, and B alone is trained: then the average is exact, half as much travels, and the noise of
@@ -58,7 +58,7 @@ class LoRA(Adapters):
                 warnings.simplefilter("ignore")  # of shared weights and the like, which stay frozen here
                 peft.inject_adapter_in_model(config, module)
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-            raise TaskError(f"adapters '{self}': peft can not adapt the module: {error}") from error
+            raise TaskError(f"adapters '{self}': peft cannot adapt the module: {error}") from error
         _leave_fused_forward(module)
         for name, parameter in module.named_parameters():
             if self.fixed_a and ".lora_A." in name:

@@ -119,7 +119,7 @@ class Adaptive(Algorithm):
         return max(min(tau, affordable), 1)
 
     def bound(self, estimates: Estimates, tau: int, eta: float) -> float:
-        """G(tau): what the loss may at most be above the optimum when the budget is spent."""
+        """G(tau): a bound on how far the loss is above the optimum when the budget is spent."""
         rho, beta, delta = estimates.rho, estimates.beta, estimates.delta
         try:
             h = max(delta / beta * ((eta * beta + 1) ** tau - 1) - eta * delta * tau, 0.0)

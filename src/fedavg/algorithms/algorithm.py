@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PlanOptions(Protocol):
-    """What an algorithm may know of the plan that it is part of.
+    """What an algorithm may know about its plan.
 
     >>> def check(plan: PlanOptions) -> bool:
     ...     return plan.rounds > 1 and plan.schedule("E").values == {1}
@@ -133,7 +133,7 @@ class Algorithm(Pluggable, ABC):
         """The least and the most that the metrics of a client with so many examples can be, as far as the work tells.
 
         The sums of a measure are called `name.0`, `name.1` and so on.
-        A server that can not trust its clients refuses an update that says more.
+        A server that cannot trust its clients refuses an update that says more.
         """
         return {}
 

@@ -42,7 +42,7 @@ class Flight(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Alone(Errands):
+class _WithoutWorld(Errands):
     """Without a world: everybody is there, reports, and takes (1 - spread) + spread |z|."""
 
     most: int
@@ -104,7 +104,7 @@ class FedBuff(FedAvg):
         now = work.round - 1
         flights, clock, versions = _read(state)
         versions[now] = state.weights
-        world = errands or _Alone(len(cohort), self.spread, rng)
+        world = errands or _WithoutWorld(len(cohort), self.spread, rng)
         landed, flights, clock = self._fill(flights, clock, work, cohort, world)
         world.end(clock, [now - flight.version for flight in landed])
         parts = [

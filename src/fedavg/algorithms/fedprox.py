@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg whose clients are drawn back to where they started, by mu (Li et al. 2020).
+    """FedAvg whose clients are pulled back, by mu, to where they started (Li et al. 2020).
 
     >>> str(FedProx(mu=0.1))
     'fedprox:0.1'

@@ -6,7 +6,7 @@ from math import isfinite
 import numpy as np
 
 from fedavg.attacks.attack import Attack, View
-from fedavg.attacks.search import Search, mean_weights, strongest
+from fedavg.attacks.search import DamageSearch, mean_weights, strongest
 from fedavg.errors import PlanError
 from fedavg.robust import Rows
 
@@ -35,7 +35,7 @@ class LittleIsEnough(Attack):
 
 
 @dataclass(frozen=True)
-class OptimalLittleIsEnough(Search, Attack):
+class OptimalLittleIsEnough(DamageSearch, Attack):
     """The same with the tau, found anew each round, that moves the server's result furthest from the honest mean.
 
     Liars see the honest updates and know the server's defence.

@@ -22,9 +22,9 @@ from fedavg.types import Examples
 
 @dataclass(frozen=True)
 class View:
-    """What liars that see the honest updates know: those, how many liars there are, and the server's defence.
+    """What liars know that see the honest updates: those, the number of liars, and the server's defence.
 
-    `previous` is what the last round came to, where the defence remembers it.
+    `previous` is the last round's result, if the defence remembers it.
 
     >>> view = View(Rows.of([np.ones(2, np.float32)]), liars=1, defence=Defence(), rng=np.random.default_rng(0))
     >>> len(view.honest), view.liars

@@ -1,4 +1,4 @@
-"""Inner-product manipulation: Xie, Koyejo and Gupta 2020, "Fall of Empires": the honest mean, turned round."""
+"""Inner-product manipulation: Xie, Koyejo and Gupta 2020, "Fall of Empires": the honest mean, reversed."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -6,7 +6,7 @@ from math import isfinite
 import numpy as np
 
 from fedavg.attacks.attack import Attack, View
-from fedavg.attacks.search import Search, mean_weights, strongest
+from fedavg.attacks.search import DamageSearch, mean_weights, strongest
 from fedavg.errors import PlanError
 
 
@@ -31,7 +31,7 @@ class InnerProduct(Attack):
 
 
 @dataclass(frozen=True)
-class OptimalInnerProduct(Search, Attack):
+class OptimalInnerProduct(DamageSearch, Attack):
     """The same with the tau, found anew each round, that moves the server's result furthest from the honest mean.
 
     Liars see the honest updates and know the server's defence.

@@ -13,7 +13,7 @@ from fedavg.types import Examples
 
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Each liar trains honestly on its own examples, with labels turned round. It knows only its own examples.
+    """Each liar trains honestly on its own examples, with flipped labels. It knows only its own examples.
 
     >>> str(LabelFlip())
     'labelflip'
@@ -32,7 +32,7 @@ class LabelFlip(Attack):
 
 
 def checked_labels(examples: Examples, attack: str, classes: int | None = None) -> Tensor:
-    """The labels, shape (n,), integers; whatever else there is can not be attacked so."""
+    """The labels, shape (n,), integers; whatever else there is cannot be attacked so."""
     y = examples.y
     if not isinstance(y, Tensor) or y.dim() != 1 or y.dtype.is_floating_point or y.dtype == torch.bool:
         raise DataError(f"attack {attack}: the targets are no classes; expected whole numbers, one for each example")

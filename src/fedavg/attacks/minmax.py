@@ -14,7 +14,7 @@ import numpy as np
 from fedavg.attacks.alie import deviation
 from fedavg.attacks.attack import Attack, View
 from fedavg.attacks.search import mean_weights
-from fedavg.robust.rows import squared_distances
+from fedavg.robust.rows import length, squared_distances
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class MinMax(Attack):
         if self.direction == "sign":
             signs: np.ndarray = -np.sign(mean)
             return signs
-        length = float(np.linalg.norm(mean))
-        return -mean / length if length else mean
+        long = length(mean)
+        return -mean / long if long else mean
 
 
 def _largest(gram: np.ndarray) -> float:

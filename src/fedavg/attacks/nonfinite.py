@@ -1,4 +1,4 @@
-"""Updates that are no numbers. Liars know nothing; one such update spoils any sum that it gets into."""
+"""Updates that are not numbers. Liars know nothing; one such update spoils any sum that it gets into."""
 
 from dataclasses import dataclass
 from math import inf, nan

@@ -1,4 +1,4 @@
-"""Updates that are multiplied: turned round (Li et al. 2019, "RSA"), or enlarged (Bagdasaryan et al. 2020)."""
+"""Updates that are multiplied: reversed (Li et al. 2019, "RSA"), or enlarged (Bagdasaryan et al. 2020)."""
 
 from dataclasses import dataclass
 from math import inf
@@ -12,9 +12,9 @@ from fedavg.errors import PlanError
 
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """Each liar sends `factor` times its own honest update, turned round. It knows only its own.
+    """Each liar sends -`factor` times its own honest update. It knows only its own.
 
-    (Where liars turn round the mean of all honest updates, that is `ipm:1`.)
+    (Liars that reverse the mean of all honest updates are `ipm:1`.)
 
     >>> str(SignFlip())
     'signflip'

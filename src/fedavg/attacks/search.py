@@ -14,10 +14,11 @@ import numpy as np
 from fedavg.attacks.attack import View
 from fedavg.errors import PlanError
 from fedavg.robust import Rows
+from fedavg.robust.rows import length
 
 
 @dataclass(frozen=True)
-class Search:
+class DamageSearch:
     """How to search: so many trials, from `start` by steps of `delta`, which shrink by `ratio`."""
 
     evals: int = 20
@@ -33,7 +34,7 @@ class Search:
             )
 
 
-def strongest(search: Search, view: View, wide: Rows, lie: Callable[[float], np.ndarray]) -> float:
+def strongest(search: DamageSearch, view: View, wide: Rows, lie: Callable[[float], np.ndarray]) -> float:
     """The factor whose lie moves the result furthest. A lie is given by its weights of `wide`: honest updates first."""
     harm = _Harm(view, wide, lie)
     best, most = search.start, harm(search.start)
@@ -70,7 +71,7 @@ class _Harm:
         defence, rng, previous = self._view.defence, self._view.rng, self._view.previous
         weights = defence.weights(rows, rng, previous)
         if weights is None:
-            return float(np.linalg.norm(defence.reduce(rows, rng, previous) - self._honest_mean()))
+            return length(defence.reduce(rows, rng, previous) - self._honest_mean())
         away = weights - self._mean
         return sqrt(max(float(away @ self._wide.gram @ away), 0.0))
 

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m fedavg.bench.child run|floor|plain WORKLOAD ROUNDS WORKERS`."""
+"""One measurement in a process of its own: `python -m fedavg.bench.child run|floor|plain W1 ROUNDS WORKERS METHOD`."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from fedavg.bench.workloads import plan_of
 from fedavg.plan import Plan
 
 
-def main(what: str, workload: str, rounds: int, workers: int) -> dict[str, object]:
-    plan = plan_of(workload, rounds, workers)
+def main(what: str, workload: str, rounds: int, workers: int, start_method: str = "auto") -> dict[str, object]:
+    plan = plan_of(workload, rounds, workers, start_method)
     if what == "floor":
         os.environ["FEDAVG_NATIVE"] = "0"  # the products of an LSTM can be seen only in the loop that runs everywhere
         from fedavg.bench.floor import floor_seconds_per_round
@@ -28,6 +28,7 @@ def main(what: str, workload: str, rounds: int, workers: int) -> dict[str, objec
         "first_end": ends[0],
         "seconds": [round.seconds for round in timed],
         "cpu_seconds": [round.cpu_seconds for round in timed],
+        "examples": [round.examples for round in timed],
     }
 
 
@@ -38,9 +39,9 @@ def our_rounds(plan: Plan) -> Iterator[Timed]:
     for event in train(plan):
         now = cpu_seconds()
         if isinstance(event, Round):
-            yield Timed(event.seconds, now - before)
+            yield Timed(event.seconds, now - before, event.examples)
         before = now
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    print(json.dumps(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])))

@@ -1,4 +1,4 @@
-"""What a process and all that it started use: memory and time on a core, as Linux tells; zero elsewhere."""
+"""What a process and all that it started use: memory and time on a core, as Linux reports; zero elsewhere."""
 
 import os
 from dataclasses import dataclass
@@ -14,10 +14,12 @@ SHARES_EVERY: Final = 10
 
 @dataclass(frozen=True)
 class Timed:
-    """One round: by the clock, and on all cores together, which other work on the machine changes less."""
+    """One round: by the clock, and on all cores together, which other work on the machine changes less; and of how many
+    examples."""
 
     seconds: float
     cpu_seconds: float
+    examples: float
 
 
 class TreeMemory(Thread):
@@ -58,8 +60,10 @@ def _on_core(pid: int) -> int:
 
 
 def _tree(pid: int) -> list[int]:
+    """A process and those that any of its threads has started, and so on."""
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [child for thread in threads for child in (thread / "children").read_text().split()]
     except OSError:
         return []
     return [pid, *(below for child in children for below in _tree(int(child)))]

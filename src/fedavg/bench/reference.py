@@ -1,7 +1,7 @@
 """A plan's rounds as plain PyTorch does them: the yardstick of a fast engine.
 
 As many single-threaded processes as the plan has workers, each with the task's own module, `loss.backward()` and
-`torch.optim.SGD`; the same clients in every round, largest first to whoever is free. It knows nothing of the engine.
+`torch.optim.SGD`; the same clients in every round, largest first to any free worker. It knows nothing of the engine.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def plain_rounds(plan: Plan) -> Iterator[Timed]:
                 p.copy_(sum(parts[1:], start=parts[0]).div_(total))
                 for part in parts:
                     part.zero_()
-            yield Timed(perf_counter() - began, cpu_seconds() - cpu)
+            yield Timed(perf_counter() - began, cpu_seconds() - cpu, total)
     for _ in workers:
         asked.put(None)
     for worker in workers:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedavg.bench.models import ADAPTED, ENCODER, LENGTH, RESNET, VOCABULARY
+from fedavg.bench.models import ADAPTED, ENCODER, RESNET
+from fedavg.bench.modules import LENGTH, VOCABULARY
 from fedavg.data import ArrayData
 from fedavg.data.location import data_directory
 from fedavg.data.mnist import read
@@ -88,8 +89,9 @@ _PLANS: dict[str, Callable[[], Plan]] = {
     "W10": lambda: unlike_sizes(between(1, 5, 10_000)),
 }
 #: Rounds to time: six that are cold, and enough for a median after them, short enough to wait for.
-ROUNDS = {"W1": 22, "W2": 22, "W3": 9, "W4": 9, "W5": 22, "W6": 14, "W7": 12, "W8": 22, "W9": 10, "W10": 14}
+ROUNDS = {"W1": 22, "W2": 22, "W3": 9, "W4": 9, "W5": 22, "W6": 14, "W7": 16, "W8": 22, "W9": 10, "W10": 14}
 
 
-def plan_of(workload: str, rounds: int, workers: int) -> Plan:
-    return replace(_PLANS[workload](), rounds=rounds, eval_every=rounds, workers=workers)
+def plan_of(workload: str, rounds: int, workers: int, start_method: str = "auto") -> Plan:
+    plan = _PLANS[workload]()
+    return replace(plan, rounds=rounds, eval_every=rounds, workers=workers, start_method=start_method)

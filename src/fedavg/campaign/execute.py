@@ -5,10 +5,7 @@ goals are asked again: so caps fall as soon as a better rate is known, a run tha
 kill at any time loses nothing: the same command takes up each run at its last checkpoint.
 """
 
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +16,7 @@ from typing import Final
 
 from fedavg.campaign.one import BUSY, SIGNALLED
 from fedavg.campaign.orders import Order, plan_values, run_directory, write_order
+from fedavg.campaign.processes import KILLED, RunProcess, RunStarter, run_starter
 from fedavg.campaign.records import ABANDONED, Records, absorb, absorb_one, is_locked
 from fedavg.errors import FedAvgError
 from fedavg.plan import Plan
@@ -32,8 +30,6 @@ ELSEWHERE_S: Final = 1.0
 
 #: Starts of a run that bring it no further, after which something is wrong that another start will not fix.
 MOST_VAIN_STARTS: Final = 3
-#: What ends a process at once; Windows has no such signal.
-KILLED: Final = int(getattr(signal, "SIGKILL", 9))
 #: How a run's process may end without anything being wrong with the run.
 _IN_ORDER: Final = (0, BUSY, SIGNALLED, -KILLED, -signal.SIGTERM)
 
@@ -78,7 +74,7 @@ class Outlay:
 
 
 @dataclass(frozen=True)
-class Report:
+class CampaignReport:
     met: tuple[Aim, ...]
     left: tuple[Aim, ...]
     failed: dict[str, str]
@@ -88,7 +84,7 @@ class Report:
 class _Running:
     """A child process at work on an order."""
 
-    process: subprocess.Popen[bytes]
+    process: RunProcess
     order: Order
     path: Path
     goal: Aim
@@ -107,12 +103,13 @@ class Campaign:
     say: Say
     #: What else to say now and then: how much is done, and how long the rest may take.
     outlook: Callable[[Records], str] | None = None
+    _starter: RunStarter = field(default_factory=run_starter)
     _running: dict[str, _Running] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
     _begun: set[str] = field(default_factory=set)
     _vain: Counter[str] = field(default_factory=Counter)
 
-    def run(self) -> Report:
+    def run(self) -> CampaignReport:
         self._end = monotonic() + self.outlay.budget_s if self.outlay.budget_s is not None else None
         absorb(self.records, self.runs)
         try:
@@ -122,7 +119,7 @@ class Campaign:
             self._stop_all()
         met = tuple(goal for goal in self.goals if goal.name not in self._failed and not goal.needs(self.records))
         left = tuple(goal for goal in self.goals if goal not in met and goal.name not in self._failed)
-        return Report(met, left, self._failed)
+        return CampaignReport(met, left, self._failed)
 
     def _pursue(self) -> None:
         elsewhere = self._dispatch()
@@ -183,7 +180,7 @@ class Campaign:
         lost = on_record and not run_directory(path).exists()
         again = f"; {on_record} are on record, but their run directory is not here: from the start" if lost else ""
         write_order(path, order)
-        self._running[need.plan.digest] = _Running(_process(path), order, path, goal, on_record)
+        self._running[need.plan.digest] = _Running(self._starter.start(path), order, path, goal, on_record)
         self.say(f"{goal.name}: lr {need.plan.eta:g} seed {need.plan.seed}, up to {need.cap} rounds{again}")
 
     def _order(self, need: Need, command: str) -> Order:
@@ -236,6 +233,7 @@ class Campaign:
         for running in self._running.values():
             running.process.wait()
         self._collect()
+        self._starter.close()
 
     def _report_progress(self) -> None:
         for running in self._running.values():
@@ -249,20 +247,6 @@ class Campaign:
 
     def _time_left(self) -> float:
         return float("inf") if self._end is None else self._end - monotonic()
-
-
-def _process(path: Path) -> subprocess.Popen[bytes]:
-    """At work on the order in this file."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with path.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "fedavg.campaign.one", str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is this process's to pass on
-        )
 
 
 def _no_longer_needed(running: _Running) -> Need:
@@ -283,7 +267,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def check_report(report: Report) -> None:
+def check_report(report: CampaignReport) -> None:
     """Goals that failed end the command with their reasons, when all others have been pursued."""
     if report.failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in report.failed.items())

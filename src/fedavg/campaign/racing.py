@@ -24,7 +24,7 @@ LOST: Final = 30
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Standing:
     """How far a run has come: rounds evaluated, where it crossed the target, its highest score.
 
     `curve`: the rounds that were evaluated, and the scores.
@@ -39,10 +39,10 @@ class Outcome:
 
 def outcome(
     rounds: Sequence[int], scores: Sequence[float], target: float | None, diverged: bool, worst: float = 0.0
-) -> Outcome:
+) -> Standing:
     """`worst`: the score of a run that was never evaluated."""
     crossed = rounds_to_target(rounds, scores, target) if target is not None else None
-    return Outcome(rounds[-1] if rounds else 0, crossed, max(scores, default=worst), diverged, (rounds, scores))
+    return Standing(rounds[-1] if rounds else 0, crossed, max(scores, default=worst), diverged, (rounds, scores))
 
 
 def stages(needed: float, cap: int, every: int) -> list[int]:
@@ -55,7 +55,7 @@ def stages(needed: float, cap: int, every: int) -> list[int]:
     return [min(every * ceil(rounds / every), cap) for rounds in wanted]
 
 
-def settled(result: Outcome, cap: int) -> bool:
+def settled(result: Standing, cap: int) -> bool:
     """Nothing more is to be learned from this run: it has reached the target, diverged, or can no longer win."""
     return result.crossed is not None or result.diverged or result.rounds >= cap
 
@@ -66,7 +66,7 @@ def lost(scores: Sequence[float]) -> bool:
     return bool(before) and max(latest) < max(before) / 2
 
 
-def lag(behind: Outcome, ahead: Outcome) -> float:
+def lag(behind: Standing, ahead: Standing) -> float:
     """How many times as many rounds it took to come as far as it has; 0 if the other one has not come so far."""
     passed = rounds_to_target(*ahead.curve, behind.best)
     return behind.rounds / passed if passed else 0.0

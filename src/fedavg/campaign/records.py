@@ -45,7 +45,7 @@ def setting_key(plan: Plan) -> str:
 
 
 class RecordError(FedAvgError):
-    """A record can not be read."""
+    """A record cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def absorb_one(store: Records, order: Path) -> None:
         given = read_order(order)
         plan = directory.plan()
     except (RunDirError, ValueError, TypeError):
-        return  # made by plans of another version: it can not be resumed, and its record is there already
+        return  # made by plans of another version: it cannot be resumed, and its record is there already
     known, rounds = store.find(plan), directory.metrics_path.read_bytes().count(b"\n")
     # A run that was taken up again may have diverged in its next round: it has no more rows, and yet a new end.
     news = _stop(directory, rounds)["stopped"] == DIVERGED and not (known and known.diverged)

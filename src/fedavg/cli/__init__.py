@@ -8,7 +8,9 @@ from typing import Final
 import click
 
 from fedavg.cli.authority import authority
+from fedavg.cli.backup import backup, restore
 from fedavg.cli.bench import bench
+from fedavg.cli.clients import approve, clients, revoke
 from fedavg.cli.compare import compare, plot
 from fedavg.cli.completion import completion
 from fedavg.cli.data import data
@@ -20,13 +22,13 @@ from fedavg.cli.fleet import certs, fleet_demo, serve
 from fedavg.cli.groups import GroupedCommands
 from fedavg.cli.join import join
 from fedavg.cli.man import man
-from fedavg.cli.operate import approve, revoke, status, token
+from fedavg.cli.operate import status, token
 from fedavg.cli.page import page
 from fedavg.cli.paper import paper
 from fedavg.cli.personalise import personalise
 from fedavg.cli.privacy import privacy
 from fedavg.cli.run import resume, run
-from fedavg.cli.runs import cancel, extend, pause, runs, submit
+from fedavg.cli.runs import cancel, extend, pause, rollback, runs, submit
 from fedavg.cli.study import study
 from fedavg.cli.sweep import sweep
 from fedavg.cli.world import world
@@ -40,9 +42,9 @@ def cli() -> None:
 
 
 for command in (
-    run, resume, sweep, compare, plot, evaluate, export, export_model, personalise, serve, join, status, token, approve,
-    revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor,
-    completion, man, submit, runs, pause, cancel, extend,
+    run, resume, sweep, compare, plot, evaluate, export, export_model, personalise, serve, join, status, clients, token,
+    approve, revoke, certs, authority, fleet_demo, privacy, paper, study, page, data, bench, world, doctor,
+    completion, man, submit, runs, pause, cancel, extend, rollback, backup, restore,
 ):  # fmt: skip
     cli.add_command(command)
 
@@ -58,7 +60,8 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except FedAvgError as error:
-        click.echo(f"error: {error}", err=True)
+        if not error.told:
+            click.echo(f"error: {error}", err=True)
         sys.exit(2)
     except OSError as error:
         if error.errno not in _REFUSED:

@@ -44,7 +44,7 @@ def reaching(token_needed: bool = True) -> Callable[[Callable[..., None]], Calla
             click.option("--ca", type=FILE, help="The authority of the server's certificate, if it is not a public "
                          "one."),
             click.option("--admin-token-file", type=FILE, required=token_needed,
-                         help="A token of the operator: RUN-DIR/admin-token."),
+                         help="A file with the operator's token (RUN-DIR/admin-token), or with one that has a role."),
         ):  # fmt: skip
             wrapped = option(wrapped)
         return wrapped
@@ -75,6 +75,7 @@ def ask(server: AskedServer, method: str, path: str, content: object = None, dat
     import httpx2 as httpx
 
     from fedavg.fleets.http.protocol.certs import client_context
+    from fedavg.fleets.http.protocol.silence import why_silent
 
     url = server.url
     check_url(url, insecure=True)  # which still keeps the operator's token off the network in the clear
@@ -82,20 +83,40 @@ def ask(server: AskedServer, method: str, path: str, content: object = None, dat
         raise FleetError("--cert and --key belong together; got one of them")
     if server.cert and not url.startswith("https:"):
         raise FleetError(f"--cert is for TLS; got {url}, expected https:")
-    headers = {"Authorization": f"Bearer {server.token_file.read_text().strip()}"} if server.token_file else {}
+    headers = {"Authorization": f"Bearer {read_token(server.token_file)}"} if server.token_file else {}
     verify = client_context(server.ca, server.cert, server.key) if url.startswith("https:") else True
     try:
         with httpx.Client(verify=verify, headers=headers, timeout=60.0) as http:
             response = http.request(method, url.rstrip("/") + path, json=content, content=data)
     except httpx.TransportError as error:
-        raise FleetError(
-            f"{url} does not answer: {error}; is the server running, are --ca and, for a server that asks for "
-            "certificates, --cert right?"
-        ) from None
+        raise FleetError(why_silent(url, error)) from None
     try:
         answer = response.json()
     except ValueError:
         raise FleetError(f"{url}{path} answered {response.status_code} without JSON; is it a fedavg server?") from None
     if not response.is_success:
-        raise FleetError(f"the server refused ({answer.get('error')}): {answer.get('detail')}")
+        raise FleetError(_refused(server, path, answer))
     return answer
+
+
+def _refused(server: AskedServer, path: str, answer: Any) -> str:
+    """What the server said, and what whoever asks can do about it."""
+    error, detail = (answer.get(name) for name in ("error", "detail")) if isinstance(answer, dict) else ("?", answer)
+    remedies = {
+        "admin-token": f"expected the operator's token (RUN-DIR/admin-token) or one with a role in {server.token_file}",
+        "no-such-path": "expected the address of the operator (--admin-listen, or a replica's own)"
+        + ("; runs are there in a service: 'fedavg serve' without a plan" if path.startswith("/admin/runs") else ""),
+    }
+    remedy = f"; {remedies[error]}" if error in remedies and path.startswith("/admin/") else ""
+    return f"the server refused ({error}): {detail}{remedy}"
+
+
+def read_token(path: Path) -> str:
+    """The token in a file, which is one line of visible ASCII."""
+    try:
+        token = path.read_bytes().decode("ascii").strip()
+    except UnicodeDecodeError:
+        token = ""
+    if not token or len(token) > 1024 or any(not "!" <= letter <= "~" for letter in token):
+        raise FleetError(f"{path} holds no token; expected one line, as the server or 'fedavg token' wrote it")
+    return token

@@ -1,11 +1,12 @@
 """The fleet's authority from the command line: make it, let it vouch for devices, run it as a process."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedavg.cli.asking import check_url, needs_server_extra
+from fedavg.cli.asking import check_url, needs_server_extra, read_token
 from fedavg.cli.operate import address
 from fedavg.errors import PlanError
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from fedavg.fleets.http.device.files import DeviceFiles
     from fedavg.fleets.http.protocol.keys import ClientKey
     from fedavg.secagg import Signing
+
+log = logging.getLogger("fedavg.fleet")
 
 _folder = click.Path(path_type=Path, file_okay=False)
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -65,21 +68,24 @@ def sign(directory: Path, device: Path, name: str) -> None:
 def serve(directory: Path, devices: int, listen: str, cert: Path | None, key: Path | None) -> None:
     """Vouch for devices that show the token in DIRECTORY/token, as a process of its own."""
     needs_server_extra()
-    from fedavg.fleets.http.protocol.certs import server_context
-    from fedavg.fleets.http.server.logs import log_to_stderr
+    from fedavg.fleets.http.protocol.certs import ServerCertificate
+    from fedavg.fleets.http.server.logs import log_to_stderr, told_in_the_log
     from fedavg.programs import authority as program
 
     if (cert is None) != (key is None):
         raise PlanError("--cert and --key belong together; got one of them")
     log_to_stderr()
     host, port = address(listen, "--listen")
-    tls = server_context(cert, key, None) if cert and key else None
+    certificate = ServerCertificate(cert, key) if cert and key else None
 
     def ready(port: int) -> None:
-        scheme = "https" if tls else "http"
-        click.echo(f"authority on {scheme}://{host}:{port}; token in {directory / program.TOKEN}", err=True)
+        scheme = "https" if certificate else "http"
+        where = {"url": f"{scheme}://{host}:{port}", "token": f"in {directory / program.TOKEN}"}
+        log.info("serving", extra=where)
 
-    program.serve(directory, program.Service(host, port, tls, devices), ready)
+    with told_in_the_log():
+        shown = (certificate.context, certificate.reload) if certificate else (None, None)
+        program.serve(directory, program.AuthorityService(host, port, shown[0], devices, shown[1]), ready)
 
 
 def identity_source(options: dict[str, Any]) -> "Callable[[DeviceFiles, ClientKey], Signing] | None":
@@ -100,6 +106,6 @@ def identity_source(options: dict[str, Any]) -> "Callable[[DeviceFiles, ClientKe
     if url:
         check_url(url, options["insecure"])
         tls = client_context(options["authority_ca"]) if url.startswith("https:") else None
-        ask = asking(url, token_file.read_text().strip(), lambda url, key: Link(url, key, tls, 30.0))
+        ask = asking(url, read_token(token_file), lambda url, key: Link(url, key, tls, 30.0))
     authority = load_public(options["authority"])
     return lambda files, key: own_identity(files, key, authority, ask)

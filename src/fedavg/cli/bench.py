@@ -17,8 +17,9 @@ from fedavg.machine import cores
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def bench(workloads: tuple[str, ...], rounds: int | None, workers: int, repeats: int, as_json: bool) -> None:
-    """Measure speed on this machine, beside the bare products and plain PyTorch. Have it idle: other work shows in the
-    figures.
+    """Measure speed on this machine, beside the bare products and plain PyTorch.
+
+    Use an idle machine: other work distorts the figures.
 
     \b
     W1  MNIST 2NN, 10 clients of 600 a round, E=1, B=10

@@ -18,7 +18,7 @@ _runs = click.argument(
 @_runs
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def compare(run_dirs: tuple[Path, ...], as_json: bool) -> None:
-    """What differs between the plans of some runs, and what each came to.
+    """Show how the plans of some runs differ, and the result of each run.
 
     \b
     fedavg compare runs/a runs/b
@@ -57,7 +57,7 @@ def _shown(name: str, value: Any) -> str:
     type=click.Choice(list(AXES)),
     default="round",
     show_default=True,
-    help="What curves are drawn over.",
+    help="The horizontal axis.",
 )
 @click.option("--metric", default=None, help="What is drawn, as in loss or clients.accuracy.p10 [the watched metric].")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("runs.png"), show_default=True)

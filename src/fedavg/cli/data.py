@@ -27,7 +27,7 @@ def data() -> None:
 @_data_dir
 @_json
 def list_(data_dir: Path | None, as_json: bool) -> None:
-    """What there is, and what of it is on this machine."""
+    """List the data sets, and which of them are on this machine."""
     from fedavg.data import DATASETS
     from fedavg.data.location import data_directory
 

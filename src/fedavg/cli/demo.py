@@ -27,7 +27,7 @@ SLEEPY_LINGER_S: Final = 3.0
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ClientHours:
     """When client processes are there: by a world of which an hour takes `hour_s` seconds."""
 
     world: World
@@ -35,7 +35,7 @@ class Schedule:
 
 
 def demonstrate(
-    plan: Plan, run_dir: Path | None, say: Callable[[str], None], schedule: Schedule | None = None
+    plan: Plan, run_dir: Path | None, say: Callable[[str], None], schedule: ClientHours | None = None
 ) -> dict[str, Any]:
     """Run the fleet, then the same plan in simulation, and give the digests of both models.
 
@@ -84,7 +84,7 @@ def demonstrate(
     if sleepers and sleepers.failed:
         raise FleetError(f"clients {sleepers.failed} failed; their logs say why ({directory}/device-*/log)")
     simulated = None
-    if not schedule and plan.noise_source == "seeded":  # with noise from the system's entropy no two runs are alike
+    if not schedule and plan.noise_source == "seeded":  # with noise from OS entropy no two runs are alike
         say("the same plan in simulation")
         simulated = run(plan).summary.model_sha256
     return {

@@ -13,7 +13,7 @@ import click
 def doctor(data_dir: Path | None, as_json: bool) -> None:
     """Report what this machine offers a run: processor, cores, memory, PyTorch, compiler, kernels, workers, data.
 
-    What can be made better is marked by '!' and says how.
+    Whatever can be improved is marked by '!', with the remedy.
     """
     from fedavg.doctor import examine
 

@@ -1,4 +1,4 @@
-"""`fedavg evaluate`: judge a model on data of one's choice; nothing is trained."""
+"""`fedavg evaluate`: judge a model on data of your choice; nothing is trained."""
 
 import json
 from pathlib import Path
@@ -15,20 +15,20 @@ from fedavg.cli.run import chosen_fleet, fleet_options
     "--data", default=None, metavar="NAME|FILE", help="A data set, or a file or folder of examples [the run's]."
 )
 @click.option("--task", default=None, metavar="NAME", help="The task of a file of weights, or module:name of your own.")
-@click.option("--label", default="label", show_default=True, help="The column of a table that holds the targets.")
+@click.option("--label", default=None, metavar="NAME", help="The column of a table that holds the targets [label].")
 @click.option("--metrics", default=None, metavar="VALUE", help="More metrics than the task's own, as in f1:10,topk:5.")
 @click.option(
     "--eval-clients", default=None, metavar="VALUE", help="How many clients judge [all that hold examples out]."
 )
-@click.option("--workers", default=None, metavar="VALUE", help="Processes that judge [as the plan has it].")
-@click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@click.option("--workers", default=None, metavar="VALUE", help="Processes that judge [the plan's].")
+@click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [the plan's].")
 @fleet_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def evaluate(
     source: Path,
     data: str | None,
     task: str | None,
-    label: str,
+    label: str | None,
     fleet: str,
     workers_per_node: int | None,
     as_json: bool,

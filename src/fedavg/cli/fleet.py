@@ -1,6 +1,8 @@
 """The real fleet from the command line: serve, certs and a demonstration of all of it."""
 
 import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +15,22 @@ from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
+    from fedavg.fleets.http.protocol.certs import CertifiedKey
     from fedavg.fleets.http.server.rounds import Rules
     from fedavg.plan import Plan
+
+log = logging.getLogger("fedavg.fleet")
+
+
+def database_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Which database a server has."""
+    for option in (
+        click.option("--db-file", type=FILE, help="A file with that URL, which may hold a password."),
+        click.option("--db", metavar="URL", envvar="FEDAVG_DB", show_envvar=True,
+                     help="postgresql://USER@HOST/NAME, or an SQLite file [RUN-DIR/fleet.db]."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -22,7 +38,9 @@ if TYPE_CHECKING:
 @plan_options
 @plan_settings
 @click.option("--allow", multiple=True, metavar="PACKAGE",
-              help="Of a service: a package whose code submitted plans may name; may be repeated [none].")  # fmt: skip
+              help="For a service: a package whose code submitted plans may name; may be repeated [none].")  # fmt: skip
+@click.option("--side-by-side", type=click.IntRange(1), metavar="N",
+              help="For a service: runs that are under way at a time; a client is at one of them [1].")  # fmt: skip
 @click.option("--listen", default="127.0.0.1:8443", metavar="HOST:PORT", help="Where clients connect [127.0.0.1:8443].")
 @click.option("--cert", type=FILE, help="The server's certificate, PEM ('fedavg certs' makes one for trying out).")
 @click.option("--key", type=FILE, help="Its private key, PEM.")
@@ -30,23 +48,23 @@ if TYPE_CHECKING:
 @click.option("--insecure", is_flag=True, help="Plain HTTP; on loopback only.")
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs/fleet"), show_default=True,
               help="Tokens, metrics, the model, and the database unless --db is given.")  # fmt: skip
-@click.option("--db", metavar="URL", envvar="FEDAVG_DB", show_envvar=True,
-              help="postgresql://USER@HOST/NAME, or an SQLite file [RUN-DIR/fleet.db].")  # fmt: skip
-@click.option("--db-file", type=FILE, help="A file with that URL, which may hold a password.")
+@database_options
 @click.option("--replica", is_flag=True, help="Be one of several processes that serve the run of one PostgreSQL --db.")
 @click.option("--replica-url", metavar="URL", help="Where other replicas reach this one [where it listens].")
+@click.option("--replica-cert", type=FILE, help="With --client-ca: the certificate, PEM, that others ask this one for.")
+@click.option("--replica-key", type=FILE, help="Its private key, PEM.")
 @click.option("--admin-listen", metavar="HOST:PORT", help="The operator's endpoints on an address of their own.")
 @click.option("--min-clients", type=click.IntRange(1), help="Clients to wait for before a round [a cohort].")
 @click.option("--deadline", type=float, help="Seconds that a round may take [the plan's closing, or 600].")
 @click.option("--over-selection", type=float,
-              help="Invite so many times the clients needed; the first to answer count [the plan's closing, or 1].",
+              help="Invite this many times the clients needed; the first to answer count [the plan's closing, or 1].",
               )  # fmt: skip
 @click.option("--quorum", type=float,
               help="The share of wanted updates that a round needs at its deadline [the plan's closing, or 0.5].",
               )  # fmt: skip
-@click.option("--max-weight", type=float, default=1e6, show_default=True, help="The largest n_k that is believed.")
+@click.option("--max-weight", type=float, default=1e6, show_default=True, help="The largest n_k to accept.")
 @click.option("--times-median", type=click.FloatRange(1), default=5.0, show_default=True,
-              help="An update counts for at most so many times the median n_k of enrolled clients.")  # fmt: skip
+              help="An update counts for at most this many times the median n_k of enrolled clients.")  # fmt: skip
 @click.option("--norm-bound", type=float, help="Refuse updates with a larger L2 norm.")
 @click.option("--authority", type=FILE, metavar="AUTHORITY.PUB",
               help="The public key of the authority that vouches for devices; signed sessions need it.")  # fmt: skip
@@ -56,15 +74,17 @@ if TYPE_CHECKING:
     "--join-uses", type=click.IntRange(1), help="Clients that the first join token is for [the plan's clients]."
 )
 @click.option("--join-hours", type=click.FloatRange(0, min_open=True), default=168.0, show_default=True,
-              help="Hours that the first join token is good for.")  # fmt: skip
+              help="Hours for which the first join token is valid.")  # fmt: skip
 @click.option("--linger", type=float, default=30.0, show_default=True,
-              help="Seconds to stay after the last round until all clients know.")  # fmt: skip
-@click.option("--new-admin-token", is_flag=True, help="Make the operator's token anew: the one before is void.")
+              help="Seconds to wait after the last round until all clients know.")  # fmt: skip
+@click.option("--keep-rounds", type=click.IntRange(0), default=2, show_default=True,
+              help="States of earlier rounds that are kept, for 'fedavg rollback'.")  # fmt: skip
+@click.option("--new-admin-token", is_flag=True, help="Replace the operator's token: the old one becomes void.")
 @click.option("--publish", type=click.Choice(["final", "rounds", "none"]), default="final", show_default=True,
               help="Which models clients may take away: the final one, that of every round, or none.")  # fmt: skip
 @as_json_option
 def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Train by a plan on devices that join over the network. Started again with the same --run-dir, it goes on.
+    """Train by a plan on devices that join over the network. Restarted with the same --run-dir, it continues.
 
     Without a plan it is a service: it serves the plans that 'fedavg submit' sends it, one after another.
 
@@ -74,11 +94,11 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
     """
     needs_server_extra()
     from fedavg.cli.report import print_summary
-    from fedavg.fleets.http.protocol.certs import server_context
+    from fedavg.fleets.http.protocol.certs import ServerCertificate
     from fedavg.fleets.http.protocol.vouchers import load_public
     from fedavg.fleets.http.server.fleet import Stopped
     from fedavg.fleets.http.server.guards import Guards
-    from fedavg.fleets.http.server.logs import log_to_stderr
+    from fedavg.fleets.http.server.logs import log_to_stderr, told_in_the_log
     from fedavg.programs.replica import Place, serve_replica
     from fedavg.programs.servable import Address, Options
     from fedavg.programs.serve import JOIN_TOKEN
@@ -90,6 +110,8 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
         _check_no_plan(settings, options)
     if options["allow"] and source:
         raise PlanError("--allow is for a service, whose plans come from elsewhere; expected none with a plan of yours")
+    if options["side_by_side"] and source:
+        raise PlanError("--side-by-side is for a service, which has several runs; expected none with a plan of yours")
     listen = Address(*address(options["listen"], "--listen"))
     if bool(options["cert"]) != bool(options["key"]):
         raise PlanError("--cert and --key belong together; got one of them")
@@ -104,9 +126,9 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
                         "alone on the database, once")  # fmt: skip
     if options["replica_url"] and not options["replica"]:
         raise PlanError("--replica-url is for replicas; expected --replica as well")
-    if options["replica"] and options["client_ca"]:
-        raise PlanError("--client-ca: replicas ask each other without certificates of clients; expected no --client-ca")
-    tls = server_context(options["cert"], options["key"], options["client_ca"]) if options["cert"] else None
+    shown = _shown_to_replicas(options)
+    certificate = ServerCertificate(options["cert"], options["key"], options["client_ca"]) if options["cert"] else None
+    tls = certificate.context if certificate else None
     directory: Path = options["run_dir"]
     log_to_stderr()
 
@@ -114,14 +136,16 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
         url = f"{'https' if tls else 'http'}://{listen.host}:{port}"
         there = (directory / JOIN_TOKEN).exists()
         known = f"the database has its tokens already; for another: fedavg token {url} --admin-token-file FILE"
-        click.echo(f"serving on {url}; {f'join token in {directory / JOIN_TOKEN}' if there else known}", err=True)
+        token = f"in {directory / JOIN_TOKEN}" if there else known
+        log.info("serving", extra={"url": url, "join_token": token})
 
     admin = options["admin_listen"]
     served = Options(
         listen,
         directory,
-        database=_database(options),
+        database=database_url(options),
         tls=tls,
+        reload=certificate.reload if certificate else None,
         admin=Address(*address(admin, "--admin-listen")) if admin else None,
         rules=_rules(plan, options),
         guards=Guards(
@@ -138,18 +162,20 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
         linger_s=options["linger"],
         publish=options["publish"],
         new_admin_token=options["new_admin_token"],
+        keep_rounds=options["keep_rounds"],
+        side_by_side=options["side_by_side"] or 1,
     )
     try:
-        if plan is None:
-            serve_runs(served, options["allow"], ready)
-            return
-        if options["replica"]:
-            certificate = options["cert"].read_text() if options["cert"] else None
-            result = serve_replica(plan, served, Place(options["replica_url"], certificate), ready=ready)
-        else:
-            result = run_server(plan, served, ready=ready)
-    except Stopped as stopped:
-        click.echo(str(stopped), err=True)
+        with told_in_the_log(Stopped):
+            if plan is None:
+                serve_runs(served, options["allow"], ready)
+                return
+            if options["replica"]:
+                place = Place(options["replica_url"], certificate.pem if certificate else None, shown)
+                result = serve_replica(plan, served, place, ready=ready)
+            else:
+                result = run_server(plan, served, ready=ready)
+    except Stopped:
         return
     if as_json:
         click.echo(json.dumps(result.summary.to_dict(), indent=2))
@@ -157,7 +183,25 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
         print_summary(result.summary, None)
 
 
-def _database(options: dict[str, Any]) -> str | None:
+def _shown_to_replicas(options: dict[str, Any]) -> "CertifiedKey | None":
+    """What a replica shows to others that ask their clients for certificates: it is a client of theirs."""
+    from fedavg.fleets.http.protocol.certs import CertifiedKey
+
+    cert, key = options["replica_cert"], options["replica_key"]
+    if bool(cert) != bool(key):
+        raise PlanError("--replica-cert and --replica-key belong together; got one of them")
+    if cert and not (options["replica"] and options["client_ca"]):
+        raise PlanError("--replica-cert is for replicas with --client-ca; expected --replica and --client-ca as well")
+    if options["replica"] and options["client_ca"] and not cert:
+        raise PlanError(
+            "--client-ca: got it without --replica-cert, and replicas are clients of each other; expected "
+            "--replica-cert and --replica-key, a client's certificate of that authority for each replica. Where the "
+            "load balancer ends TLS, let that ask for certificates instead"
+        )
+    return CertifiedKey(cert, key) if cert else None
+
+
+def database_url(options: dict[str, Any]) -> str | None:
     """The URL of the database, from the command line, the environment or a file."""
     url, file = options["db"], options["db_file"]
     if url and file:
@@ -178,7 +222,10 @@ def _check_no_plan(settings: tuple[str, ...], options: dict[str, Any]) -> None:
         raise PlanError(f"{given[0]}: got an option of a plan without a plan; expected 'fedavg serve PLAN', or no such "
                         "option: a service takes plans by 'fedavg submit'")  # fmt: skip
     if options["replica"]:
-        raise PlanError("--replica: a service of many runs is one process; expected a plan, or no --replica")
+        raise PlanError(
+            "--replica: got none of a plan, and a service is one process: its memory has which client is at which run; "
+            "expected a plan, or no --replica"
+        )
 
 
 def _rules(plan: "Plan | None", options: dict[str, Any]) -> "Rules":
@@ -212,24 +259,44 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
 _FOR_SIMULATIONS: Final = {
     "workers": "devices train, and it judges models in its own process",
     "worker_timeout": "devices train, and --deadline bounds how long they may take",
+    "start_method": "devices train, and it starts no workers",
     "checkpoint_s": "it commits every round to its database",
+    "device": "each device says where it trains (fedavg join --device), and the server judges on its processor",
 }
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--host", "hosts", multiple=True, default=("localhost", "127.0.0.1"), show_default=True,
-              help="A name or address of the server; may be repeated.")  # fmt: skip
-@click.option("--days", type=click.IntRange(1), default=365, show_default=True, help="How long they are good for.")
+@click.option("--host", "hosts", multiple=True,
+              help="A name or address of the server; may be repeated [localhost and 127.0.0.1; with --renew, as "
+              "before].")  # fmt: skip
+@click.option("--days", type=click.IntRange(1), default=365, show_default=True, help="How long they are valid.")
 @click.option(
-    "--clients", type=click.IntRange(0), default=0, show_default=True, help="Make so many for clients too (mTLS)."
+    "--clients",
+    type=click.IntRange(0),
+    help="Also make this many for clients (mTLS) [none; with --renew, those there].",
 )
-def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int) -> None:
-    """Make a certificate authority and a server's certificate in DIRECTORY, for trying out and for closed networks."""
-    needs_server_extra()
-    from fedavg.fleets.http.protocol.certs import make_certificates
+@click.option("--renew", is_flag=True, help="Renew those in DIRECTORY, under the same authority.")
+def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int | None, renew: bool) -> None:
+    """Make a certificate authority and a server's certificate in DIRECTORY, for trying out and for closed networks.
 
-    made = make_certificates(directory, hosts, days, clients)
+    Renewed certificates are taken over by a running server when it is sent SIGHUP; clients need not be told.
+
+    \b
+    fedavg certs certificates --host server.example
+    fedavg certs certificates --renew && kill -HUP $(pidof fedavg)
+    """
+    needs_server_extra()
+    from fedavg.fleets.http.protocol.certs import make_certificates, renew_certificates
+
+    if renew and clients is not None:
+        raise PlanError("--clients says how many to make at first; with --renew all that are there are renewed")
+    if renew:
+        made = renew_certificates(directory, hosts, days)
+        click.echo(f"renewed: {', '.join(str(pair.certificate) for pair in (made.server, *made.clients))}")
+        click.echo("send the server SIGHUP to take them over")
+        return
+    made = make_certificates(directory, hosts or ("localhost", "127.0.0.1"), days, clients or 0)
     click.echo(f"server: --cert {made.server.certificate} --key {made.server.key}")
     click.echo(f"clients: --ca {made.ca.certificate}")
 
@@ -258,7 +325,7 @@ def fleet_demo(
     fedavg fleet-demo --world diurnal:2:hours=16 --clients 6 --rounds 10
     """
     needs_server_extra()
-    from fedavg.cli.demo import Schedule, demonstrate
+    from fedavg.cli.demo import ClientHours, demonstrate
     from fedavg.plan import load_plan
     from fedavg.world import make_world
 
@@ -266,7 +333,7 @@ def fleet_demo(
         raise PlanError("--hour-s: got it without --world, whose hours it is about; expected both")
 
     plan = load_plan("mnist-2nn", {"lr": 0.1, **options, **dict(setting(text) for text in settings)})
-    schedule = Schedule(make_world(world), hour_s or 5.0) if world else None
+    schedule = ClientHours(make_world(world), hour_s or 5.0) if world else None
     outcome = demonstrate(plan, run_dir, lambda text: click.echo(text, err=True), schedule)
     if as_json:
         click.echo(json.dumps(outcome, indent=2))

@@ -1,8 +1,12 @@
 """`fedavg --help` by what a person wants to do, instead of one list by letter."""
 
+from collections.abc import Callable
 from typing import Final
 
 import click
+
+#: A function that options are added to, before it is made a command.
+Decorated = Callable[..., None]
 
 #: Every command stands in one group; a test holds that none is left out.
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
@@ -10,7 +14,21 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Look at results": ("page", "compare", "plot", "evaluate", "personalise", "export", "export-model"),
     "Studies": ("paper", "study", "privacy"),
     "Deploy": ("serve", "join", "fleet-demo", "certs", "authority"),
-    "Operate a server": ("status", "submit", "runs", "pause", "cancel", "extend", "token", "approve", "revoke"),
+    "Operate a server": (
+        "status",
+        "clients",
+        "submit",
+        "runs",
+        "pause",
+        "cancel",
+        "extend",
+        "rollback",
+        "token",
+        "approve",
+        "revoke",
+        "backup",
+        "restore",
+    ),
     "This program": ("completion", "man"),
 }
 

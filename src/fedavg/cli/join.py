@@ -1,12 +1,13 @@
 """`fedavg join`: a device from the command line. All that it does is `fedavg.Device`."""
 
+import logging
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedavg.cli.asking import FILE, check_url
+from fedavg.cli.asking import FILE, check_url, read_token
 from fedavg.errors import FedAvgError, PlanError
 
 if TYPE_CHECKING:
@@ -15,18 +16,20 @@ if TYPE_CHECKING:
     from fedavg.fleets.http.device.sources import Source
     from fedavg.programs.device import TrainedModel
 
+log = logging.getLogger("fedavg.device")
+
 
 @click.command()
 @click.argument("url")
 @click.option("--data", required=True, metavar="PATH|NAME",
               help="Its examples: a file or folder (.npz, .csv, .parquet), read again when it has changed; or a "
               "named data set.")  # fmt: skip
-@click.option("--label", default="label", show_default=True, help="The column of the label in .csv and .parquet files.")
+@click.option("--label", help="The column of the label in .csv and .parquet files [label].")
 @click.option(
-    "--share", metavar="K/N", help="Of a named data set: take the part of client K of N, as the simulator would."
+    "--share", metavar="K/N", help="For a named data set: take the part of client K of N, as the simulator would."
 )
 @click.option("--partition", help="How a named data set is split [its own].")
-@click.option("--seed", type=int, default=0, show_default=True, help="The seed of that split.")
+@click.option("--seed", type=int, help="The seed of that split [0].")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where named data sets are kept.")
 @click.option("--task", "tasks", multiple=True, default=("mnist-2nn",), show_default=True,
               help="A task to train: installed code, never the server's; may be repeated.")  # fmt: skip
@@ -58,16 +61,18 @@ if TYPE_CHECKING:
 @click.option("--authority-ca", type=FILE, help="The authority of that address's certificate, if not a public one.")
 @click.option("--require-secagg", is_flag=True, help="Decline plans without secure aggregation.")
 @click.option("--min-cohort", type=click.IntRange(2), metavar="N",
-              help="Be part of no sum of fewer clients; needs --require-secagg.")  # fmt: skip
+              help="Take part in no sum over fewer clients; needs --require-secagg.")  # fmt: skip
 @click.option("--require-dp", type=click.FloatRange(0, min_open=True), metavar="EPSILON",
-              help="Decline plans whose rounds cost more privacy together, by noise that devices add.")  # fmt: skip
+              help="Decline plans whose rounds together cost more than this, by noise that devices add.")  # fmt: skip
 @click.option("--max-epochs", type=click.IntRange(1), metavar="N", help="Decline work of more local epochs.")
 @click.option("--max-rounds-per-day", type=click.IntRange(1), metavar="N", help="Take part in no more rounds a day.")
 @click.option("--max-epsilon", type=click.FloatRange(min=0, min_open=True),
               help="Stop before all that this device sent could cost more privacy than this [the plan's].")  # fmt: skip
 @click.option("--spent", type=click.Path(path_type=Path),
               help="Where it counts what it has spent: one file for all runs on its data [in --state].")  # fmt: skip
-@click.option("--give-up-after", type=float, metavar="SECONDS", help="Stop if the server is away for so long [never].")
+@click.option(
+    "--give-up-after", type=float, metavar="SECONDS", help="Stop if the server is away for this long [never]."
+)
 def join(url: str, **options: Any) -> None:
     """Take part in the training of the server at URL with the data of this device, until the run is over.
 
@@ -80,7 +85,7 @@ def join(url: str, **options: Any) -> None:
     from fedavg.fleets.http.device.eligibility import look
     from fedavg.fleets.http.device.files import private_umask
     from fedavg.fleets.http.device.policy import Policy
-    from fedavg.fleets.http.server.logs import log_to_stderr
+    from fedavg.fleets.http.server.logs import log_to_stderr, told_in_the_log
     from fedavg.privacy.served import BudgetSpent
     from fedavg.programs.device import Device
 
@@ -97,7 +102,7 @@ def join(url: str, **options: Any) -> None:
         options["tasks"],
         _source(options),
         state=options["state"],
-        token=token_file.read_text().strip() if token_file else None,
+        token=read_token(token_file) if token_file else None,
         name=options["name"],
         client=options["client"],
         allow=options["allow"],
@@ -121,12 +126,11 @@ def join(url: str, **options: Any) -> None:
         vouched=identity_source(options),
     )
     try:
-        with private_umask():
+        with private_umask(), told_in_the_log(BudgetSpent):
             last = device.run()
-    except BudgetSpent as spent:
-        click.echo(str(spent), err=True)
+    except BudgetSpent:
         return
-    click.echo(f"the run is over after round {last}", err=True)
+    log.info("ended", extra={"round": last})
 
 
 def needs_device_extra() -> None:
@@ -145,7 +149,7 @@ def _writer(path: Path) -> "Callable[[TrainedModel], None]":
 
     def write(model: "TrainedModel") -> None:
         write_atomically(path, save(model.tensors))
-        click.echo(f"the model of round {model.round} is in {path}", err=True)
+        log.info("model written", extra={"round": model.round, "file": str(path)})
 
     return write
 
@@ -154,12 +158,15 @@ def _source(options: dict[str, Any]) -> "Source":
     from fedavg.data import is_named
     from fedavg.fleets.http.device.sources import Files, Share
 
-    if not is_named(options["data"]):
-        for name in ("share", "partition", "data_dir"):
+    named, path = is_named(options["data"]), Path(options["data"])
+    if (named or path.suffix == ".npz") and options["label"] is not None:
+        raise PlanError(f"--label is for .csv and .parquet files; --data is {options['data']}")
+    if not named:
+        for name in ("share", "partition", "seed", "data_dir"):
             if options[name] is not None:
                 raise PlanError(f"--{name.replace('_', '-')} is for named data sets; --data is {options['data']}")
-        return Files(Path(options["data"]), options["label"])
+        return Files(path, options["label"] or "label")
     k, slash, n = (options["share"] or "").partition("/")
     if not slash or not k.isdecimal() or not n.isdecimal() or int(k) >= int(n):
         raise PlanError(f"--share: got '{options['share']}'; expected K/N with K from 0 to N-1, as in 3/8")
-    return Share(options["data"], int(k), int(n), options["partition"], options["seed"], options["data_dir"])
+    return Share(options["data"], int(k), int(n), options["partition"], options["seed"] or 0, options["data_dir"])

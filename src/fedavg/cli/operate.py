@@ -1,7 +1,6 @@
-"""What the operator of a running server asks of it: status, tokens, approval, revocation."""
+"""What those who operate a running server ask of it: how it is, and tokens."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -22,19 +21,12 @@ def address(text: str, what: str) -> tuple[str, int]:
 @click.command()
 @click.argument("url")
 @reaching(token_needed=False)
-@click.option("--clients", is_flag=True, help="List the clients; needs the operator's token.")
-@click.option("--ledger", is_flag=True, help="List what each round cost of privacy; needs the operator's token.")
+@click.option("--ledger", is_flag=True, help="List what each round cost in privacy; needs the operator's token.")
 @as_json_option
-def status(server: AskedServer, clients: bool, ledger: bool, as_json: bool) -> None:
-    """Where the run of the server at URL is."""
-    if clients and ledger:
-        raise FleetError("--clients and --ledger: got both; expected one list at a time")
-    for wanted, name in ((clients, "clients"), (ledger, "ledger")):
-        if wanted and not server.token_file:
-            raise FleetError(f"--{name}: expected --admin-token-file as well; only the operator sees that")
-    if clients:
-        _print_clients(ask(server, "GET", "/admin/clients")["clients"], as_json)
-        return
+def status(server: AskedServer, ledger: bool, as_json: bool) -> None:
+    """Show where the run of the server at URL is; with a token, also what went wrong, by reason."""
+    if ledger and not server.token_file:
+        raise FleetError("--ledger: expected --admin-token-file as well; only those who operate the server see that")
     if ledger:
         _print_ledger(ask(server, "GET", "/admin/ledger")["ledger"], as_json)
         return
@@ -51,27 +43,43 @@ def status(server: AskedServer, clients: bool, ledger: bool, as_json: bool) -> N
             f"{current['invited']} invited, {current['failed']} failed, {current['seconds_left']} s left"
         )
     refused = answer["updates_refused"]
-    shown = ", ".join(f"{n} {why}" for why, n in refused.items()) or "none"
-    click.echo(f"updates           {answer['updates_accepted']} accepted, refused: {shown}")
+    click.echo(f"updates           {answer['updates_accepted']} accepted, refused: {_by_reason(refused)}")
     if answer["reports"]:
-        click.echo(f"clients report    {', '.join(f'{n} {why}' for why, n in answer['reports'].items())}")
+        click.echo(f"clients report    {_by_reason(answer['reports'])}")
+    if server.token_file:
+        _print_more(answer)
 
 
-def _print_clients(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    click.echo("client  examples  token             address          state     name")
-    for row in rows:
-        state = "revoked" if row["revoked"] else "enrolled" if row["approved"] else "waiting"
-        click.echo(f"{row['client']:<7} {row['examples']:<9} {row['token']:<17} {row['address']:<16} {state:<9} "
-                   f"{row['name']}")  # fmt: skip
+def _by_reason(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
+
+
+def _print_more(answer: dict[str, Any]) -> None:
+    """What only those who operate the server are told."""
+    last = answer["last_round"]
+    if last:
+        judged = last.get("test") or (last.get("on_clients") or {}).get("metrics") or {}
+        found = "".join(f", {name} {value:.4g}" for name, value in judged.items() if value is not None)
+        loss = "" if last["train_loss"] is None else f", training loss {last['train_loss']:.4g}"
+        click.echo(f"last round        {last['clients']} clients, {last['seconds']:.1f} s{loss}{found}")
+    click.echo(f"attempts          {answer['attempts_abandoned']} abandoned since the server began with the run")
+    click.echo(f"clients missing   {_by_reason(answer['clients_missing'])}")
+    click.echo(f"requests refused  {_by_reason(answer['requests_refused'])}")
+    click.echo(f"shut out          {answer['revoked']} revoked, {answer['resting']} resting")
+    for replica in answer.get("replicas", ()):
+        leads = " (leads)" if replica["leads"] else ""
+        click.echo(f"replica {replica['name']}  {replica['url']}{leads}, heard {replica['heard_s_ago']} s ago")
 
 
 def _print_ledger(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
+    print_spent(rows)
+
+
+def print_spent(rows: list[dict[str, Any]]) -> None:
+    """What each round cost of privacy."""
     click.echo("round  releases  epsilon     delta")
     for row in rows:
         click.echo(f"{row['round']:<6} {row['releases']:<9} {row['epsilon']:<11.6g} {row['delta']:g}")
@@ -82,98 +90,71 @@ def _print_ledger(rows: list[dict[str, Any]], as_json: bool) -> None:
 @click.command()
 @click.argument("url")
 @reaching()
-@click.option("--uses", type=click.IntRange(1), default=1, show_default=True, help="How many clients may use it.")
+@click.option("--role", type=click.Choice(["operator", "submitter", "viewer"]),
+              help="Instead of a join token: one for a person, who may do what the role allows.")  # fmt: skip
+@click.option("--uses", type=click.IntRange(1), help="How many clients may join by it [1].")
 @click.option("--hours", type=click.FloatRange(0, min_open=True), default=168.0, show_default=True,
-              help="How long it is good for.")  # fmt: skip
+              help="How long it is valid.")  # fmt: skip
 @click.option("--client", type=click.IntRange(0), help="The client number that it is for [any].")
-@click.option("--label", default="", help="What it is for.")
-@click.option("--list", "listed", is_flag=True, help="Instead: list the tokens, by id: never the tokens themselves.")
-@click.option("--withdraw", metavar="ID", help="Instead: nobody can enrol by this token any more.")
+@click.option("--label", default="", help="What it is for; with --role, who.")
+@click.option("--list", "listed", is_flag=True, help="Instead: list the tokens by id, never the tokens themselves.")
+@click.option("--withdraw", metavar="ID", help="Instead: withdraw this token, so that nobody can use it any more.")
 def token(
     server: AskedServer,
-    uses: int,
+    role: str | None,
+    uses: int | None,
     hours: float,
     client: int | None,
     label: str,
     listed: bool,
     withdraw: str | None,
 ) -> None:
-    """Make a join token at the server at URL, list the tokens, or withdraw one.
+    """Make a join token at the server at URL, or one with a role; list the tokens, or withdraw one.
 
     \b
     fedavg token https://server.example:8443 --admin-token-file admin-token --uses 20 --hours 24 > join-token
+    fedavg token https://server.example:8443 --admin-token-file admin-token --role viewer --label grafana > viewer-token
     fedavg token https://server.example:8443 --admin-token-file admin-token --list
     """
     if listed:
-        _print_tokens(ask(server, "GET", "/admin/tokens")["tokens"])
+        _print_tokens(ask(server, "GET", "/admin/tokens")["tokens"], ask(server, "GET", "/admin/roles")["roles"])
     elif withdraw is not None:
-        _check_token_id("--withdraw", withdraw)
-        ask(server, "POST", f"/admin/tokens/{withdraw}/withdraw")
-        click.echo(f"token {withdraw} is withdrawn; clients that came by it stay: 'fedavg revoke' takes them back")
+        check_token_id("--withdraw", withdraw)
+        _withdraw(server, withdraw)
+    elif role is not None:
+        if uses is not None or client is not None:
+            raise FleetError("--uses and --client are for join tokens; got --role as well")
+        if not label:
+            raise FleetError("--role: expected --label as well: who the token is for, as records and logs will say")
+        click.echo(ask(server, "POST", "/admin/roles", {"role": role, "label": label, "hours": hours})["token"])
     else:
-        wanted = {"uses": uses, "label": label, "client": client, "hours": hours}
+        wanted = {"uses": uses or 1, "label": label, "client": client, "hours": hours}
         click.echo(ask(server, "POST", "/admin/tokens", wanted)["token"])
 
 
-def _print_tokens(rows: list[dict[str, Any]]) -> None:
-    click.echo("id                used  left    expires in h  for client  label")
-    for row in rows:
-        left, expires, client = (
-            "any" if row[name] is None else row[name] for name in ("uses_left", "expires_in_h", "client")
-        )
-        expires = "never" if expires == "any" else "expired" if row["expires_in_h"] <= 0 else expires
-        click.echo(f"{row['id']}  {row['used']:<5} {left:<7} {expires:<13} {client:<11} {row['label']}")
+def _withdraw(server: AskedServer, token: str) -> None:
+    if token in {row["id"] for row in ask(server, "GET", "/admin/roles")["roles"]}:
+        ask(server, "POST", f"/admin/roles/{token}/withdraw")
+        click.echo(f"token {token} is withdrawn")
+        return
+    ask(server, "POST", f"/admin/tokens/{token}/withdraw")
+    click.echo(f"token {token} is withdrawn; clients that came by it stay: 'fedavg revoke' takes them back")
 
 
-def _check_token_id(option: str, text: str) -> None:
+def _print_tokens(tokens: list[dict[str, Any]], roles: list[dict[str, Any]]) -> None:
+    click.echo("id                for        used  left    expires in h  client  label")
+    for row in tokens:
+        left, client = ("any" if row[name] is None else row[name] for name in ("uses_left", "client"))
+        click.echo(f"{row['id']}  joining    {row['used']:<5} {left:<7} {_expiry(row):<13} {client:<7} {row['label']}")
+    for row in roles:
+        click.echo(f"{row['id']}  {row['role']:<10} {'':<5} {'':<7} {_expiry(row):<13} {'':<7} {row['label']}")
+
+
+def _expiry(row: dict[str, Any]) -> str:
+    hours = row["expires_in_h"]
+    return "never" if hours is None else "expired" if hours <= 0 else f"{hours:g}"
+
+
+def check_token_id(option: str, text: str) -> None:
     if len(text) != 16 or not set(text) <= set("0123456789abcdef"):
         raise FleetError(f"{option}: got '{text}'; expected the id of a token, as 'fedavg token URL --list' shows it")
-
-
-def _selecting(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which clients are meant; all that are given must be true of a client."""
-    for option in reversed((
-        click.option("--client", type=click.IntRange(0), help="This client."),
-        click.option("--token", metavar="ID", help="Those that came by this token ('fedavg token URL --list')."),
-        click.option("--address", metavar="IP|NETWORK", help="Those that enrolled from here, as in 10.1.0.0/16."),
-        click.option("--newer-than", type=float, metavar="HOURS", help="Those that enrolled within so many hours."),
-        click.option("--older-than", type=float, metavar="HOURS", help="Those that enrolled longer ago than that."),
-    )):  # fmt: skip
-        command = option(command)
-    return command
-
-
-@click.command()
-@click.argument("url")
-@reaching()
-@_selecting
-def revoke(server: AskedServer, **selection: Any) -> None:
-    """Take back the enrolment of clients at the server at URL: they are shut out at once and for good.
-
-    \b
-    fedavg revoke https://server.example:8443 --admin-token-file admin-token --client 7
-    fedavg revoke https://server.example:8443 --admin-token-file admin-token --address 203.0.113.9 --newer-than 2
-    """
-    _change_clients("revoke", "revoked", server, selection)
-
-
-@click.command()
-@click.argument("url")
-@reaching()
-@_selecting
-def approve(server: AskedServer, **selection: Any) -> None:
-    """Let clients in that wait at a server started with --approval ('fedavg status URL --clients' lists them)."""
-    _change_clients("approve", "approved", server, selection)
-
-
-def _change_clients(verb: str, done: str, server: AskedServer, selection: dict[str, Any]) -> None:
-    if selection["token"] is not None:
-        _check_token_id("--token", selection["token"])
-    if all(value is None for value in selection.values()):
-        raise FleetError(f"fedavg {verb}: got no client; expected --client, --token, --address or an age")
-    wanted = {name: selection[name] for name in ("client", "token", "address")}
-    wanted |= {"newer_than_h": selection["newer_than"], "older_than_h": selection["older_than"]}
-    chosen = ask(server, "POST", f"/admin/clients/{verb}", wanted)["clients"]
-    if not chosen:
-        raise FleetError("no client is like that; 'fedavg status URL --clients' lists them")
-    click.echo(f"{done}: {', '.join(map(str, chosen))}")

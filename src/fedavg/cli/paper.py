@@ -1,12 +1,12 @@
 """`fedavg paper`: the paper's tables and figures, each from one command. Heavy imports wait until a command runs."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedavg.cli.groups import Decorated
 from fedavg.machine import cores
 
 if TYPE_CHECKING:
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from fedavg.campaign.records import Records
     from fedavg.paper.cells import Cell
     from fedavg.paper.figures import Drawn, Line
-    from fedavg.paper.measure import Measured
-
-Command = Callable[..., None]
+    from fedavg.paper.measure import MeasuredCell
 
 _records = click.option(
     "--records",
@@ -42,7 +40,7 @@ _only = click.option(
 )
 
 
-def _outlay_options(command: Command) -> Command:
+def _outlay_options(command: Decorated) -> Decorated:
     for option in reversed(
         [
             click.option("--budget", metavar="TIME", help="30m, 2h, 1d: do what fits, the cheapest first."),
@@ -165,7 +163,7 @@ def _print_table(number: int, cells: "list[Cell]", store: "Records", runs: Path,
         Console(width=max(120, Console().width)).print(tables.terminal_table(number, shown, by_cell))
 
 
-def _all_results(store: "Records", runs: Path) -> "dict[Cell, Measured]":
+def _all_results(store: "Records", runs: Path) -> "dict[Cell, MeasuredCell]":
     from fedavg.paper.cells import ALL_CELLS
     from fedavg.paper.measure import results, running_keys
 

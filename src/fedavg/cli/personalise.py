@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Share of each client's examples to judge on, if the run was not made with --holdout.",
 )
-@click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
-@click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [the plan's].")
+@click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [the plan's].")
 @fleet_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, with every client.")
 def personalise(

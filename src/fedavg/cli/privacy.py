@@ -35,7 +35,7 @@ def privacy(
     fedavg privacy --noise 1.0 --delta 1e-6 --clients 100000 --cohort 1000 --rounds 500
 
     Answers are for DP-FedAvg with clipped updates, weights of at most 1 and a fixed denominator, and protect a client
-    with all of its data. They hold against whoever sees the models but not who took part.
+    with all of its data. They hold against anyone who sees the models but not who took part.
     """
     if [epsilon, noise, rounds].count(None) != 1:
         raise PlanError("privacy: expected exactly two of --epsilon, --noise and --rounds")

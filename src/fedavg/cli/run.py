@@ -60,7 +60,7 @@ _plot = click.option("--plot/--no-plot", default=True, help="Draw the curve to c
 
 _track = click.option(
     "--track", "tracked", multiple=True, metavar="NAME[:PLACE]",
-    help="Also tell another tool of each round, live: jsonl, tensorboard, mlflow, wandb; may be repeated.",
+    help="Also report each round to another tool, live: jsonl, tensorboard, mlflow, wandb; may be repeated.",
 )  # fmt: skip
 
 plan_settings = click.option(
@@ -160,17 +160,13 @@ def _new_directory(name: str) -> Path:
 
 @click.command()
 @click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=complete_run)
-@click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [as the plan has it].")
-@click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [as the plan has it].")
+@click.option("--workers", default=None, metavar="VALUE", help="Processes that train clients [the plan's].")
+@click.option("--data-dir", default=None, metavar="VALUE", help="Where data sets are kept [the plan's].")
 @click.option(
     "--rounds", default=None, metavar="VALUE", help="Make the run longer: this many rounds in all [the plan's]."
 )
-@click.option(
-    "--worker-timeout", default=None, metavar="VALUE", help="Seconds a worker may be silent [as the plan has it]."
-)
-@click.option(
-    "--start-method", default=None, metavar="VALUE", help="auto, fork, spawn or forkserver [as the plan has it]."
-)
+@click.option("--worker-timeout", default=None, metavar="VALUE", help="Seconds a worker may be silent [the plan's].")
+@click.option("--start-method", default=None, metavar="VALUE", help="auto, fork, spawn or forkserver [the plan's].")
 @fleet_options
 @_track
 @_plot
@@ -188,7 +184,7 @@ def resume(
 ) -> None:
     """Resume a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
 
-    With --rounds, a run is made longer: the result is that of a run that was planned so.
+    With --rounds, the run is made longer: the result is that of a run planned with so many rounds.
     """
     from fedavg import runner
     from fedavg.runlog.rundir import RunDir

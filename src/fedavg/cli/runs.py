@@ -4,13 +4,13 @@ import json
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from fedavg.cli.asking import FILE, AskedServer, ask, reaching
 from fedavg.cli.completion import complete_source
-from fedavg.cli.operate import as_json_option
+from fedavg.cli.operate import as_json_option, print_spent
 from fedavg.cli.run import plan_settings, setting
 from fedavg.errors import FleetError
 
@@ -54,9 +54,14 @@ def submit(server: AskedServer, source: str, settings: tuple[str, ...], name: st
 @click.command()
 @click.argument("url")
 @reaching()
+@click.option("--ledger", type=click.IntRange(1), metavar="RUN",
+              help="Instead: what each round of this run cost of privacy, and what was changed of it.")  # fmt: skip
 @as_json_option
-def runs(server: AskedServer, as_json: bool) -> None:
+def runs(server: AskedServer, ledger: int | None, as_json: bool) -> None:
     """List the runs of the service at URL."""
+    if ledger is not None:
+        _print_ledger(ask(server, "GET", f"/admin/runs/{ledger}/ledger"), as_json)
+        return
     rows: list[dict[str, Any]] = ask(server, "GET", "/admin/runs")["runs"]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -69,8 +74,26 @@ def runs(server: AskedServer, as_json: bool) -> None:
         if row["detail"]:
             click.echo(f"     {row['detail']}")
         for change in row["changes"]:
-            said = ", ".join(f"{name} {change[name]}" for name in ("rounds", "lr", "from_round") if name in change)
-            click.echo(f"     extended after round {change['after_round']} by {change['by']}: {said}")
+            said = ", ".join(f"{name} {change[name]}" for name in _SAID if name in change)
+            what = "rolled back" if "to_round" in change else "extended"
+            click.echo(f"     {what} after round {change['after_round']} by {change['by']}: {said}")
+
+
+def _print_ledger(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    print_spent(found["ledger"])
+    for change in found["changes"]:
+        said = ", ".join(f"{name} {value}" for name, value in change["entry"].items() if name in _SAID)
+        at = datetime.fromtimestamp(change["at"], UTC).strftime("%Y-%m-%d %H:%M")
+        click.echo(
+            f"{at}  {change['what']} after round {change['after_round']} by {change['by']}{said and f': {said}'}"
+        )
+
+
+#: What is shown of a change.
+_SAID: Final = ("rounds", "lr", "from_round", "to_round")
 
 
 @click.command()
@@ -109,3 +132,22 @@ def extend(server: AskedServer, run: int, rounds: int | None, lr: float | None, 
     """
     ask(server, "POST", f"/admin/runs/{run}/extend", {"rounds": rounds, "lr": lr, "from_round": from_round})
     click.echo(f"run {run} is extended")
+
+
+@click.command()
+@_run
+@_server
+@reaching()
+@click.option("--to-round", type=click.IntRange(0), required=True, help="The round to go on from; 0: the beginning.")
+def rollback(server: AskedServer, run: int, to_round: int) -> None:
+    """Take a run of a service back to an earlier round. It must be paused, done or have failed, and is paused then.
+
+    What the rounds after it released of anybody's data stays on the account. A run whose devices would have to go back
+    too is refused.
+
+    \b
+    fedavg rollback 3 --to-round 40 --server https://server.example:8443 --admin-token-file admin-token
+    fedavg pause 3 --off --server ...
+    """
+    ask(server, "POST", f"/admin/runs/{run}/rollback", {"to_round": to_round})
+    click.echo(f"run {run} is paused after round {to_round}; 'fedavg pause {run} --off' goes on with it")

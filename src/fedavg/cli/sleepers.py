@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Final, final
 
 from fedavg.world import World
-from fedavg.world.presence import HOUR_S, Attendance
+from fedavg.world.presence import HOUR_S, PresentNow
 
 Process = subprocess.Popen[bytes]
 
@@ -24,7 +24,7 @@ class Sleepers:
     seconds. A client that ended by itself is not started again: the run is over, or it failed and its log says why."""
 
     def __init__(self, world: World, clients: int, seed: int, hour_s: float, start: Callable[[int], Process]) -> None:
-        self._attendance = Attendance(world.presence(clients, seed))
+        self._attendance = PresentNow(world.presence(clients, seed))
         self._hour_s, self._start, self._clients = hour_s, start, clients
         self._processes: dict[int, Process] = {}
         self._ended: set[int] = set()

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedavg.cli.groups import Decorated
+
 if TYPE_CHECKING:
-    from fedavg.study.cells import Cell, Found
-
-Command = Callable[..., None]
+    from fedavg.study.cells import FoundCell, PublishedCell
 
 
-def _options(name: str) -> Callable[[Command], Command]:
+def _options(name: str) -> Callable[[Decorated], Decorated]:
     """What all studies have: where things are kept, and what may be spent."""
     folder = click.Path(file_okay=False, path_type=Path)
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Decorated) -> Decorated:
         for option in reversed([
             click.option("--budget", metavar="TIME", help="30m, 2h, 1d: do what fits; the same command goes on."),
             click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Runs at a time."),
@@ -40,7 +40,7 @@ def _options(name: str) -> Callable[[Command], Command]:
 
 @click.group()
 def study() -> None:
-    """Published results of others, beside ours: each by one command, which can be stopped and goes on.
+    """Published results of others, beside ours: each by one command that can be stopped and resumed.
 
     \b
     fedavg study robust --gamma 0 --faults 1
@@ -117,7 +117,7 @@ def niid(
 def in_world(name: str, workers: int, rounds: int | None, data_dir: str | None, out: Path | None, runs: Path) -> None:
     """What a simulated world does to learning: who is there (daynight), asynchrony (async), when rounds end (closing).
 
-    Each takes minutes; the plans and what came of them are in docs/world.md.
+    Each takes minutes; the plans and their results are in docs/world.md.
     """
     from fedavg.study import world_figures, worlds
 
@@ -135,7 +135,11 @@ def in_world(name: str, workers: int, rounds: int | None, data_dir: str | None, 
 
 
 def _run(
-    cells: "Sequence[Cell]", records: Path, runs: Path, given: tuple[int, str | None, str | None], stage: int | None
+    cells: "Sequence[PublishedCell]",
+    records: Path,
+    runs: Path,
+    given: tuple[int, str | None, str | None],
+    stage: int | None,
 ) -> None:
     """Run what is missing; Ctrl-C leaves records of what has been done."""
     from fedavg.campaign.duration import seconds
@@ -149,10 +153,10 @@ def _run(
 
 
 def _report(
-    cells: "Sequence[Cell]",
+    cells: "Sequence[PublishedCell]",
     records: Path,
     out: Path,
-    write: "Callable[[Sequence[Found], Path], list[Path]]",
+    write: "Callable[[Sequence[FoundCell], Path], list[Path]]",
     as_json: bool,
 ) -> None:
     """Write the table and the figure of all that is on record, and say what is left."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option("--seeds", type=click.IntRange(1), default=None, metavar="N", help="Seeds for each point [1].")
 @click.option("--search", default=None, metavar="METHOD:N", help="Draw N points instead: random:20 or optuna:30.")
-@click.option("--keep-all", is_flag=True, help="Run learning rates to their end, also those that can not win.")
+@click.option("--keep-all", is_flag=True, help="Run all learning rates to the end, even those that cannot win.")
 @plan_settings
 @click.option(
     "--out",
@@ -57,8 +57,8 @@ def sweep(
 ) -> None:
     """Run a plan for every combination of values and for several seeds; one table, the best first.
 
-    SOURCE is a preset or a TOML file, which may say what is varied itself: a table [sweep] with seeds and search, and
-    [sweep.grid] with values by option. Learning rates that can not win are dropped. Ctrl-C at any time: the same
+    SOURCE is a preset or a TOML file, which may define the sweep itself: a table [sweep] with seeds and search, and
+    [sweep.grid] with values by option. Learning rates that cannot win are dropped. Ctrl-C at any time: the same
     command goes on from there.
 
     \b
@@ -67,10 +67,11 @@ def sweep(
     """
     from fedavg.campaign.duration import seconds
     from fedavg.study.sweep import sweep as run_sweep
+    from fedavg.study.sweep.axes import split_axis
 
     find_own_code()
     plan, asked = _read(source, dict(setting(text) for text in settings))
-    grid = dict(_axis(text) for text in axes) or asked.get("grid", {})
+    grid = dict(split_axis(text) for text in axes) or asked.get("grid", {})
     if not grid:
         raise PlanError("sweep: nothing is varied; expected --grid OPTION=VALUES, or [sweep.grid] in the plan's file")
     result = run_sweep(
@@ -99,13 +100,6 @@ def _read(source: str, changes: dict[str, Any]) -> "tuple[Plan, dict[str, Any]]"
     if unknown:
         raise PlanError(f"{source}, [sweep]: unknown '{unknown[0]}'; expected {', '.join(known)}")
     return make_plan(values | changes, source), asked
-
-
-def _axis(text: str) -> tuple[str, str]:
-    name, equals, values = text.partition("=")
-    if not equals:
-        raise PlanError(f"--grid: got '{text}'; expected OPTION=VALUES, as in lr=0.03:0.3:7log or E=1,5")
-    return name, values
 
 
 def _command(source: str, axes: tuple[str, ...], settings: tuple[str, ...]) -> str:

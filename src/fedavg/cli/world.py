@@ -66,7 +66,7 @@ def _shown(value: object) -> str:
 @click.argument("form", type=click.Choice(["fedscale", "flash"]))
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--devices", type=click.Path(path_type=Path), help="FedScale's client_device_capacity, if it is at hand.")
+@click.option("--devices", type=click.Path(path_type=Path), help="FedScale's client_device_capacity, if you have it.")
 def convert(form: str, source: Path, target: Path, devices: Path | None) -> None:
     """Write a published trace in our form: SOURCE is FedScale's client_behave_trace or FLASH's user behaviour.
 

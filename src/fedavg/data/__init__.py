@@ -12,7 +12,7 @@ from fedavg.data.federated import ArrayData, pooled
 from fedavg.data.holdout import HeldOut
 from fedavg.data.location import data_directory
 from fedavg.data.mnist import MNIST
-from fedavg.data.partition import PARTITIONS, Natural, Partition, parse_partition
+from fedavg.data.partition import PARTITIONS, Partition, parse_partition
 from fedavg.data.posts import POSTS
 from fedavg.data.shakespeare import SHAKESPEARE
 from fedavg.data.synthetic_posts import SYNTHETIC_POSTS
@@ -64,7 +64,7 @@ def check(name: str, partition: str | Partition | None, clients: int | None) -> 
     wanted = parse_partition(partition or dataset.default_partition)
     if not _can_split(dataset, wanted):
         forms = ", ".join(usage({kind: PARTITIONS[kind] for kind in dataset.partitions}))
-        raise PlanError(f"data set {name} can not be split by {wanted}. Use one of: {forms}.")
+        raise PlanError(f"data set {name} cannot be split by {wanted}. Use one of: {forms}.")
     if clients is not None and clients < 1:
         raise PlanError(f"clients = {clients}: expected 1 or more.")
     return wanted
@@ -74,7 +74,7 @@ def _can_split(dataset: Dataset, wanted: Partition) -> bool:
     """One of its own kinds; a partition of a user's own deals out whatever has labels, which natural data has not."""
     if type(wanted) in PARTITIONS.values():
         return any(type(wanted) is PARTITIONS[kind] for kind in dataset.partitions)
-    return any(PARTITIONS[kind] is not Natural for kind in dataset.partitions)
+    return any(not PARTITIONS[kind].by_key for kind in dataset.partitions)
 
 
 def is_named(text: str) -> bool:

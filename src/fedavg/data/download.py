@@ -28,7 +28,7 @@ _ATTEMPTS: Final = 3
 _NETWORK: Final = (OSError, http.client.HTTPException)
 
 #: Told (file name, bytes so far, bytes in all or 0 where unknown) as a download goes on.
-Report = Callable[[str, int, int], None]
+DownloadReport = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _contents(dataset: Dataset, folder: Path) -> list[Obtained]:
     return [] if None in found else [Obtained(*pair, fetched=False) for pair in found if pair is not None]
 
 
-def _obtain_one_of(name: str, files: Sequence[RemoteFile], folder: Path, report: Report) -> Obtained:
+def _obtain_one_of(name: str, files: Sequence[RemoteFile], folder: Path, report: DownloadReport) -> Obtained:
     """The best edition that is here, else the best that can be fetched."""
     here = [file for file in files if present(file, folder)]
     problems = []
@@ -98,7 +98,7 @@ def _obtain_one_of(name: str, files: Sequence[RemoteFile], folder: Path, report:
     raise DataError("\nOne of its editions is enough. ".join(problems))
 
 
-def _obtain(name: str, file: RemoteFile, folder: Path, report: Report) -> Obtained:
+def _obtain(name: str, file: RemoteFile, folder: Path, report: DownloadReport) -> Obtained:
     found = _locate_or_remove(file, folder)
     if found is not None:
         return Obtained(*found, fetched=False)
@@ -132,11 +132,11 @@ def _remove_damaged(file: RemoteFile, folder: Path, why: DataError) -> None:
     try:
         path.unlink()
     except OSError as error:
-        raise DataError(f"{why} It can not be removed from here: {error.strerror}.") from error
+        raise DataError(f"{why} It cannot be removed from here: {error.strerror}.") from error
     print(f"{why}\nremoved {path}", file=sys.stderr)
 
 
-def _fetch(name: str, file: RemoteFile, folder: Path, report: Report) -> Path:
+def _fetch(name: str, file: RemoteFile, folder: Path, report: DownloadReport) -> Path:
     form, problems = file.forms[0], []
     target = folder / form.path
     for url in file.urls:
@@ -147,7 +147,7 @@ def _fetch(name: str, file: RemoteFile, folder: Path, report: Report) -> Path:
     raise DataError(_how_to_help(name, file, folder, problems))
 
 
-def _fetch_from(url: str, file: RemoteFile, target: Path, report: Report) -> Path:
+def _fetch_from(url: str, file: RemoteFile, target: Path, report: DownloadReport) -> Path:
     """One mirror: resumed where it broke off, converted, checked, put in place."""
     partial = target.with_name(target.name + ".partial")
     resumed = partial.exists()
@@ -181,7 +181,7 @@ def _put_in_place(partial: Path, file: RemoteFile, target: Path) -> Path:
     return target
 
 
-def _download(url: str, partial: Path, report: Report) -> None:
+def _download(url: str, partial: Path, report: DownloadReport) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         before = _size(partial)
         try:
@@ -198,7 +198,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _download_rest(url: str, partial: Path, report: Report) -> None:
+def _download_rest(url: str, partial: Path, report: DownloadReport) -> None:
     start = _size(partial)
     with _open(url, start) as response:
         if response.status != http.client.PARTIAL_CONTENT:
@@ -235,7 +235,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse:
 
 def _how_to_help(name: str, file: RemoteFile, folder: Path, problems: list[str]) -> str:
     form = file.forms[0]
-    tried = "It could not be fetched:\n  " + "\n  ".join(problems) if problems else "It can not be downloaded."
+    tried = "It could not be fetched:\n  " + "\n  ".join(problems) if problems else "It cannot be downloaded."
     others = "".join(f"\n  or  {folder / other.path}  (SHA-256 {other.sha256})" for other in file.forms[1:])
     return (
         f"data set {name} needs a file that is not there. {tried}\n"
@@ -259,7 +259,7 @@ def _bar() -> "Progress":
     return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
-def _reporter(bar: "Progress") -> Report:
+def _reporter(bar: "Progress") -> DownloadReport:
     tasks: dict[str, int] = {}
 
     def report(name: str, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Finds NaN and infinity in examples: a model can not be judged on them, and the fault is not the model's."""
+"""Finds NaN and infinity in examples: a model cannot be judged on them, and the fault is not the model's."""
 
 import torch
 from torch import Tensor

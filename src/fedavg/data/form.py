@@ -10,7 +10,7 @@ from fedavg.types import Examples, FederatedData
 
 
 def check_sizes(data: FederatedData) -> None:
-    """Refuse sizes that are no array, and data in which nobody has anything."""
+    """Refuse sizes that are no array, data in which nobody has anything, and a test set without examples."""
     sizes: object = data.sizes
     if not (isinstance(sizes, np.ndarray) and sizes.ndim == 1 and sizes.dtype.kind in "iu"):
         raise DataError(
@@ -19,10 +19,14 @@ def check_sizes(data: FederatedData) -> None:
         )
     if not sizes.any():
         raise DataError(f"data '{data.name}': no client has any example; expected at least one")
+    if data.test is not None and not len(data.test):
+        raise DataError(
+            f"data '{data.name}': its test set is empty; expected examples, or None if the server has none to judge on"
+        )
 
 
 def check_client(data: FederatedData, k: int, examples: object) -> None:
-    """Refuse what is given in the place of a client's examples, if it is no such thing."""
+    """Refuse what is given in place of a client's examples, if it is no such thing."""
     what, size = f"data '{data.name}': client({k})", int(data.sizes[k])
     if not isinstance(examples, Examples):
         raise DataError(f"{what} gave {type(examples).__name__}; expected fedavg.Examples(x, y)")

@@ -17,11 +17,6 @@ _UNSIGNED_BYTES = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def read_idx(path: Path, dims: int) -> np.ndarray:
-    """The values of the file as uint8, with `dims` dimensions."""
-    return parse_idx(np.frombuffer(read_bytes(path), np.uint8), dims, str(path))
-
-
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unzipped if it is gzipped, whatever it is called."""
     try:
@@ -32,7 +27,7 @@ def read_bytes(path: Path) -> bytes:
             f"{path} is not a whole gzip file ({error}): it was cut short or damaged. Delete it and fetch it again."
         ) from error
     except OSError as error:
-        raise DataError(f"can not read {path}: {error.strerror}. Check that it is a file and readable.") from error
+        raise DataError(f"cannot read {path}: {error.strerror}. Check that it is a file and readable.") from error
 
 
 def parse_idx(raw: np.ndarray, dims: int, source: str) -> np.ndarray:

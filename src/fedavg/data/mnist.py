@@ -29,7 +29,7 @@ _MIRRORS = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class PixelSettings:
     """Where pixels lie: in [0, 1], or in [-0.5, 0.5]."""
 
     pixels: Literal["unit", "centred"] = "unit"
@@ -105,6 +105,6 @@ MNIST = Dataset(
     files=tuple(FILES.values()),
     load=load,
     paper="100 clients x 600 training examples, IID or two shards of 300 each; 10,000 test",
-    settings=Settings,
+    settings=PixelSettings,
     built_in=True,
 )

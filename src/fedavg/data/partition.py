@@ -201,6 +201,8 @@ class Partition(Pluggable, ABC):
     """
 
     kind = "partition"
+    #: True if the clients are those of the data's own key (author, role), and nothing is dealt out.
+    by_key: bool = False
 
     @classmethod
     def registry(cls) -> Mapping[str, type["Partition"]]:
@@ -243,8 +245,8 @@ class Shards(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each client's labels from a Dirichlet, equal sizes; by=label: each label's clients, so that sizes differ too,
-    and with `capped` by less, as in NIID-Bench.
+    """Draws each client's labels from a Dirichlet distribution; sizes are equal. With by=label it draws each label's
+    clients, so sizes differ too, and less with `capped`, as in NIID-Bench.
 
     >>> str(Dirichlet(0.5))
     'dirichlet:0.5'
@@ -268,7 +270,7 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class Labels(Partition):
-    """So many labels to each client, and the examples of a label shared out alike among those who have it.
+    """Gives each client this many labels; the clients that have a label share its examples evenly.
 
     >>> str(Labels(2))
     'labels:2'
@@ -310,8 +312,10 @@ class Natural(Partition):
     'natural'
     """
 
+    by_key = True
+
     def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        others = ", ".join(usage({name: kind for name, kind in PARTITIONS.items() if kind is not Natural}))
+        others = ", ".join(usage({name: kind for name, kind in PARTITIONS.items() if not kind.by_key}))
         raise PlanError(
             f"partition natural needs a key per example, and these examples have none. Use one of: {others}."
         )

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedavg.data.dataset import Dataset, RemoteFile, Request, StoredFile
 from fedavg.data.download import obtain_all
 from fedavg.data.federated import ArrayData
-from fedavg.data.partition import Natural, some_of
+from fedavg.data.partition import some_of
 from fedavg.data.sequences import IGNORE, pieces_of, windows
-from fedavg.data.shakespeare_text import Roles, read_roles
+from fedavg.data.shakespeare_text import PlayRoles, read_roles
 from fedavg.errors import DataError
 from fedavg.seeds import NONE, rng
 from fedavg.types import Examples, FederatedData
@@ -47,13 +47,13 @@ def load(request: Request) -> FederatedData:
     return from_roles(roles, request)
 
 
-def from_roles(roles: Roles, request: Request) -> FederatedData:
+def from_roles(roles: PlayRoles, request: Request) -> FederatedData:
     """Clients and test set of parsed roles; those with too few lines are left out."""
     halves = [split_lines(lines) for lines in roles.values() if len(lines) > _TRAIN_LINES]
     x, y, sizes = _encode([train for train, _ in halves])
     test_x, test_y, _ = _encode([test for _, test in halves])
     draw = rng(request.seed, NONE, NONE, "partition")
-    if isinstance(request.partition, Natural):
+    if request.partition.by_key:
         parts = some_of(np.split(np.arange(len(y)), np.cumsum(sizes)[:-1]), request.clients, draw)
     else:
         parts = request.partition.deal(y[:, 0].numpy(), request.clients or len(halves), draw)

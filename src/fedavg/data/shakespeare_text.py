@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Final
 
 #: Lines by (play, role), both in the order of the text.
-Roles = dict[tuple[str, str], list[str]]
+PlayRoles = dict[tuple[str, str], list[str]]
 #: One line and who speaks it.
 Spoken = Iterator[tuple[str, str]]
 
@@ -37,9 +37,9 @@ _DIRECTION: Final = re.compile(r"^ *(\[|_|Enter |Re-enter |Exit\b|Exeunt\b|Flour
 _SPEECHES: Final = 100
 
 
-def read_roles(text: str) -> Roles:
+def read_roles(text: str) -> PlayRoles:
     """The lines of each role of each play, as they stand in the text, without their indent and trailing blanks."""
-    roles: Roles = {}
+    roles: PlayRoles = {}
     for play, lines in _works(text.replace("\r\n", "\n")):
         for role, line in _spoken(lines):
             roles.setdefault((play, role), []).append(line)

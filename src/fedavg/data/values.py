@@ -20,7 +20,7 @@ from fedavg.trees import Tree
 Values = np.ndarray | Tensor | Sequence[Any]
 Column = np.ndarray | Ragged
 #: The examples of one client, or of the test set: x and y.
-Pair = tuple[Tree, Tree]
+XY = tuple[Tree, Tree]
 
 
 def as_columns(values: Any, what: str) -> Tree:

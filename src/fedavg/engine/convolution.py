@@ -1,6 +1,6 @@
 """Convolutions of small planes by Fourier transforms, in C where there is a compiler: three to four times as fast.
 
-`FastConvolutions` puts them in the place of PyTorch's, forward and backward, in whatever module runs under it. The
+`FastConvolutions` puts them in place of PyTorch's, forward and backward, in whatever module runs under it. The
 plain path never does: it is what this is tested against. They round differently (their error is of the same size), so a
 run's engine names them.
 """

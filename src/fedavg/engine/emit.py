@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from fedavg.engine.folding import Folding
-from fedavg.engine.lengths import Rows
+from fedavg.engine.lengths import PerRow
 from fedavg.engine.tape import Op, Ref, Tape
 
 aten = torch.ops.aten
@@ -91,7 +91,7 @@ class Emitter:
         self._folding = Folding(tape)
         self._mutated = {tape.roots[name] for op in tape.ops for name in op.written}
         #: By how many rows they have: ones to sum rows with.
-        self._ones: dict[int | Rows, str] = {}
+        self._ones: dict[int | PerRow, str] = {}
 
     def source(self) -> str:
         given = [(place, gradient) for place, gradient in enumerate(self._tape.gradients) if gradient]
@@ -193,7 +193,7 @@ def _word(value: Any, kind: Any) -> str:
     """An argument as TorchScript source; `kind` is its type in the operator's schema."""
     if isinstance(value, Ref):
         return value.name
-    if isinstance(value, Rows):
+    if isinstance(value, PerRow):
         return f"float(batch * {value.times})" if value.is_float else f"batch * {value.times}"
     if isinstance(value, list | tuple):
         items = ", ".join(_word(item, kind) for item in value)

@@ -1,6 +1,6 @@
 """How a module wants its tensors: the memory layout of images, and the type of targets, found by trying.
 
-Images go channels-last, where pooling is ten times faster on the CPU and convolutions as fast; a module that can not
+Images go channels-last, where pooling is ten times faster on the CPU and convolutions as fast; a module that cannot
 take them so (`x.view(-1, 400)`) gets them as PyTorch has them. Targets stay as they are if the loss takes them; else
 bool and integers are tried as int64 (classes), then as float32 (binary and multi-label losses). No value changes.
 """

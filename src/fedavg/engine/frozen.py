@@ -53,7 +53,7 @@ class Frozen:
         return digest.hexdigest()[:32]
 
     def adopt(self, shared: Mapping[str, Tensor]) -> None:
-        """Take the same weights from memory that others look at too, and let go of one's own."""
+        """Take the same weights from memory that others look at too, and let go of your own."""
         if list(shared) != list(self._parameters):
             raise TaskError("the task built a module with other frozen weights here; expected the same in each process")
         for name, parameter in self._parameters.items():

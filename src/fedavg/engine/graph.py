@@ -33,7 +33,7 @@ from fedavg.optimizers.optimizer import Correction, Steps, step_with
 from fedavg.types import Examples
 
 #: The batches' tensors, the length of a batch, the step's numbers, its flat vectors, where gradients go: the loss.
-Epoch = Callable[[list[Tensor], int, list[float], Sequence[Tensor], list[Tensor]], Tensor]
+NativeCall = Callable[[list[Tensor], int, list[float], Sequence[Tensor], list[Tensor]], Tensor]
 WHOLE = Kind(whole=True)
 #: A batch of so many examples can be compared with a shorter one that is still more than one: of one, layers may make
 #: other tensors.
@@ -41,7 +41,7 @@ ENOUGH: Final = 3
 
 
 @dataclass(frozen=True)
-class Call:
+class StepCall:
     """What one call of a native epoch is told beside its data."""
 
     kind: Kind
@@ -66,7 +66,7 @@ class GraphEpoch:
         self._model = model
         self._parameters = [p.detach() for p in model.parameters.values()]
         self._empty = torch.empty(0, device=model.vector.device)
-        self._compiled: dict[Any, Epoch] = {}
+        self._compiled: dict[Any, NativeCall] = {}
         #: By the shape of examples: a step for all lengths; None where there is no such thing.
         self._recordings: dict[Any, Recording | None] = {}
         self._arena = Arena()
@@ -84,7 +84,7 @@ class GraphEpoch:
                 step_with(steps, self._model.trainable, self._gradient)
         return total
 
-    def prepare(self, examples: Examples, size: int, kind: Kind = Kind()) -> Epoch:  # noqa: B008
+    def prepare(self, examples: Examples, size: int, kind: Kind = Kind()) -> NativeCall:  # noqa: B008
         """The native function for batches of so many examples like these; compiled when first asked for."""
         leaves = (*trees.leaves(examples.x), *trees.leaves(examples.y))
         shape = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
@@ -107,7 +107,7 @@ class GraphEpoch:
         both = [batch, trees.take(batch, slice(0, len(batch) - 1))]
         return Recording([self._recorded(examples) for examples in both], [len(examples) for examples in both])
 
-    def _compile(self, recording: Recording, kind: Kind) -> Epoch:
+    def _compile(self, recording: Recording, kind: Kind) -> NativeCall:
         """By our own kernels if each operator has one, else as TorchScript."""
         whole = recording.joined()
         assert whole, "looked at when it was recorded"
@@ -153,11 +153,11 @@ class GraphEpoch:
     def _on_cpu(self) -> bool:
         return self._empty.device.type == "cpu"
 
-    def _call(self, steps: Steps) -> Call:
+    def _call(self, steps: Steps) -> StepCall:
         """The steps as numbers and vectors: the gradient has pull (w - towards) + drift added to it."""
         folded = steps.optimizer.folded
         if folded is None:
-            return Call(WHOLE, [0.0, 0.0, 0.0], [self._empty] * 4, self._model.split(self._gradient))
+            return StepCall(WHOLE, [0.0, 0.0, 0.0], [self._empty] * 4, self._model.split(self._gradient))
         pull, towards, drift = _joined(folded.weight_decay, steps.correction, self._model.trainable)
         kind = Kind(momentum=folded.momentum > 0, nesterov=folded.nesterov, pulled=pull != 0, drifted=drift is not None)
         if pull and not kind.momentum:  # both parts in one pass: pull (w - (towards - drift / pull))
@@ -169,7 +169,7 @@ class GraphEpoch:
         velocity = steps.slots["momentum"] if kind.momentum else self._empty
         flat = [self._model.trainable, *(self._empty if v is None else v for v in (towards, drift)), velocity]
         targets = self._model.split(velocity) if kind.momentum else []
-        return Call(kind, [steps.lr, pull, folded.momentum], flat, targets)
+        return StepCall(kind, [steps.lr, pull, folded.momentum], flat, targets)
 
     @cached_property
     def _gradient(self) -> Tensor:
@@ -193,7 +193,7 @@ def _pieces(examples: Examples, size: int, one_by_one: bool) -> Iterator[tuple[E
     yield trees.take(examples, slice(full, None)), short
 
 
-def compile_epoch(tape: Tape, kind: Kind, parameters: list[Tensor]) -> Epoch:
+def compile_epoch(tape: Tape, kind: Kind, parameters: list[Tensor]) -> NativeCall:
     """The epoch as TorchScript, for batches shaped like what was recorded."""
     try:
         unit = torch.jit.CompilationUnit(Emitter(tape, kind).source())

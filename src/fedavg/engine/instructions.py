@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from fedavg.engine.writer import NOWHERE, Constant, Spot, Unsupported, View, Writer, merged
+from fedavg.engine.writer import NOWHERE, KnownScalar, Spot, TensorView, Unsupported, Writer, merged
 
 #: A number that is known, or the name of one that is told at each call.
-Scalar = Constant | str
-ONE: Final = Constant(1.0)
+Scalar = KnownScalar | str
+ONE: Final = KnownScalar(1.0)
 DIMENSIONS: Final = 6
 #: In the order of pointwise.h.
 POINTWISE: Final = (
@@ -17,7 +17,9 @@ POINTWISE: Final = (
 )  # fmt: skip
 
 
-def pointwise(w: Writer, what: str, to: View, x: View, y: View | None = None, s: Scalar = ONE) -> None:
+def pointwise(
+    w: Writer, what: str, to: TensorView, x: TensorView, y: TensorView | None = None, s: Scalar = ONE
+) -> None:
     """to = what(x, y, s), with x and y broadcast."""
     y = y or x
     for source in (x, y):
@@ -31,7 +33,7 @@ def pointwise(w: Writer, what: str, to: View, x: View, y: View | None = None, s:
     w.add("pointwise", POINTWISE.index(what), to.spot, x.spot, y.spot, s, *zip(*dimensions, strict=True))
 
 
-def _broadcast(view: View, shape: Sequence[int]) -> list[int]:
+def _broadcast(view: TensorView, shape: Sequence[int]) -> list[int]:
     missing = len(shape) - len(view.shape)
     if missing < 0:
         raise Unsupported("a result of fewer dimensions than its source")
@@ -42,7 +44,13 @@ def _broadcast(view: View, shape: Sequence[int]) -> list[int]:
 
 
 def product(
-    w: Writer, to: View, a: View, b: View, alpha: Scalar = ONE, beta: Scalar = "zero", bias: Spot = NOWHERE
+    w: Writer,
+    to: TensorView,
+    a: TensorView,
+    b: TensorView,
+    alpha: Scalar = ONE,
+    beta: Scalar = "zero",
+    bias: Spot = NOWHERE,
 ) -> None:
     """to = alpha a b + beta to + bias, matrices or as many of them as there are."""
     if to.strides[-1] != 1 and to.shape[-1] != 1:
@@ -58,7 +66,7 @@ def product(
     )  # fmt: skip
 
 
-def total(w: Writer, to: View, x: View, gone: Sequence[int], alpha: Scalar, beta: Scalar = "zero") -> None:
+def total(w: Writer, to: TensorView, x: TensorView, gone: Sequence[int], alpha: Scalar, beta: Scalar = "zero") -> None:
     """to = alpha (the sum of x over some dimensions) + beta to; `to` has the other dimensions, or these as 1."""
     away = {d % len(x.shape) for d in gone} if x.shape else set()
     kept = [d for d in range(len(x.shape)) if d not in away]

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from fedavg.engine.tape import Op
-from fedavg.engine.writer import NOWHERE, Constant, Spot, Unsupported, View, Writer, merged
+from fedavg.engine.writer import NOWHERE, KnownScalar, Spot, TensorView, Unsupported, Writer, merged
 
 aten = torch.ops.aten
 #: Queries handled at a time by attention, as in attention.h.
@@ -19,7 +19,7 @@ def _layer_norm(w: Writer, op: Op) -> None:
     n = torch.Size(shape).numel()
     parts = [w.spot(w.out(op, place)) for place in range(3)]
     w.add(
-        "layer_norm", w.view(x).count // n, n, w.spot(x), w.spot(scale), w.spot(shift), Constant(float(eps)), *parts
+        "layer_norm", w.view(x).count // n, n, w.spot(x), w.spot(scale), w.spot(shift), KnownScalar(float(eps)), *parts
     )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def _pixels(w: Writer, ref: Any) -> Spot:
     """Images whose channels lie side by side."""
     view = w.view(ref)
     images, channels, *sides = view.shape
-    turned = View(
+    turned = TensorView(
         view.root, view.offset, (images, *sides, channels), (view.strides[0], *view.strides[2:], view.strides[1])
     )
     if not turned.is_dense:
@@ -47,7 +47,7 @@ def _group_norm(w: Writer, op: Op) -> None:
     y, mean, scale = (w.out(op, place) for place in range(3))
     w.add(
         "group_norm", images, pixels, channels, groups, _pixels(w, x), w.spot(weight), w.spot(bias),
-        Constant(float(eps)), _pixels(w, y), w.spot(mean), w.spot(scale), w.scratch(2 * channels),
+        KnownScalar(float(eps)), _pixels(w, y), w.spot(mean), w.spot(scale), w.scratch(2 * channels),
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _attention(w: Writer, op: Op, q: Any, k: Any, v: Any, options: Sequence[Any]
     if dropout or op.kwargs.get("attn_mask") is not None or values != (batch, heads, keys, width):
         raise Unsupported("attention with dropout, a mask or fewer heads of keys")
     scale = op.kwargs.get("scale")
-    return batch, heads, queries, keys, width, Constant(1 / sqrt(width) if scale is None else float(scale)), causal
+    return batch, heads, queries, keys, width, KnownScalar(1 / sqrt(width) if scale is None else float(scale)), causal
 
 
 def _attend(w: Writer, op: Op) -> None:

@@ -1,7 +1,7 @@
 """One tape for batches of every length, from recordings of two lengths.
 
 The two must be the same list of operators, on tensors of the same make. A number in which they differ has to be in
-proportion to the length: it becomes `Rows`. Where that does not hold (a loss over all pairs of examples, a layer that
+proportion to the length: it becomes `PerRow`. Where that does not hold (a loss over all pairs of examples, a layer that
 counts its rows in another way), each length is recorded for itself.
 """
 
@@ -16,7 +16,7 @@ from fedavg.engine.tape import Layout, Op, Tape
 
 
 @dataclass(frozen=True)
-class Rows:
+class PerRow:
     """A number that is so many times the length of the batch."""
 
     times: int
@@ -45,7 +45,7 @@ class Differs(Exception):
 
 
 def for_all_lengths(first: Tape, first_length: int, second: Tape, second_length: int) -> Tape | None:
-    """The tape in which what grows with the batch stands as `Rows`; None if there is none."""
+    """The tape in which what grows with the batch stands as `PerRow`; None if there is none."""
     both = _Both(first_length, second_length)
     try:
         if len(first.ops) != len(second.ops) or _names(first) != _names(second) or not _same_constants(first, second):
@@ -95,11 +95,11 @@ class _Both:
             return {key: self.join(value, b[key]) for key, value in a.items()}
         return a if a == b or (a != a and b != b) else self._rows(a, b)
 
-    def _rows(self, a: Any, b: Any) -> Rows:
+    def _rows(self, a: Any, b: Any) -> PerRow:
         numbers = isinstance(a, int | float) and not isinstance(a, bool)
         if not numbers or a * self.second != b * self.first or a % self.first:
             raise Differs
-        return Rows(int(a // self.first), isinstance(a, float))
+        return PerRow(int(a // self.first), isinstance(a, float))
 
 
 def _names(tape: Tape) -> Any:
@@ -130,7 +130,7 @@ def _layout_at(layout: Layout, length: int) -> Layout:
 
 
 def _at(value: Any, length: int) -> Any:
-    if isinstance(value, Rows):
+    if isinstance(value, PerRow):
         return value.at(length)
     if isinstance(value, tuple | list):
         return type(value)(_at(item, length) for item in value)

@@ -13,7 +13,7 @@ from fedavg.engine.layer_rules import LAYERS
 from fedavg.engine.plane_rules import PLANES
 from fedavg.engine.tape import Op, Ref
 from fedavg.engine.window_rules import WINDOWS
-from fedavg.engine.writer import Constant, Unsupported, View, Writer
+from fedavg.engine.writer import KnownScalar, TensorView, Unsupported, Writer
 
 aten = torch.ops.aten
 #: Only another look at the same memory.
@@ -59,7 +59,7 @@ def lower_flat(w: Writer, kind: Kind, folding: Folding) -> Callable[[], None]:
             parameter = w.view(Ref(tape.parameters[place]))
             to = parameter
             if kind.whole or kind.momentum:
-                to = View(f"target {place}", 0, parameter.shape, parameter.strides)
+                to = TensorView(f"target {place}", 0, parameter.shape, parameter.strides)
             if name in products:
                 a, b = w.view(Ref(products[name].a)), w.view(Ref(products[name].b))
                 product(w, to, *((_turned(b), _turned(a)) if products[name].turned else (a, b)), *scales)
@@ -76,13 +76,13 @@ def lower_flat(w: Writer, kind: Kind, folding: Folding) -> Callable[[], None]:
     return write
 
 
-def _turned(view: View) -> View:
-    return View(view.root, view.offset, view.shape[::-1], view.strides[::-1])
+def _turned(view: TensorView) -> TensorView:
+    return TensorView(view.root, view.offset, view.shape[::-1], view.strides[::-1])
 
 
-def _vector(w: Writer, name: str) -> View:
+def _vector(w: Writer, name: str) -> TensorView:
     size = sum(w.view(Ref(parameter)).count for parameter in w.tape.parameters)
-    return View(name, 0, (size,), (1,))
+    return TensorView(name, 0, (size,), (1,))
 
 
 def _before(w: Writer, kind: Kind) -> None:
@@ -124,9 +124,9 @@ def _add(sign: float) -> Callable[[Writer, Op], None]:
         x, other = op.args[:2]
         alpha = sign * float(op.kwargs.get("alpha", op.args[2] if len(op.args) > 2 else 1))
         if isinstance(other, Ref):
-            pointwise(w, "add", w.made(op), w.view(x), w.view(other), Constant(alpha))
+            pointwise(w, "add", w.made(op), w.view(x), w.view(other), KnownScalar(alpha))
         else:
-            pointwise(w, "shift", w.made(op), w.view(x), s=Constant(alpha * float(other)))
+            pointwise(w, "shift", w.made(op), w.view(x), s=KnownScalar(alpha * float(other)))
 
     return rule
 
@@ -136,7 +136,7 @@ def _multiply(w: Writer, op: Op) -> None:
     if isinstance(other, Ref):
         pointwise(w, "multiply", w.made(op), w.view(x), w.view(other))
     else:
-        pointwise(w, "scale", w.made(op), w.view(x), s=Constant(float(other)))
+        pointwise(w, "scale", w.made(op), w.view(x), s=KnownScalar(float(other)))
 
 
 def _divide(w: Writer, op: Op) -> None:
@@ -144,12 +144,12 @@ def _divide(w: Writer, op: Op) -> None:
     if isinstance(other, Ref):
         pointwise(w, "divide", w.made(op), w.view(x), w.view(other))
     else:
-        pointwise(w, "scale", w.made(op), w.view(x), s=Constant(1 / float(other)))
+        pointwise(w, "scale", w.made(op), w.view(x), s=KnownScalar(1 / float(other)))
 
 
 def _threshold_back(w: Writer, op: Op) -> None:
     dy, x, limit = op.args
-    pointwise(w, "threshold_back", w.made(op), w.view(dy), w.view(x), Constant(float(limit)))
+    pointwise(w, "threshold_back", w.made(op), w.view(dy), w.view(x), KnownScalar(float(limit)))
 
 
 def _gelu(w: Writer, op: Op) -> None:
@@ -164,7 +164,7 @@ def _fill(value: float | None) -> Callable[[Writer, Op], None]:
         to, number = w.made(op), op.args[1] if value is None else value
         if isinstance(number, Ref):
             raise Unsupported("a fill by a tensor")
-        pointwise(w, "fill", to, to, s=Constant(float(number)))
+        pointwise(w, "fill", to, to, s=KnownScalar(float(number)))
 
     return rule
 
@@ -176,10 +176,10 @@ def _copy_into(w: Writer, op: Op) -> None:
 def _select_back(w: Writer, op: Op) -> None:
     to, (dy, _, dim, index) = w.made(op), op.args
     dim, index = dim % len(to.shape), index % to.shape[dim]
-    pointwise(w, "fill", to, to, s=Constant(0.0))
+    pointwise(w, "fill", to, to, s=KnownScalar(0.0))
     without = [(n, s) for d, (n, s) in enumerate(zip(to.shape, to.strides, strict=True)) if d != dim]
     shape, strides = zip(*without, strict=True) if without else ((), ())
-    part = View(to.root, to.offset + index * to.strides[dim], tuple(shape), tuple(strides))
+    part = TensorView(to.root, to.offset + index * to.strides[dim], tuple(shape), tuple(strides))
     pointwise(w, "copy", part, w.view(dy))
 
 
@@ -187,9 +187,9 @@ def _slice_back(w: Writer, op: Op) -> None:
     to, (ref, _, dim, start, _, step) = w.made(op), op.args
     dy, dim = w.view(ref), dim % len(to.shape)
     start = min(max(start + to.shape[dim] if start < 0 else start, 0), to.shape[dim])
-    pointwise(w, "fill", to, to, s=Constant(0.0))
+    pointwise(w, "fill", to, to, s=KnownScalar(0.0))
     strides = tuple(stride * (step if d == dim else 1) for d, stride in enumerate(to.strides))
-    pointwise(w, "copy", View(to.root, to.offset + start * to.strides[dim], dy.shape, strides), dy)
+    pointwise(w, "copy", TensorView(to.root, to.offset + start * to.strides[dim], dy.shape, strides), dy)
 
 
 def _from(w: Writer, op: Op) -> None:
@@ -198,8 +198,8 @@ def _from(w: Writer, op: Op) -> None:
     if isinstance(number, Ref) or len(op.args) > 2 or op.kwargs:
         raise Unsupported("a difference from a tensor")
     to = w.made(op)
-    pointwise(w, "scale", to, w.view(x), s=Constant(-1.0))
-    pointwise(w, "shift", to, to, s=Constant(float(number)))
+    pointwise(w, "scale", to, w.view(x), s=KnownScalar(-1.0))
+    pointwise(w, "shift", to, to, s=KnownScalar(float(number)))
 
 
 def _join(w: Writer, op: Op) -> None:
@@ -207,7 +207,7 @@ def _join(w: Writer, op: Op) -> None:
     dim = (op.args[1] if len(op.args) > 1 else 0) % len(to.shape)
     for ref in op.args[0]:
         x = w.view(ref)
-        pointwise(w, "copy", View(to.root, to.offset + start * to.strides[dim], x.shape, to.strides), x)
+        pointwise(w, "copy", TensorView(to.root, to.offset + start * to.strides[dim], x.shape, to.strides), x)
         start += x.shape[dim]
 
 
@@ -216,7 +216,7 @@ def _sum(w: Writer, op: Op) -> None:
     gone = op.args[1] if len(op.args) > 1 and op.args[1] else range(len(x.shape))
     mean = op.func in (aten.mean.dim, aten.mean.default)
     count = torch.Size([x.shape[d] for d in gone]).numel()
-    total(w, w.made(op), x, gone, Constant(1 / count if mean else 1.0))
+    total(w, w.made(op), x, gone, KnownScalar(1 / count if mean else 1.0))
 
 
 def _dense(w: Writer, op: Op) -> None:
@@ -232,7 +232,7 @@ def _dense_step(w: Writer, op: Op) -> None:
         product(w, dx, dy, weight)
         product(w, weight, _turned(dy), x, "-lr", "one")
         return
-    step = View(f"step of {op.args[2].name}", 0, dy.shape, dy.strides)
+    step = TensorView(f"step of {op.args[2].name}", 0, dy.shape, dy.strides)
     w.sizes[step.root] = 4 * dy.count
     pointwise(w, "scale", step, dy, s="-lr")
     w.add("step_back", *x.shape, dy.shape[1], dy.spot, step.spot, x.spot, weight.spot, dx.spot)
@@ -248,8 +248,8 @@ def _addmm(w: Writer, op: Op) -> None:
     if len(bias.shape) == 1 and bias.strides == (1,) and alpha == beta == 1 and bias.shape[0] == to.shape[-1]:
         product(w, to, a, b, bias=bias.spot)
         return
-    pointwise(w, "scale", to, bias, s=Constant(beta))
-    product(w, to, a, b, Constant(alpha), "one")
+    pointwise(w, "scale", to, bias, s=KnownScalar(beta))
+    product(w, to, a, b, KnownScalar(alpha), "one")
 
 
 RULES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
@@ -267,7 +267,7 @@ RULES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
     **dict.fromkeys((aten.gelu.default, aten.gelu_backward.default), _gelu),
     **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default, aten.zeros.default), _fill(0.0)),
     **dict.fromkeys((aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default), _sum),
-    aten.neg.default: lambda w, op: pointwise(w, "scale", w.made(op), w.view(op.args[0]), s=Constant(-1.0)),
+    aten.neg.default: lambda w, op: pointwise(w, "scale", w.made(op), w.view(op.args[0]), s=KnownScalar(-1.0)),
     aten.threshold_backward.default: _threshold_back,
     aten.tanh.default: _unary("tanh"),
     aten.tanh_backward.default: _gradient("tanh_back"),

@@ -32,6 +32,12 @@ def trim() -> None:
         malloc_trim(0)
 
 
+def let_go_of_cycles() -> None:
+    """Frees what only cycles of references keep, and gives it back to the system."""
+    gc.collect()
+    trim()
+
+
 def settle_before_fork() -> None:
     """What is garbage now would be garbage in every worker. What is not is left alone by their collectors, since
     looking at an object copies its page; `gc.unfreeze` takes that back."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from threading import RLock
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,9 @@ from fedavg.adapters import Adapted, adapted
 from fedavg.engine.frozen import Frozen
 from fedavg.errors import TaskError
 from fedavg.tasks.task import Task
+
+#: PyTorch has one generator for all threads: two modules that are built at once would share its draws.
+_DRAWING: Final = RLock()
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Model:
         for name, buffer in self._buffers.items():
             if now.get(name) is not buffer and not _alike(now.get(name), buffer):
                 raise TaskError(
-                    f"task '{self.task.name}': training puts another tensor in the place of the buffer '{name}'; "
+                    f"task '{self.task.name}': training puts another tensor in place of the buffer '{name}'; "
                     f"expected a change of its numbers, as in self.{name.rpartition('.')[2]}.copy_(...)"
                 )
             if name in self._kept and buffer.is_floating_point() and not _alike(buffer, self._kept[name][1]):
@@ -149,7 +154,7 @@ def build(task: Task, seed: int) -> nn.Module:
 
 
 def _built(task: Task, seed: int) -> Adapted:
-    with torch.random.fork_rng(devices=[]):
+    with _DRAWING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.torch_seed(seed, seeds.NONE, seeds.NONE, "init"))
         try:
             module = task.build()

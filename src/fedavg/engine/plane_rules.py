@@ -7,7 +7,7 @@ import torch
 
 from fedavg.engine.instructions import pointwise, total
 from fedavg.engine.tape import Op
-from fedavg.engine.writer import Constant, Spot, Unsupported, View, Writer
+from fedavg.engine.writer import KnownScalar, Spot, TensorView, Unsupported, Writer
 
 aten = torch.ops.aten
 #: The side of a kernel, at most, as in planes.h.
@@ -16,24 +16,24 @@ WIDEST: Final = 7
 VECTOR: Final = 16
 
 
-def by_pixel(w: Writer, view: View) -> Spot:
+def by_pixel(w: Writer, view: TensorView) -> Spot:
     """Images whose channels lie side by side: a copy, if they do not."""
     if _is_by_pixel(view):
         return view.spot
     _, channels, height, width = view.shape
-    copy = View(f"copy {len(w.sizes)}", 0, view.shape, (height * width * channels, 1, width * channels, channels))
+    copy = TensorView(f"copy {len(w.sizes)}", 0, view.shape, (height * width * channels, 1, width * channels, channels))
     w.sizes[copy.root] = 4 * view.count
     pointwise(w, "copy", copy, view)
     return copy.spot
 
 
-def _is_by_pixel(view: View) -> bool:
+def _is_by_pixel(view: TensorView) -> bool:
     _, channels, height, width = view.shape
     strides = (height * width * channels, 1, width * channels, channels)
     return all(n == 1 or a == b for n, a, b in zip(view.shape, view.strides, strides, strict=True))
 
 
-def _sizes(x: View, weight: View, y: View, options: Sequence[Any]) -> tuple[int, ...]:
+def _sizes(x: TensorView, weight: TensorView, y: TensorView, options: Sequence[Any]) -> tuple[int, ...]:
     """The sizes of a convolution, if it is one that there are instructions for."""
     stride, padding, dilation, transposed, _, groups = options[:6]
     side = weight.shape[-1]
@@ -65,7 +65,7 @@ def _convolution(w: Writer, op: Op) -> None:
     w.add("convolve", *sizes, by_pixel(w, x), weight.spot, bias, made_by_pixel(y), *_room(w, sizes))
 
 
-def made_by_pixel(y: View) -> Spot:
+def made_by_pixel(y: TensorView) -> Spot:
     if not _is_by_pixel(y):
         raise Unsupported("a convolution whose channels do not come out side by side")
     return y.spot
@@ -83,7 +83,7 @@ def _convolution_back(w: Writer, op: Op) -> None:
         to = w.view(dw)
         w.add("kernel_gradient", *sizes, by_pixel(w, x), gradient, to.spot, to.strides, *_room(w, sizes, "kernels"))
     if db:
-        total(w, w.view(db), dy, [0, 2, 3], Constant(1.0))
+        total(w, w.view(db), dy, [0, 2, 3], KnownScalar(1.0))
 
 
 PLANES: Final[dict[Any, Callable[[Writer, Op], None]]] = {

@@ -20,6 +20,8 @@
 #define FEW_ROWS 16
 /* Up to this k, what is added to c is added row by row: c is what takes the time. */
 #define SHORT 32
+/* Numbers in a line of the cache. */
+#define LINE 16
 
 typedef struct {
     const float *at;
@@ -43,43 +45,53 @@ INLINE void finish(const Target *to, int row, int column, int width, vec sum) {
     store_some(c, value, width);
 }
 
+/* For all sums of a tile, which stay in registers: loops over them are unrolled. */
+#define EACH_ROW _Pragma("GCC unroll 6") for (int i = 0; i < rows; i++)
+#define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
+
 /* The same for a whole tile, each case by itself. */
 INLINE void finish_tile(const int rows, const int vecs, vec sums[TALL][WIDE], const Target *to, int row, int column,
                         int width) {
     const float alpha = to->alpha;
     float *c = to->at + row * to->row + column;
     if (width == vecs * LANES && to->beta == 1.0f && !to->bias) {
-        for (int i = 0; i < rows; i++)
-            for (int v = 0; v < vecs; v++) {
-                float *at = c + i * to->row + v * LANES;
-                store(at, load(at) + alpha * sums[i][v]);
-            }
+        EACH_ROW EACH_VECTOR {
+            float *at = c + i * to->row + v * LANES;
+            store(at, load(at) + alpha * sums[i][v]);
+        }
         return;
     }
     if (width == vecs * LANES && to->beta == 0.0f && !to->bias && alpha == 1.0f) {
-        for (int i = 0; i < rows; i++)
-            for (int v = 0; v < vecs; v++) store(c + i * to->row + v * LANES, sums[i][v]);
+        EACH_ROW EACH_VECTOR store(c + i * to->row + v * LANES, sums[i][v]);
         return;
     }
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vecs; v++)
-            finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
+    EACH_ROW EACH_VECTOR
+        finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
+}
+
+/* Rows of a that the next tile reads come to the cache. */
+INLINE void fetch(const int rows, const float *a, long across) {
+    EACH_ROW __builtin_prefetch(a + i * across, 0, 2);
 }
 
 INLINE void tile(const int rows, const int vecs, int k, const float *a, const long across, const long down,
                  const float *b, long step, const Target *to, int row, int column, int width) {
     vec sums[TALL][WIDE];
-    for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vecs; v++) sums[i][v] = (vec){0};
-    if (to->beta != 0.0f) /* c comes to the cache meanwhile */
-        for (int i = 0; i < rows; i++)
-            for (int v = 0; v < vecs; v++) __builtin_prefetch(to->at + (row + i) * to->row + column + v * LANES, 1);
-    for (int p = 0; p < k; p++) {
-        vec values[WIDE];
-        for (int v = 0; v < vecs; v++) values[v] = load(b + p * step + v * LANES);
-        for (int i = 0; i < rows; i++) {
-            const float factor = a[i * across + p * down];
-            for (int v = 0; v < vecs; v++) sums[i][v] += factor * values[v];
+    EACH_ROW EACH_VECTOR {
+        sums[i][v] = (vec){0};
+        __builtin_prefetch(to->at + (row + i) * to->row + column + v * LANES, 1);
+    }
+    for (int p = 0; p < k;) {
+        const int end = smaller(k, p + LINE);
+        if (down == 1) fetch(rows, a + rows * across + p, across);
+#pragma GCC unroll 2
+        for (; p < end; p++) {
+            vec values[WIDE];
+            EACH_VECTOR values[v] = load(b + p * step + v * LANES);
+            EACH_ROW {
+                const float factor = a[i * across + p * down];
+                EACH_VECTOR sums[i][v] += factor * values[v];
+            }
         }
     }
     finish_tile(rows, vecs, sums, to, row, column, width);
@@ -91,6 +103,7 @@ typedef void (*Tile)(int k, Matrix a, const float *b, long step, const Target *t
     static void tile_##rows##_##vecs(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, \
                                      int width) {                                                                     \
         if (a.column == 1) tile(rows, vecs, k, a.at, a.row, 1, b, step, to, row, column, width);                      \
+        else if (a.row == 1) tile(rows, vecs, k, a.at, 1, a.column, b, step, to, row, column, width);                 \
         else tile(rows, vecs, k, a.at, a.row, a.column, b, step, to, row, column, width);                             \
     }
 #define TILES(vecs) TILE(1, vecs) TILE(2, vecs) TILE(3, vecs) TILE(4, vecs) TILE(5, vecs) TILE(6, vecs)
@@ -108,26 +121,55 @@ static const Tile tiles[WIDE][TALL] = {
 #endif
 };
 
+/* Four numbers of each of LANES columns that lie along k, turned: four vectors. */
+#if LANES == 16
+INLINE __m512 every_fourth(const float *at, long column) {
+    const __m256 low = _mm256_loadu2_m128(at + 4 * column, at), high = _mm256_loadu2_m128(at + 12 * column, at + 8 * column);
+    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+}
+#define WITH(name) _mm512_##name
+#elif LANES == 8
+INLINE __m256 every_fourth(const float *at, long column) { return _mm256_loadu2_m128(at + 4 * column, at); }
+#define WITH(name) _mm256_##name
+#endif
+INLINE void turn_four(const float *at, long column, float *to, long row) {
+#if LANES == 4
+    for (int y = 0; y < 4; y++)
+        for (int x = 0; x < LANES; x++) to[y * row + x] = at[x * column + y];
+#else
+    const __typeof__(every_fourth(at, column)) a = every_fourth(at, column), b = every_fourth(at + column, column);
+    const __typeof__(a) c = every_fourth(at + 2 * column, column), d = every_fourth(at + 3 * column, column);
+    const __typeof__(WITH(castps_pd)(a)) ab = WITH(castps_pd)(WITH(unpacklo_ps)(a, b));
+    const __typeof__(ab) cd = WITH(castps_pd)(WITH(unpacklo_ps)(c, d));
+    const __typeof__(ab) later_ab = WITH(castps_pd)(WITH(unpackhi_ps)(a, b));
+    const __typeof__(ab) later_cd = WITH(castps_pd)(WITH(unpackhi_ps)(c, d));
+    store(to, (vec)WITH(unpacklo_pd)(ab, cd));
+    store(to + row, (vec)WITH(unpackhi_pd)(ab, cd));
+    store(to + 2 * row, (vec)WITH(unpacklo_pd)(later_ab, later_cd));
+    store(to + 3 * row, (vec)WITH(unpackhi_pd)(later_ab, later_cd));
+#endif
+}
+
+/* `across` columns of b, up to LANES, side by side, with zeros behind them. */
+static void pack_turned(int k, int across, int padded, Matrix b, float *to) {
+    int p = 0;
+    if (across == LANES && b.row == 1)
+        for (; p + 4 <= k; p += 4) turn_four(b.at + p, b.column, to + (long)p * padded, padded);
+    for (; p < k; p++)
+        for (int x = 0; x < LANES; x++)
+            to[(long)p * padded + x] = x < across ? b.at[p * b.row + x * b.column] : 0.0f;
+}
+
 /* Columns of b, side by side, with zeros up to a whole number of vectors. */
 static void pack(int k, int width, int padded, Matrix b, float *to) {
-    if (b.column == 1) {
+    if (b.column == 1)
         for (int p = 0; p < k; p++)
             for (int j = 0; j < padded; j += LANES)
                 store(to + (long)p * padded + j, load_some(b.at + p * b.row + j, smaller(LANES, width - j)));
-        return;
-    }
-    for (int j = 0; j < padded; j += LANES)
-        for (int p = 0; p < k; p += LANES) {
-            const int across = smaller(LANES, width - j), down = smaller(LANES, k - p);
-            float turned[LANES][LANES];
-            if (across < LANES) memset(turned, 0, sizeof turned);
-            if (across == LANES && down == LANES)
-                for (int x = 0; x < LANES; x++)
-                    for (int y = 0; y < LANES; y++) turned[y][x] = b.at[(j + x) * b.column + (p + y) * b.row];
-            else
-                for (int x = 0; x < across; x++)
-                    for (int y = 0; y < down; y++) turned[y][x] = b.at[(j + x) * b.column + (p + y) * b.row];
-            for (int y = 0; y < down; y++) store(to + (long)(p + y) * padded + j, load(turned[y]));
+    else
+        for (int j = 0; j < padded; j += LANES) {
+            const Matrix columns = {b.at + j * b.column, b.row, b.column};
+            pack_turned(k, smaller(LANES, width - j), padded, columns, to + j);
         }
 }
 

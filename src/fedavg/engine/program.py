@@ -14,7 +14,7 @@ from fedavg.engine.emit import Kind
 from fedavg.engine.folding import Folding
 from fedavg.engine.lowering import lower, lower_flat
 from fedavg.engine.tape import Layout, Ref, Tape
-from fedavg.engine.writer import NOWHERE, Constant, Spot, Unsupported, Writer
+from fedavg.engine.writer import NOWHERE, KnownScalar, Spot, Unsupported, Writer
 
 #: The scalars that every program has, whose values are told at each call.
 SCALARS: Final = ("zero", "one", "-lr", "mu", "lr pull", "pull", "-lr (1 + mu)", "lr mu")
@@ -69,7 +69,7 @@ def _assembled(writer: Writer, kind: Kind) -> Program:
             if word.root in places:
                 return [numbers[ARENA], places[word.root] + word.offset]
             return [numbers[word.root], word.offset]
-        if isinstance(word, Constant):
+        if isinstance(word, KnownScalar):
             return [len(SCALARS) + constants.setdefault(word.value, len(constants))]
         return [SCALARS.index(word)] if isinstance(word, str) else [int(word)]
 

@@ -1,4 +1,4 @@
-"""Batches of one example: a module with batch normalisation can not be trained on one, and epochs may end with one."""
+"""Batches of one example: a module with batch normalisation cannot be trained on one, and epochs may end with one."""
 
 from collections.abc import Iterable
 
@@ -31,7 +31,7 @@ def check_single(
         alone = (sizes[short] == 1).any() or batch == 1
         remedy = "leave clients of one example out, or use another norm" if alone else "use drop_last, or another B"
         raise TaskError(
-            f"'{trainer.task.name}' can not be trained on a batch of one example: {reason}. With B={batch:g} such a "
+            f"'{trainer.task.name}' cannot be trained on a batch of one example: {reason}. With B={batch:g} such a "
             f"batch comes up at {len(short)} of {np.count_nonzero(sizes)} clients; by number (and examples): {named}. "
             f"Expected two examples or more in each: {remedy}."
         )

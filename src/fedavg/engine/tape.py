@@ -21,7 +21,7 @@ from fedavg.types import Examples
 
 
 class Untraceable(Exception):
-    """The module can not be turned into a fixed graph; the reason is in the message."""
+    """The module cannot be turned into a fixed graph; the reason is in the message."""
 
 
 class LooksAtData(Untraceable):
@@ -98,7 +98,7 @@ def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] |
     """Take the gradients of a batch, whose tensors are named x0, x1, ... and y0, y1, ... on the tape. The model's
     buffers are changed by it.
 
-    `kernels` may put other operators in the place of PyTorch's while the step is taken.
+    `kernels` may put other operators in place of PyTorch's while the step is taken.
     """
     parameters = {f"p{i}": p.detach() for i, p in enumerate(model.parameters.values())}
     others = [t for n, t in model.module.named_parameters() if n not in model.parameters]
@@ -109,7 +109,7 @@ def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] |
         for letter, tree in (("x", batch.x), ("y", batch.y))
         for i, leaf in enumerate(trees.leaves(tree))
     }
-    recorder = _Recorder(parameters | state | inputs)
+    recorder = _TapeRecorder(parameters | state | inputs)
     try:
         with recorder, kernels or nullcontext():
             loss, grads = plain.gradients(model, batch)
@@ -159,7 +159,7 @@ def _apart(batch: Examples) -> Examples:
     return Examples(trees.changed(batch.x, own), trees.changed(batch.y, own))
 
 
-class _Recorder(TorchDispatchMode):
+class _TapeRecorder(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Nothing here meets torch.compile; the default would import all of it: a second and 80 MB per process."""

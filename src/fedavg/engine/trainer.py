@@ -185,7 +185,7 @@ class Trainer:
 
     def choose_engine(self, name: str, examples: Examples) -> None:
         """Take the path called `name`, for a batch of raw examples like these; `auto` is the graph unless this module
-        can not be traced faithfully.
+        cannot be traced faithfully.
 
         Both paths take a step from the same weights and random numbers, so that a wrong graph, or a module that does
         not fit its data, is found before round 1. The choice never depends on a timing.
@@ -201,7 +201,7 @@ class Trainer:
             graph = GraphEpoch(self.model)
             reason = self._disagreement(graph, recorded, other, expected)
         if reason and name == "graph":
-            raise TaskError(f"engine 'graph' can not train '{self.task.name}': {reason}; use engine 'plain'")
+            raise TaskError(f"engine 'graph' cannot train '{self.task.name}': {reason}; use engine 'plain'")
         if reason:
             self.engine = Engine(marked("plain" + self._loops()), reason)
             return
@@ -285,7 +285,7 @@ class Trainer:
         text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # else only the key would be told
         lines = text.strip().splitlines() or [type(error).__name__]
         reason = lines[-1] if "TorchScript" in lines[0] else "\n".join(lines)
-        return TaskError(f"'{self.task.name}' can not be {what} on {_form(examples)}: {reason}")
+        return TaskError(f"'{self.task.name}' cannot be {what} on {_form(examples)}: {reason}")
 
     def _loops(self) -> str:
         """Which kernels of their own layers run: it depends on the machine, and kernels round differently.
@@ -296,11 +296,11 @@ class Trainer:
         return "".join(f" with {kind}" for kind in sorted(filter(None, kinds)))
 
     def _disagreement(self, graph: GraphEpoch, recorded: Examples, other: Examples, expected: Tensor) -> str:
-        """Why the graph can not be used; empty if it can."""
+        """Why the graph cannot be used; empty if it can."""
         try:
             graph.prepare(recorded, len(recorded))
         except Untraceable as error:
-            return f"it can not be traced: {str(error).splitlines()[0]}"
+            return f"it cannot be traced: {str(error).splitlines()[0]}"
         return self._gap(graph, other, expected)
 
     def _gap(self, graph: GraphEpoch, batch: Examples, expected: Tensor) -> str:
@@ -308,7 +308,7 @@ class Trainer:
         try:
             gap, length = float((self._step(graph, batch) - expected).norm()), float(expected.norm())
         except Untraceable as error:
-            return f"it can not be traced: {str(error).splitlines()[0]}"
+            return f"it cannot be traced: {str(error).splitlines()[0]}"
         except USER_ERRORS as error:
             return f"its traced step fails: {str(error).splitlines()[-1]}"
         if isfinite(length) and not gap <= AGREEMENT * length + 1e-6:

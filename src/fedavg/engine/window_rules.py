@@ -7,7 +7,7 @@ import torch
 
 from fedavg.engine.plane_rules import by_pixel, made_by_pixel
 from fedavg.engine.tape import Op
-from fedavg.engine.writer import Spot, Unsupported, View, Writer
+from fedavg.engine.writer import Spot, TensorView, Unsupported, Writer
 
 aten = torch.ops.aten
 MAX_BACK: Final = aten.max_pool2d_with_indices_backward.default
@@ -18,7 +18,7 @@ def _both(value: Sequence[int]) -> tuple[int, int]:
     return (value[0], value[-1])
 
 
-def _sizes(x: View, y: View, window: Any, moved: Any, around: Any, counts_padding: bool) -> tuple[int, ...]:
+def _sizes(x: TensorView, y: TensorView, window: Any, moved: Any, around: Any, counts_padding: bool) -> tuple[int, ...]:
     """As windows.h has them."""
     if len(x.shape) != 4:
         raise Unsupported("pooling of one image without a batch")
@@ -32,7 +32,7 @@ def _given(options: Sequence[Any], *defaults: Any) -> list[Any]:
     return [*options, *defaults[len(options) - 1 :]]
 
 
-def _max_sizes(x: View, y: View, options: Sequence[Any]) -> tuple[int, ...]:
+def _max_sizes(x: TensorView, y: TensorView, options: Sequence[Any]) -> tuple[int, ...]:
     window, moved, around, dilation, _ = _given(options, [], [0, 0], [1, 1], False)
     if {*dilation} != {1}:
         raise Unsupported("pooling of a window with gaps")
@@ -53,14 +53,14 @@ def _max_pool_back(w: Writer, op: Op) -> None:
     w.add("max_pool_back", sizes, by_pixel(w, gradient), Spot(place.name, 0), made_by_pixel(dx))
 
 
-def _mean_sizes(x: View, y: View, options: Sequence[Any]) -> tuple[int, ...]:
+def _mean_sizes(x: TensorView, y: TensorView, options: Sequence[Any]) -> tuple[int, ...]:
     window, moved, around, _, counts, divisor = _given(options, [], [0, 0], False, True, None)
     if divisor is not None:
         raise Unsupported("a mean with a divisor of its own")
     return _sizes(x, y, window, moved, around, counts)
 
 
-def _evenly(x: View, y: View, options: Sequence[Any]) -> tuple[int, ...]:
+def _evenly(x: TensorView, y: TensorView, options: Sequence[Any]) -> tuple[int, ...]:
     """Adaptive pooling to a size that divides the image's is pooling of one window after another."""
     parts = [(n, m) for n, m in zip(x.shape[2:], y.shape[2:], strict=True)]
     if any(n % m for n, m in parts):
@@ -69,7 +69,9 @@ def _evenly(x: View, y: View, options: Sequence[Any]) -> tuple[int, ...]:
     return _sizes(x, y, window, window, [0, 0], counts_padding=False)
 
 
-def _mean_pool(sizes: Callable[[View, View, Sequence[Any]], tuple[int, ...]]) -> Callable[[Writer, Op], None]:
+def _mean_pool(
+    sizes: Callable[[TensorView, TensorView, Sequence[Any]], tuple[int, ...]],
+) -> Callable[[Writer, Op], None]:
     def rule(w: Writer, op: Op) -> None:
         x, y = w.view(op.args[0]), w.made(op)
         w.add("mean_pool", sizes(x, y, op.args[1:]), by_pixel(w, x), made_by_pixel(y))
@@ -77,7 +79,9 @@ def _mean_pool(sizes: Callable[[View, View, Sequence[Any]], tuple[int, ...]]) ->
     return rule
 
 
-def _mean_pool_back(sizes: Callable[[View, View, Sequence[Any]], tuple[int, ...]]) -> Callable[[Writer, Op], None]:
+def _mean_pool_back(
+    sizes: Callable[[TensorView, TensorView, Sequence[Any]], tuple[int, ...]],
+) -> Callable[[Writer, Op], None]:
     def rule(w: Writer, op: Op) -> None:
         dy, x, dx = w.view(op.args[0]), w.view(op.args[1]), w.made(op)
         w.add("mean_pool_back", sizes(x, dy, op.args[2:]), by_pixel(w, dy), made_by_pixel(dx))

@@ -35,14 +35,14 @@ NOWHERE: Final = Spot("", 0)
 
 
 @dataclass(frozen=True)
-class Constant:
+class KnownScalar:
     """A scalar that is known when the program is written."""
 
     value: float
 
 
 @dataclass(frozen=True)
-class View:
+class TensorView:
     """A tensor of float32 as an instruction takes it: strides are in numbers, not bytes."""
 
     root: str
@@ -61,7 +61,7 @@ class View:
     @property
     def is_dense(self) -> bool:
         return self.strides == _dense(self.shape) or _squeezed(self) == _squeezed(
-            View(self.root, 0, self.shape, _dense(self.shape))
+            TensorView(self.root, 0, self.shape, _dense(self.shape))
         )
 
 
@@ -85,17 +85,17 @@ class Writer:
 
     def layout(self, ref: Any) -> Layout:
         if not isinstance(ref, Ref):
-            raise Unsupported(f"{ref!r} in the place of a tensor")
+            raise Unsupported(f"{ref!r} in place of a tensor")
         return self.tape.layouts[ref.name]
 
-    def view(self, ref: Any) -> View:
+    def view(self, ref: Any) -> TensorView:
         """A tensor of float32."""
         layout = self.layout(ref)
         if layout.dtype != torch.float32:
             raise Unsupported(f"{layout.dtype}")
-        return View(self.tape.roots[ref.name], layout.offset, layout.shape, layout.strides)
+        return TensorView(self.tape.roots[ref.name], layout.offset, layout.shape, layout.strides)
 
-    def dense(self, ref: Any) -> View:
+    def dense(self, ref: Any) -> TensorView:
         view = self.view(ref)
         if not view.is_dense:
             raise Unsupported("a tensor that is not dense")
@@ -108,7 +108,7 @@ class Writer:
     def whole_numbers(self, ref: Any) -> Spot:
         """Where a dense tensor of int64 is."""
         layout = self.layout(ref)
-        view = View(self.tape.roots[ref.name], layout.offset, layout.shape, layout.strides)
+        view = TensorView(self.tape.roots[ref.name], layout.offset, layout.shape, layout.strides)
         if layout.dtype != torch.int64 or not view.is_dense:
             raise Unsupported(f"numbers of {layout.dtype}")
         return Spot(view.root, 8 * layout.offset)
@@ -117,7 +117,7 @@ class Writer:
         name = op.outputs[place] if place < len(op.outputs) else None
         return Ref(name) if name else None
 
-    def made(self, op: Op, place: int = 0) -> View:
+    def made(self, op: Op, place: int = 0) -> TensorView:
         """What an operator makes."""
         ref = self.out(op, place)
         if ref is None:
@@ -150,6 +150,6 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(torch.Size(shape[d + 1 :]).numel()) for d in range(len(shape)))
 
 
-def _squeezed(view: View) -> list[tuple[int, int]]:
+def _squeezed(view: TensorView) -> list[tuple[int, int]]:
     """Sizes and strides of the dimensions that have any extent."""
     return [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if size != 1]

@@ -40,7 +40,7 @@ class CohortResult:
     losses: Mapping[int, float] = field(default_factory=dict)
     #: How many seconds each of them took, where devices are real and the sampler looks at it.
     seconds: Mapping[int, float] = field(default_factory=dict)
-    #: How the round went in the plan's world (`fedavg.world.report.Row`); None without one.
+    #: How the round went in the plan's world (`fedavg.world.report.ClockRow`); None without one.
     world: Mapping[str, Any] | None = None
     #: Who took part; None where the fleet does not tell.
     attendance: Attendance | None = None
@@ -130,9 +130,7 @@ class Fleet(Pluggable, ABC):
 
     def draw_among(self, round: int, weights: Tensor, among: Among) -> Cohort:
         """The same, where a world says who can be asked. Only of a fleet that simulates."""
-        raise FleetError(
-            f"{type(self).__name__} can not draw a cohort among some of its clients; expected `draw_among`"
-        )
+        raise FleetError(f"{type(self).__name__} cannot draw a cohort among some of its clients; expected `draw_among`")
 
     def population_at(self, round: int) -> Population:
         """The clients as they are in a round: their data may change. Only of a fleet that simulates."""
@@ -143,7 +141,7 @@ class Fleet(Pluggable, ABC):
         """Have the clients do the round's work, each from what its part shares, and add up what they send back."""
 
     def reject(self, work: Work, reason: str) -> bool:
-        """What came of the attempt that was just trained can not be used. True if another attempt may go better.
+        """What came of the attempt that was just trained cannot be used. True if another attempt may go better.
 
         Simulated clients would do the same again; of real ones, some may have sent what spoiled it.
         """

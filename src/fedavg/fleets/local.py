@@ -1,7 +1,7 @@
 """The local fleet: clients are simulated by one persistent single-threaded process per core.
 
 Weights and sums lie in shared memory; pipes carry only small messages. A worker that dies or hangs is replaced and its
-clients of the round are run again. How workers start (`start.py`) can not change a bit.
+clients of the round are run again. How workers start (`start.py`) cannot change a bit.
 """
 
 import logging
@@ -11,7 +11,7 @@ import torch
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import PlanError
 from fedavg.fleets.parcels import Unsendable
-from fedavg.fleets.pool import InlinePool, Memory, Pool, ProcessPool
+from fedavg.fleets.pool import InlinePool, ProcessPool, WorkerMemory, WorkerPool
 from fedavg.fleets.sharing import SharedVector
 from fedavg.fleets.simulated import SimulatedFleet
 from fedavg.fleets.start import (
@@ -52,7 +52,7 @@ class LocalFleet(SimulatedFleet):
                     f"expected {default or 'none'}"
                 )
 
-    def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> Pool:
+    def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> WorkerPool:
         method = method_of(setup.plan)
         if setup.plan.device != "cpu":
             return _inline(setup, data, trainer, states)
@@ -68,7 +68,7 @@ class LocalFleet(SimulatedFleet):
                     raise
                 log.warning("clients run one after another in this process: %s", error)
                 return _inline(setup, data, trainer, states)
-        return ProcessPool(setup.plan, data, starter, Memory(shared.tensor, [ring.tensor for ring in rings]))
+        return ProcessPool(setup.plan, data, starter, WorkerMemory(shared.tensor, [ring.tensor for ring in rings]))
 
 
 def _memory(setup: Setup, trainer: Trainer, method: Method, count: int) -> tuple[SharedVector, list[SharedVector]]:
@@ -78,10 +78,10 @@ def _memory(setup: Setup, trainer: Trainer, method: Method, count: int) -> tuple
     return shared, [SharedVector(setup.update_size(size), torch.int64, method) for _ in range(count)]
 
 
-def _inline(setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> Pool:
+def _inline(setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> WorkerPool:
     shared, (ring,) = _memory(setup, trainer, "fork", 1)
     worker = Worker(setup, data, trainer, shared.tensor, ring.tensor, states)
-    return InlinePool(worker, Memory(shared.tensor, [ring.tensor]))
+    return InlinePool(worker, WorkerMemory(shared.tensor, [ring.tensor]))
 
 
 def _spawned(

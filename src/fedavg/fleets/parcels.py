@@ -22,12 +22,12 @@ from fedavg.fleets.sharing import shared_bytes
 #: Arrays from this size on lie outside of the pickle, each at a multiple of `ALIGNED`.
 LARGE_BYTES: Final = 1 << 12
 ALIGNED: Final = 64
-#: What pickle raises for objects that it can not write or read.
+#: What pickle raises for objects that it cannot write or read.
 _FAILURES: Final = (pickle.PickleError, AttributeError, TypeError, ImportError, ValueError, RecursionError)
 
 
 class Unsendable(FleetError):
-    """Something that a worker needs can not be sent to it."""
+    """Something that a worker needs cannot be sent to it."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def unpack(parcel: Parcel) -> Any:
     try:
         return pickle.loads(stream, buffers=arrays)
     except _FAILURES as error:
-        raise Unsendable(f"a worker can not read what it was sent: {error}. {remedy()}") from None
+        raise Unsendable(f"a worker cannot read what it was sent: {error}. {remedy()}") from None
 
 
 def why_unsendable(parts: Iterable[tuple[str, object]]) -> str:
-    """Which part can not be sent, and why; empty if each can."""
+    """Which part cannot be sent, and why; empty if each can."""
     for name, part in parts:
         try:
             _written(part)
@@ -80,7 +80,7 @@ def remedy() -> str:
     )
 
 
-class _Writer(pickle.Pickler):
+class _ParcelWriter(pickle.Pickler):
     """Tensors as arrays of bytes; nothing of a main program that no other process can import."""
 
     def reducer_override(self, value: Any) -> Any:
@@ -104,7 +104,7 @@ def _written(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
     stream = BytesIO()
     try:
-        _Writer(stream, protocol=5, buffer_callback=aside).dump(value)
+        _ParcelWriter(stream, protocol=5, buffer_callback=aside).dump(value)
     except _FAILURES as error:
         raise Unsendable(str(error)) from None
     return stream.getvalue(), arrays

@@ -18,7 +18,7 @@ from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.processes import WorkerProcess
 from fedavg.fleets.start import Starter
 from fedavg.fleets.watchdog import LOOK_S, Busy, Silence, Watchdog
-from fedavg.fleets.worker import Job, Result, Trained, Worker, describe
+from fedavg.fleets.worker import Job, JobResult, Trained, Worker, describe
 from fedavg.plan import Plan
 from fedavg.sums import checked_bound
 from fedavg.types import FederatedData
@@ -38,11 +38,11 @@ PART: Final = 1 / 8
 class Finished:
     """Results in the order of the jobs, and the exact sum of what was added to sums, shape (P,) int64, if any was."""
 
-    results: list[Result]
+    results: list[JobResult]
     ring: Tensor | None
 
 
-class Pool(ABC):
+class WorkerPool(ABC):
     """Workers that do lists of jobs."""
 
     @property
@@ -64,7 +64,7 @@ class Pool(ABC):
 
 
 @dataclass(frozen=True)
-class Memory:
+class WorkerMemory:
     """What the workers of one machine read, and what each of them adds to."""
 
     shared: Tensor
@@ -73,7 +73,7 @@ class Memory:
     def share(self, vector: Tensor) -> None:
         self.shared[: len(vector)].copy_(vector)
 
-    def total(self, results: Sequence[Result], by_slot: Mapping[int, Sequence[int]]) -> Tensor | None:
+    def total(self, results: Sequence[JobResult], by_slot: Mapping[int, Sequence[int]]) -> Tensor | None:
         """The sum over the rings of the workers that added to theirs, given the jobs that each of them did."""
         bounds = {slot: [_bound(results[job]) for job in jobs] for slot, jobs in by_slot.items()}
         used = [slot for slot, of_slot in bounds.items() if any(of_slot)]
@@ -86,15 +86,15 @@ class Memory:
         return sum(others, start=first)
 
 
-def _bound(result: Result) -> int:
+def _bound(result: JobResult) -> int:
     return result.bound if isinstance(result, Trained) else 0
 
 
 @final
-class InlinePool(Pool):
+class InlinePool(WorkerPool):
     """One worker in this process, for one job after another."""
 
-    def __init__(self, worker: Worker, memory: Memory) -> None:
+    def __init__(self, worker: Worker, memory: WorkerMemory) -> None:
         self._worker, self._memory = worker, memory
 
     @property
@@ -113,10 +113,10 @@ class InlinePool(Pool):
 
 
 @final
-class ProcessPool(Pool):
+class ProcessPool(WorkerPool):
     """One process per worker."""
 
-    def __init__(self, plan: Plan, data: FederatedData, starter: Starter, memory: Memory) -> None:
+    def __init__(self, plan: Plan, data: FederatedData, starter: Starter, memory: WorkerMemory) -> None:
         self._data, self._starter, self._memory = data, starter, memory
         self._watchdog = Watchdog(plan.worker_timeout)
         self._processes: list[WorkerProcess] = []
@@ -155,7 +155,7 @@ class ProcessPool(Pool):
         tasks = [describe(self._data, job, index) for index, job in enumerate(jobs)]
         waiting = _Waiting(tasks)
         handed = dict.fromkeys(range(len(self._processes)), 1)
-        results: list[Result | None] = [None] * len(jobs)
+        results: list[JobResult | None] = [None] * len(jobs)
         sent: dict[int, deque[int]] = {slot: deque() for slot in range(len(self._processes))}
         done: dict[int, list[int]] = {slot: [] for slot in sent}
         deaths = 0

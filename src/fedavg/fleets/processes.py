@@ -13,7 +13,7 @@ from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets import pipes
-from fedavg.fleets.worker import Job, Result, Worker
+from fedavg.fleets.worker import Job, JobResult, Worker
 
 #: Seconds that a new process may take to import PyTorch and record its step, on a machine that is busy.
 START_S: Final = 600.0
@@ -60,7 +60,7 @@ class WorkerProcess:
         with suppress(OSError):
             self.pipe.send(jobs)
 
-    def receive(self) -> "list[Result | FedAvgError] | None":
+    def receive(self) -> "list[JobResult | FedAvgError] | None":
         """The replies that are here; None if the worker is dead."""
         return self._inbox.take()
 
@@ -82,7 +82,7 @@ def live(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection, 
     keep_freed_memory()
     with one_thread(), suppress(EOFError, OSError):  # the server is gone
         worker, outbox = _made(make, given, pipe), pipes.Outbox(pipe)
-        reply: Result | FedAvgError
+        reply: JobResult | FedAvgError
         while worker:
             for job in pipe.recv():
                 try:
@@ -101,7 +101,7 @@ def _made(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection)
         pipes.send(pipe, error)
         return None
     except Exception:
-        pipes.send(pipe, FleetError(f"a worker can not start:\n{traceback.format_exc()}"))
+        pipes.send(pipe, FleetError(f"a worker cannot start:\n{traceback.format_exc()}"))
         return None
     pipes.send(pipe, READY)
     return worker

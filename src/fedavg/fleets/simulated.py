@@ -22,14 +22,14 @@ from torch import Tensor
 from fedavg import seeds
 from fedavg.codecs import make_codec
 from fedavg.cohorts import Among, cohort_size, sample_cohort
-from fedavg.engine.memory import keep_freed_memory, let_go_of_start_up
+from fedavg.engine.memory import keep_freed_memory, let_go_of_cycles, let_go_of_start_up
 from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError
 from fedavg.fleets.attendance import Attendance
 from fedavg.fleets.fleet import CohortResult, Fleet, join
-from fedavg.fleets.pool import Finished, Pool
+from fedavg.fleets.pool import Finished, WorkerPool
 from fedavg.fleets.worker import (
     EvalJob,
     Evaluated,
@@ -91,7 +91,7 @@ class SimulatedFleet(Fleet, ABC):
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that can not run on this fleet."""
+        """Refuse a plan that cannot run on this fleet."""
 
     def keep_states_in(self, directory: Path) -> None:
         self._kept_in = directory
@@ -109,10 +109,13 @@ class SimulatedFleet(Fleet, ABC):
         self._update_size = setup.update_size(len(initial))
         self._pool = self.new_pool(setup, self._data, trainer, self._states)
         self._scratch.callback(self._pool.close)
+        del trainer
+        if self.frozen:
+            let_go_of_cycles()  # of the frozen weights that were built here, if the workers have them elsewhere
         return initial
 
     @abstractmethod
-    def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> Pool:
+    def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> WorkerPool:
         """The workers. The trainer is proved, and has the initial weights."""
 
     @property

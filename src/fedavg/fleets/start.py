@@ -41,7 +41,7 @@ def method_of(plan: Plan) -> Method:
     if plan.start_method == "auto":
         return "fork" if "fork" in able and sys.platform != "darwin" else "spawn"
     if plan.start_method not in able:
-        raise PlanError(f"start_method: got '{plan.start_method}', which this system has not; expected one of "
+        raise PlanError(f"start_method: got '{plan.start_method}', which this system lacks; expected one of "
                         f"auto, {', '.join(able)}")  # fmt: skip
     return plan.start_method  # type: ignore[return-value]
 
@@ -50,7 +50,7 @@ def check_not_imported(method: Method) -> None:
     """New processes import the script that started them; one that starts a run while it is imported would never end."""
     if method != "fork" and getattr(current_process(), "_inheriting", False):
         raise FleetError(
-            "a worker imports this script, which starts a run again meanwhile; expected what runs to stand below: "
+            "a worker imports this script, which starts a run again meanwhile; put the code that runs below: "
             "if __name__ == '__main__':"
         )
 

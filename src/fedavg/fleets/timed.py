@@ -20,13 +20,13 @@ from fedavg.errors import FleetError, PlanError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
 from fedavg.metrics.spread import OnClients
 from fedavg.plan import Plan
-from fedavg.samplers.memory import Memory, Seen, from_slots, learned, to_slots
+from fedavg.samplers.memory import CohortSeen, Memory, from_slots, learned, to_slots
 from fedavg.setup import Setup
 from fedavg.types import Cohort, Errands, Part, Population, Slots, Split, Work
 from fedavg.world import make_closing, make_world
 from fedavg.world.clock import Clock, Errand, Outcome, hours
 from fedavg.world.closing import Fate
-from fedavg.world.report import Row, row_of_flights, row_of_round
+from fedavg.world.report import ClockRow, row_of_flights, row_of_round
 
 log = logging.getLogger("fedavg.run")
 
@@ -57,7 +57,7 @@ class TimedFleet(Fleet):
         self.gives_singles = inner.gives_singles
         self._attempt = 0
         #: What attempts of this round that came to nothing have cost, and why they did.
-        self._lost: list[Row] = []
+        self._lost: list[ClockRow] = []
 
     def open(self, plan: Plan) -> Population | None:
         raise AssertionError("the fleet inside has been opened")
@@ -146,11 +146,11 @@ class TimedFleet(Fleet):
         if result.largest_up not in (0, self._sent):
             raise FleetError(
                 f"codec {self._setup.plan.codec} made a frame of {result.largest_up} bytes; expected {self._sent}, as "
-                "it declares (frame_bytes): the clock went by that"
+                "it declares (frame_bytes): the clock relied on it"
             )
         return result
 
-    def _abandoned(self, work: Work, asked: np.ndarray, outcome: Outcome, row: Row) -> Abandoned:
+    def _abandoned(self, work: Work, asked: np.ndarray, outcome: Outcome, row: ClockRow) -> Abandoned:
         """Time has passed and work was done for nothing; other clients are asked."""
         reason = f"{hours(self._clock.now)}: {outcome.closed.reason}"
         log.warning("round %d, attempt %d is abandoned on %s", work.round, self._attempt + 1, reason)
@@ -167,10 +167,10 @@ class TimedFleet(Fleet):
     def _learn(self, work: Work, asked: np.ndarray, outcome: Outcome, result: CohortResult | None) -> None:
         losses = np.array([result.losses.get(int(k), np.nan) if result else np.nan for k in asked], np.float64)
         reported = outcome.closed.reported if result else np.zeros(len(asked), bool)
-        seen = Seen(work.round, self._there, asked, reported, losses, outcome.seconds)
+        seen = CohortSeen(work.round, self._there, asked, reported, losses, outcome.seconds)
         self._memory = learned(self._memory, seen)
 
-    def _closed(self, result: CohortResult, row: Row) -> CohortResult:
+    def _closed(self, result: CohortResult, row: ClockRow) -> CohortResult:
         """The result with all that the round cost, also its attempts that came to nothing."""
         whole = row.with_lost(self._lost)
         self._lost, self._attempt = [], 0
@@ -193,7 +193,7 @@ class TimedFleet(Fleet):
         )  # fmt: skip
         losses = np.array([result.losses.get(int(k), np.nan) for k in clients], np.float64)
         everyone = np.ones(len(clients), bool)
-        seen = Seen(work.round, self._there, clients, everyone, losses, np.full(len(clients), np.nan))
+        seen = CohortSeen(work.round, self._there, clients, everyone, losses, np.full(len(clients), np.nan))
         self._memory = learned(self._memory, seen)
         return self._closed(result, row)
 

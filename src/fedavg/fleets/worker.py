@@ -98,7 +98,7 @@ class Tuned:
     own: dict[str, float]
 
 
-Result = Trained | Evaluated | Tuned
+JobResult = Trained | Evaluated | Tuned
 
 
 class Worker:
@@ -125,7 +125,7 @@ class Worker:
         self._cohort = 0
         self._pieces: dict[Split, tuple[FederatedData, list[Examples]]] = {}
         #: What is done with a job, by its kind.
-        self.handlers: dict[type[Job], Callable[[Any], Result]] = {
+        self.handlers: dict[type[Job], Callable[[Any], JobResult]] = {
             TrainJob: self._train,
             EvalJob: self._evaluate,
             TuneJob: self._tune,
@@ -161,7 +161,7 @@ class Worker:
     def _counted(self, job: TrainJob, message: Message, vector: Tensor) -> Trained:
         """A client's message as the server takes it."""
         setup, size = self._setup, len(message.frame) or self._frame_bytes
-        if job.encoding:  # bounds can not be kept on what is masked
+        if job.encoding:  # bounds cannot be kept on what is masked
             measured = masked_numbers(setup.measures, message)
             ring = job.encoding.encode(vector.numpy(), message.weight, measured).ring
             return Trained(message.weight, message.metrics, size, 0, ring.tobytes())
@@ -321,7 +321,7 @@ def unclipped(decoded: "DecodedSum") -> Mapping[str, float]:
     """The means of a masked sum; a sum that was cut to fit the ring would be a wrong result without a word."""
     if decoded.saturated:
         raise FleetError(
-            f"{decoded.saturated} sums of metrics were beyond 2^31, which a masked sum can not hold; expected smaller "
+            f"{decoded.saturated} sums of metrics were beyond 2^31, which a masked sum cannot hold; expected smaller "
             "ones: hold out fewer examples, or use a metric on another scale"
         )
     return decoded.metrics

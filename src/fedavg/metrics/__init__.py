@@ -36,8 +36,8 @@ METRICS: dict[str, type[Metric]] = {
 _DIRECTIONS = {"accuracy": True, "loss": False, "error": False}
 
 #: A metric, its text (`f1:10`), or a function that gives one value per prediction.
-Given = Metric | str | ValueFunction
-MetricsGiven = Mapping[str, Given] | Iterable[Metric | str]
+MetricGiven = Metric | str | ValueFunction
+MetricsGiven = Mapping[str, MetricGiven] | Iterable[Metric | str]
 
 
 def make_metric(value: str | Metric) -> Metric:
@@ -66,7 +66,7 @@ def by_name(given: MetricsGiven, loss: LossFunction) -> dict[str, Metric]:
     return dict(zip(names, made, strict=True))
 
 
-def _made(name: str, given: Given, loss: LossFunction) -> Metric:
+def _made(name: str, given: MetricGiven, loss: LossFunction) -> Metric:
     if isinstance(given, str | Metric):
         return make_metric(given).bind(loss)
     if given is loss:

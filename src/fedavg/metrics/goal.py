@@ -84,7 +84,7 @@ def make_goal(
     direction = _direction(name, option, metrics, training)
     if direction is None and (target_of or rounds):
         raise PlanError(
-            f"{option}: nobody has said whether a higher '{name}' is better; expected a metric that says it: "
+            f"{option}: nothing says whether a higher '{name}' is better; expected a metric that says so: "
             "fedavg.metrics.Mean(function, higher_is_better=True)"
         )
     return Goal(name, direction, target_value, int(rounds) if rounds else None)

@@ -119,7 +119,7 @@ class Mean(Metric):
         if not isinstance(values, Tensor) or values.dim() == 0:
             raise ValueError(
                 f"metric '{self.name}' gave one number ({values}) for a whole batch, and batches are not equal: such "
-                "numbers can not be averaged. Expected a tensor with one value per prediction (for a loss of PyTorch: "
+                "numbers cannot be averaged. Expected a tensor with one value per prediction (for a loss of PyTorch: "
                 "reduction='none'), or a fedavg.metrics.Metric, which gives sums"
             )
         return [values.sum(dtype=torch.float64), values.numel()]
@@ -149,7 +149,7 @@ def checked_sums(metric: Metric, output: Any, y: Any) -> Tensor:
 
 
 def add_up(pieces: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Tensor]:
-    """The sums over all pieces, exactly rounded: the order of the pieces can not change a bit."""
+    """The sums over all pieces, exactly rounded: the order of the pieces cannot change a bit."""
     columns = {name: zip(*(piece[name] for piece in pieces), strict=True) for name in pieces[0]} if pieces else {}
     return {name: torch.tensor([fsum(each) for each in sums], dtype=torch.float64) for name, sums in columns.items()}
 

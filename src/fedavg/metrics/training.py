@@ -90,7 +90,7 @@ def masked_numbers(measures: Mapping[str, Measure], sent: Measured) -> dict[str,
     for name in (name for measure in measures.values() if not measure.by_weight for name in _names(measure)):
         if abs(numbers[name]) >= _LARGEST_MASKED:
             raise FleetError(
-                f"the sum {name} of this client is {numbers[name]:g}, beyond 2^31, which a masked sum can not hold; "
+                f"the sum {name} of this client is {numbers[name]:g}, beyond 2^31, which a masked sum cannot hold; "
                 "expected less: use a metric on another scale"
             )
         numbers[name] *= per_weight

@@ -4,6 +4,6 @@ Whether and for which instructions a kernel runs depends on the machine and on F
 since kernels round differently from what they replace.
 """
 
-from fedavg.native.kernels import VARIABLE, Found, call, compiler, found, in_use, library, marked
+from fedavg.native.kernels import VARIABLE, FoundKernel, call, compiler, found, in_use, library, marked
 
-__all__ = ["VARIABLE", "Found", "call", "compiler", "found", "in_use", "library", "marked"]
+__all__ = ["VARIABLE", "FoundKernel", "call", "compiler", "found", "in_use", "library", "marked"]

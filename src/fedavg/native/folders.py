@@ -17,7 +17,7 @@ log = logging.getLogger("fedavg.run")
 
 
 def own_folder() -> Path | None:
-    """Where builds are kept; None where another user could put code there, or it can not be made."""
+    """Where builds are kept; None where another user could put code there, or it cannot be made."""
     try:
         folder = user_cache() / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ INSTRUCTIONS: Final = ("model name", "flags", "Features", "CPU part")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundKernel:
     """A kernel's code, if it can be had, and where it came from or why there is none, in words."""
 
     library: ctypes.CDLL | None
@@ -42,20 +42,20 @@ def library(source: Path) -> ctypes.CDLL | None:
     return found(source).library
 
 
-def found(source: Path) -> Found:
+def found(source: Path) -> FoundKernel:
     """The same, with where it is from."""
     level = in_use()
     if level is None:
-        return Found(None, f"{VARIABLE}=0")
+        return FoundKernel(None, f"{VARIABLE}=0")
     code = _prebuilt(source, level)
     if code is not None:
         return _loaded(source, code, f"comes with the package, for {level.name}")
     compiler = recipe.find_compiler(os.environ)
     if compiler is None:
-        return Found(None, f"no C compiler (CC, cc, gcc, clang), and the package has none for {level.name}")
+        return FoundKernel(None, f"no C compiler (CC, cc, gcc, clang), and the package has none for {level.name}")
     try:
         code = _compiled(source, level, compiler)
-    except (OSError, subprocess.SubprocessError) as error:  # a compiler that can not do this is as good as none
+    except (OSError, subprocess.SubprocessError) as error:  # a compiler that cannot do this is as good as none
         return _unusable(source, error)
     return _loaded(source, code, f"built here by {compiler[0]}, for {level.name}")
 
@@ -134,22 +134,22 @@ def _compiled(source: Path, level: Level, compiler: list[str]) -> bytes:
     return code
 
 
-def _loaded(source: Path, code: bytes, origin: str) -> Found:
+def _loaded(source: Path, code: bytes, origin: str) -> FoundKernel:
     """Loads these very bytes: from a file that was made just for this, where nobody else can reach it."""
     try:
         with private_folder(own_folder()) as loading:
             target = loading / f"{source.stem}.so"
             target.write_bytes(code)
-            return Found(ctypes.CDLL(str(target)), origin)
+            return FoundKernel(ctypes.CDLL(str(target)), origin)
     except OSError as error:
         return _unusable(source, error)
 
 
-def _unusable(source: Path, error: Exception) -> Found:
+def _unusable(source: Path, error: Exception) -> FoundKernel:
     failed = isinstance(error, subprocess.CalledProcessError)
     reason = "the compiler fails at it" if failed else str(getattr(error, "strerror", None) or error)
     say(f"{source.name} is not used: {reason}; PyTorch's own operators run in its place")
-    return Found(None, reason)
+    return FoundKernel(None, reason)
 
 
 def _read(path: Path) -> bytes | None:

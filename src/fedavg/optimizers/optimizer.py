@@ -53,12 +53,12 @@ class Optimizer(Pluggable, ABC):
         """Change w, shape (P,), in place by its gradient g, which may be overwritten. Steps t count from 1."""
 
     def effective_steps(self, steps: int) -> float | None:
-        """How often gradients count in all in so many fresh steps, in units of the rate; None if nobody can say."""
+        """How often gradients count in total in this many fresh steps, in units of the rate; None if unknown."""
         return None
 
     @property
     def folded(self) -> Folded | None:
-        """What the fast path may do instead of `step`, to the same effect; None if it can not."""
+        """What the fast path may do instead of `step`, to the same effect; None if it cannot."""
         return None
 
 

@@ -19,7 +19,7 @@ class SGD(Optimizer):
     """SGD with momentum, Nesterov momentum, weight decay and clipping of each batch's gradient; plain by default.
 
     `clip_norm` bounds the gradient of the whole local objective, with an algorithm's correction and without weight
-    decay. It is no privacy: that bounds whole updates (stage `clip`).
+    decay. It gives no privacy: for that, bound whole updates (stage `clip`).
 
     >>> import fedavg
     >>> str(fedavg.Plan(optimizer="sgd:momentum=0.9").optimizer)

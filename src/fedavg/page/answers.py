@@ -9,13 +9,12 @@ from fedavg.errors import FedAvgError
 from fedavg.page import views
 from fedavg.page.library import Library
 from fedavg.page.partitions import Partitions
-from fedavg.page.record import Record
+from fedavg.page.record import RunFiles
+from fedavg.page.views import Answer
 from fedavg.study.axes import AXES
 
 if TYPE_CHECKING:  # it needs packages of the server extra
     from fedavg.page.fleet import LiveFleet
-
-Answer = dict[str, Any]
 
 
 class NotThere(FedAvgError):
@@ -107,7 +106,7 @@ def _known(answer: Answer | None, problem: str = "this run has no simulated cloc
     return answer
 
 
-def _one(records: Mapping[str, Record], id: str) -> Record:
+def _one(records: Mapping[str, RunFiles], id: str) -> RunFiles:
     if id not in records:
         raise NotThere("this run is not there any more")
     return records[id]

@@ -11,7 +11,7 @@ import numpy as np
 _APART: Final = frozenset({"ledger", "who", "worst", "digest"})
 
 
-class Columns:
+class GrowingColumns:
     """Grows by rows. A column that a row lacks is NaN there."""
 
     def __init__(self) -> None:

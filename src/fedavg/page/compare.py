@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedavg.page.record import Record
+from fedavg.page.record import RunFiles
 from fedavg.page.thin import POINTS, Curve, band, curve, thinned
 from fedavg.study.axes import AXES
 from fedavg.study.compare import RUNTIME
@@ -22,7 +22,7 @@ def group_of(plan: Mapping[str, Any]) -> str:
     return sha256(dumps(counted, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def drawable(records: Iterable[Record]) -> list[str]:
+def drawable(records: Iterable[RunFiles]) -> list[str]:
     """The columns of any of the runs that can be drawn: results first, costs last."""
     names = dict.fromkeys(name for record in records for name in record.columns.names if _is_drawn(name))
     return sorted(names, key=lambda name: (_rank(name), name))
@@ -37,22 +37,22 @@ def _rank(name: str) -> int:
     return next((place for place, start in enumerate(order) if name.startswith(start)), len(order))
 
 
-def along(record: Record, x: str) -> np.ndarray:
+def along(record: RunFiles, x: str) -> np.ndarray:
     """The chosen axis of a run at each of its rounds, shape (rounds,)."""
     if x == "round":
         return np.arange(1, record.rounds + 1, dtype=np.float64)
     return np.cumsum(sum((np.nan_to_num(record.columns.get(name)) for name in AXES[x]), np.zeros(record.rounds)))
 
 
-def curves(records: Sequence[Record], x: str, y: str, points: int = POINTS) -> list[dict[str, Any]]:
+def curves(records: Sequence[RunFiles], x: str, y: str, points: int = POINTS) -> list[dict[str, Any]]:
     """A curve for each run that has such points, thinned."""
     full = [(record, curve(along(record, x), record.columns.get(y))) for record in records]
     return [{"run": record.id, **_points(thinned(each, points))} for record, each in full if len(each.x)]
 
 
-def bands(records: Sequence[Record], x: str, y: str, points: int = POINTS) -> list[dict[str, Any]]:
+def bands(records: Sequence[RunFiles], x: str, y: str, points: int = POINTS) -> list[dict[str, Any]]:
     """For plans that were run with several seeds: mean, lowest and highest of their curves."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[RunFiles]] = {}
     for record in records:
         groups.setdefault(group_of(record.plan), []).append(record)
     found = []

@@ -82,7 +82,7 @@ class LiveFleet:
         status = self._get("/admin/status" if self._token else "/v1/status")
         if "error" in status:
             return {"problem": f"the server refused ({status['error']}): {status.get('detail', '')}"}
-        clients = self._get("/admin/clients")["clients"] if self._token else None
+        clients = self._get("/admin/clients").get("clients") if self._token else None  # not for a viewer's token
         listed = None if clients is None else [{name: row.get(name) for name in _SHOWN} for row in clients]
         return {
             "problem": None,

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Final
 
 from fedavg.errors import RunDirError
-from fedavg.page.record import MARKS, Record, locked_inodes
+from fedavg.page.record import MARKS, RunFiles, locked_inodes
 
 #: Seconds between looks at the disk, and between looks for new runs.
 LOOK_S: Final = 0.5
@@ -27,7 +27,7 @@ class Library:
             raise RunDirError(f"got '{root}'; expected a folder of runs, a run directory, or the address of a server")
         self.root = root
         self.version = 0
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, RunFiles] = {}
         self._lock = Lock()
         self._searched = -SEARCH_S
         self._stop = Event()
@@ -42,7 +42,7 @@ class Library:
             self._thread.join()
 
     @contextmanager
-    def looking(self) -> Iterator[dict[str, Record]]:
+    def looking(self) -> Iterator[dict[str, RunFiles]]:
         """The records by id, which stay as they are meanwhile."""
         with self._lock:
             yield self._records
@@ -75,7 +75,7 @@ class Library:
         found = {name: path for path, name in _runs(self.root)}
         with self._lock:
             known = {record.name: record for record in self._records.values()}
-            kept = {name: known.get(name) or Record(path, name) for name, path in found.items()}
+            kept = {name: known.get(name) or RunFiles(path, name) for name, path in found.items()}
             self._records = {record.id: record for record in kept.values()}
         return known.keys() != kept.keys()
 
@@ -88,7 +88,7 @@ def _runs(root: Path) -> list[tuple[Path, str]]:
 
 
 def _below(folder: Path, prefix: str, depth: int) -> Iterator[tuple[Path, str]]:
-    """What can not be read is left out, as are hidden folders; links are not followed, for they may go in circles."""
+    """What cannot be read is left out, as are hidden folders; links are not followed, for they may go in circles."""
     try:
         entries = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except OSError:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedavg.page.columns import Columns
+from fedavg.page.columns import GrowingColumns
 from fedavg.runlog.seals import unchained, unsealed
 
 #: Bytes of metrics.jsonl that are read at a time.
@@ -33,14 +33,14 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """`word`: running, stopped, reading, torn, damaged, foreign, or what the summary says; `notes` say why."""
 
     word: str
     notes: tuple[str, ...] = ()
 
 
-class Record:
+class RunFiles:
     """The files of one run."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -48,7 +48,7 @@ class Record:
         self.id = sha256(name.encode(errors="surrogateescape")).hexdigest()[:12]
         self._stamps: object = None
         self._held = False
-        self.state = State("reading")
+        self.state = RunState("reading")
         self.plan: Document = {}
         self.identity: Document = {}
         self.summary: Document = {}
@@ -57,7 +57,7 @@ class Record:
         self._forget()
 
     def _forget(self) -> None:
-        self.columns, self._starts, self._link, self._offset = Columns(), array("q"), "", 0
+        self.columns, self._starts, self._link, self._offset = GrowingColumns(), array("q"), "", 0
         #: In how many rounds each client reported, where rows say who did.
         self.reported: Counter[int] = Counter()
         self._inode, self._damage = 0, ""
@@ -86,20 +86,20 @@ class Record:
 
     # What the run is in
 
-    def _state(self) -> State:
+    def _state(self) -> RunState:
         notes = tuple(self._problems.values())
         if "foreign" in self._problems:
-            return State("foreign", notes)
+            return RunState("foreign", notes)
         if notes or self._damage:
-            return State("damaged", (*notes, *([self._damage] if self._damage else [])))
+            return RunState("damaged", (*notes, *([self._damage] if self._damage else [])))
         if self._more:
-            return State("reading", ("its rows are being read",))
+            return RunState("reading", ("its rows are being read",))
         if self._held or self._fresh():
-            return State("running")
+            return RunState("running")
         if self._torn:
-            return State("torn", (f"the last line, after round {self.rounds}, was cut off; 'fedavg resume' computes "
+            return RunState("torn", (f"the last line, after round {self.rounds}, was cut off; 'fedavg resume' computes "
                                   "that round again",))  # fmt: skip
-        return State(str(self.summary.get("status", "stopped")))
+        return RunState(str(self.summary.get("status", "stopped")))
 
     def _fresh(self) -> bool:
         """True if it has no end, and its last row is so new that another is likely to come."""
@@ -117,7 +117,7 @@ class Record:
         except FileNotFoundError:
             self._problems["foreign"] = "it has no plan.toml, which every run of fedavg has"
         except (OSError, ValueError) as error:
-            self._problems["plan"] = f"plan.toml can not be read: {_reason(error)}"
+            self._problems["plan"] = f"plan.toml cannot be read: {_reason(error)}"
         return {}
 
     def _read_identity(self) -> Document:
@@ -141,7 +141,7 @@ class Record:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            self._problems[name] = f"{name} can not be read: {_reason(error)}"
+            self._problems[name] = f"{name} cannot be read: {_reason(error)}"
             return None
 
     def _unsealed(self, name: str, document: object) -> Document:
@@ -168,7 +168,7 @@ class Record:
         except FileNotFoundError:
             self._forget()
         except OSError as error:
-            self._problems["metrics.jsonl"] = f"metrics.jsonl can not be read: {_reason(error)}"
+            self._problems["metrics.jsonl"] = f"metrics.jsonl cannot be read: {_reason(error)}"
 
     def _add(self, data: bytes) -> None:
         whole = data[: data.rfind(b"\n") + 1]

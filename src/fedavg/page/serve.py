@@ -50,6 +50,6 @@ def _bound(port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise FedAvgError(
-            f"--port: can not listen on {HOST}:{port}: {error.strerror}; expected a port that is free, or 0 for any"
+            f"--port: cannot listen on {HOST}:{port}: {error.strerror}; expected a port that is free, or 0 for any"
         ) from None
     return listening

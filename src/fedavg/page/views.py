@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from fedavg.page.compare import bands, curves, drawable, group_of
-from fedavg.page.record import Record
+from fedavg.page.record import RunFiles
 from fedavg.page.thin import POINTS
 from fedavg.study.axes import AXES
 from fedavg.study.compare import differing
@@ -21,7 +21,7 @@ BARS: Final = 200
 DAY_S: Final = 86_400
 
 
-def index(records: Sequence[Record], root: Path) -> Answer:
+def index(records: Sequence[RunFiles], root: Path) -> Answer:
     """All runs with their states and totals, what can be drawn, and the options in which their plans differ."""
     plans = [record.plan for record in records if record.plan]
     return {
@@ -33,7 +33,7 @@ def index(records: Sequence[Record], root: Path) -> Answer:
     }
 
 
-def listed(record: Record) -> Answer:
+def listed(record: RunFiles) -> Answer:
     """One line of the list of runs."""
     columns, plan = record.columns, record.plan
     return {
@@ -55,12 +55,12 @@ def listed(record: Record) -> Answer:
     }
 
 
-def drawn(records: Sequence[Record], x: str, y: str) -> Answer:
+def drawn(records: Sequence[RunFiles], x: str, y: str) -> Answer:
     """The curves of runs, and the bands over those that differ in their seeds alone."""
     return {"x": x, "y": y, "curves": curves(records, x, y), "bands": bands(records, x, y)}
 
 
-def one_round(record: Record, round: int) -> Answer | None:
+def one_round(record: RunFiles, round: int) -> Answer | None:
     """What is on record of a round, with what the plan allows it; None if there is no such round."""
     row = record.row(round)
     if row is None:
@@ -84,7 +84,7 @@ def is_private(plan: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     return plan.get("secagg", "none") != "none" or bool(row.get("ledger"))
 
 
-def clients(record: Record) -> Answer:
+def clients(record: RunFiles) -> Answer:
     """How the model does over clients, round by round, and how often each took part."""
     prefix = "on_clients.spread."
     names = [name.removeprefix(prefix).rsplit(".", 1) for name in record.columns.names if name.startswith(prefix)]
@@ -105,7 +105,7 @@ def clients(record: Record) -> Answer:
     }
 
 
-def _participation(record: Record) -> Answer | None:
+def _participation(record: RunFiles) -> Answer | None:
     if not record.reported:
         return None
     shown = evenly(sorted(record.reported), BARS)
@@ -123,7 +123,7 @@ def evenly(items: Sequence[int], most: int) -> list[int]:
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-def world(record: Record, day: str) -> Answer | None:
+def world(record: RunFiles, day: str) -> Answer | None:
     """The rounds of one day of a simulated clock; None for a run that has none."""
     columns = record.columns
     closed = columns.get("world.closed_s")

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Curve = tuple[list[float], list[float]]
+FigureCurve = tuple[list[float], list[float]]
 #: How the records of a line become a curve.
-Reading = Callable[[Sequence[Record]], Curve]
+Reading = Callable[[Sequence[Record]], FigureCurve]
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,18 @@ class Drawn:
 # How records become curves.
 
 
-def best_accuracy(runs: Sequence[Record]) -> Curve:
+def best_accuracy(runs: Sequence[Record]) -> FigureCurve:
     rounds, values = envelope((run.rounds, run.values) for run in runs)
     return [float(r) for r in rounds], values
 
 
-def accuracy(runs: Sequence[Record]) -> Curve:
+def accuracy(runs: Sequence[Record]) -> FigureCurve:
     """The curve of the best run as it was measured, not made monotone: Figure 10 shows its scatter."""
     best = max(runs, key=lambda run: (max(run.values, default=0.0), run.rounds_run))
     return [float(r) for r in best.rounds], list(best.values)
 
 
-def sample_loss(runs: Sequence[Record]) -> Curve:
+def sample_loss(runs: Sequence[Record]) -> FigureCurve:
     """The loss of the shared model on a fixed sample of the training set, for the run with the lowest."""
     told = [run for run in runs if run.sample_loss]
     if not told:

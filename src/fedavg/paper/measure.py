@@ -9,13 +9,13 @@ from statistics import median
 from typing import Final
 
 from fedavg.campaign.execute import Need
-from fedavg.campaign.racing import Outcome, outcome, settled
+from fedavg.campaign.racing import Standing, outcome, settled
 from fedavg.campaign.records import ABANDONED, CAP, Record, Records, is_locked, setting_key
 from fedavg.errors import RunDirError
 from fedavg.paper.cells import ALL_CELLS, Cell, Setting, first_guess
 from fedavg.paper.search import (
     COARSE,
-    Search,
+    RateSearch,
     SearchVerdict,
     Todo,
     best_place,
@@ -32,7 +32,7 @@ NOT_RUN: Final = "not run"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCell:
     """A cell beside its measurement. `values` has the rounds to the target for each seed, None where not reached."""
 
     cell: Cell
@@ -64,17 +64,17 @@ class Measured:
         return self.status == MEASURED
 
 
-def result_of(cell: Cell, records: Records, running: frozenset[str] = frozenset()) -> Measured:
+def result_of(cell: Cell, records: Records, running: frozenset[str] = frozenset()) -> MeasuredCell:
     """`running`: the keys of settings that a process is at work on (see running_keys)."""
     runs = _by_place(cell.setting, records, 0)
     step = next_step(_search(cell, records), _outcomes(cell, runs))
     at_work = cell.setting.key in running
     if isinstance(step, Todo) or step.place is None:
         status = RUNNING if at_work else MEASURED if isinstance(step, SearchVerdict) else NOT_RUN
-        return Measured(cell, status, runs=tuple(runs.values()))
+        return MeasuredCell(cell, status, runs=tuple(runs.values()))
     chosen = runs[step.place]
     by_seed = [chosen, *_seed_runs(cell, records, step.place)]
-    return Measured(
+    return MeasuredCell(
         cell,
         status=MEASURED,
         eta=rate(step.place),
@@ -120,9 +120,9 @@ def _need(cell: Cell, eta: float, seed: int, cap: int, leader: int | None) -> Ne
     return Need(cell.plan(eta, seed), cell.target, cap, stopped, reason, cell.setting.model.train_sample)
 
 
-def _search(cell: Cell, records: Records, refine: bool = False) -> Search:
+def _search(cell: Cell, records: Records, refine: bool = False) -> RateSearch:
     expected = cell.paper if cell.paper is not None else inf
-    return Search(middle(cell.setting, records), cell.allowance, cell.setting.eval_every, refine, expected)
+    return RateSearch(middle(cell.setting, records), cell.allowance, cell.setting.eval_every, refine, expected)
 
 
 def middle(setting: Setting, records: Records) -> int:
@@ -163,11 +163,11 @@ def _by_place(setting: Setting, records: Records, seed: int) -> dict[int, Record
     return {index: run for run in runs if (index := place(run.plan.eta)) is not None}
 
 
-def _outcomes(cell: Cell, runs: dict[int, Record]) -> dict[int, Outcome]:
+def _outcomes(cell: Cell, runs: dict[int, Record]) -> dict[int, Standing]:
     return {index: _judge(run, cell.target) for index, run in runs.items()}
 
 
-def _judge(run: Record, target: float) -> Outcome:
+def _judge(run: Record, target: float) -> Standing:
     return outcome(run.rounds, run.values, target, run.diverged)
 
 
@@ -192,5 +192,5 @@ def _key_of(directory: Path) -> str | None:
         return None
 
 
-def results(cells: Sequence[Cell], records: Records, running: frozenset[str] = frozenset()) -> list[Measured]:
+def results(cells: Sequence[Cell], records: Records, running: frozenset[str] = frozenset()) -> list[MeasuredCell]:
     return [result_of(cell, records, running) for cell in cells]

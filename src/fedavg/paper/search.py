@@ -15,7 +15,7 @@ from itertools import islice
 from math import ceil, inf, log10
 from typing import Final
 
-from fedavg.campaign.racing import TRAILING, Outcome, lag, settled, stages
+from fedavg.campaign.racing import TRAILING, Standing, lag, settled, stages
 from fedavg.runlog.curves import monotone
 
 #: Between rates of the paper's coarser grid, in sixths of a decade.
@@ -41,7 +41,7 @@ def place(eta: float) -> int | None:
 
 
 @dataclass(frozen=True)
-class Search:
+class RateSearch:
     """`allowance`: rounds after which the target counts as not reached; `every`: rounds between evaluations.
 
     `expected`: rounds that the best rate may need; a guess, which only costs time if it is wrong.
@@ -79,7 +79,7 @@ class SearchVerdict:
     inside: bool
 
 
-def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | SearchVerdict:
+def next_step(search: RateSearch, results: Mapping[int, Standing]) -> Todo | SearchVerdict:
     """What to run next, given how far each rate has come; a verdict if there is nothing left to run.
 
     Rates that were only partly run are taken up where they stand: a search that was killed, or one that ran for another
@@ -88,7 +88,7 @@ def next_step(search: Search, results: Mapping[int, Outcome]) -> Todo | SearchVe
     return next(_todos(search, results), None) or _verdict(results)
 
 
-def spare_step(search: Search, results: Mapping[int, Outcome]) -> Todo | None:
+def spare_step(search: RateSearch, results: Mapping[int, Standing]) -> Todo | None:
     """What may be run meanwhile where a core is free: rates that wait for others to end the stage, in the next one.
 
     As things stand they will be wanted there; if one of the others turns out better, it was in vain.
@@ -100,7 +100,7 @@ def spare_step(search: Search, results: Mapping[int, Outcome]) -> Todo | None:
     return None
 
 
-def _todos(search: Search, results: Mapping[int, Outcome]) -> Iterator[Todo]:
+def _todos(search: RateSearch, results: Mapping[int, Standing]) -> Iterator[Todo]:
     """What each stage still wants, from the first that wants anything."""
     cap, leader = round_cap(search, results)
     ends = stages(cap if leader is not None else min(search.expected, cap), cap, search.every)
@@ -112,8 +112,8 @@ def _todos(search: Search, results: Mapping[int, Outcome]) -> Iterator[Todo]:
                 yield Todo(wanted, stage, leader if stage == cap else None)
 
 
-def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int | None]:
-    """Rounds after which a run can not beat the best one, and whose doing it is; the allowance if none has reached it.
+def round_cap(search: RateSearch, results: Mapping[int, Standing]) -> tuple[int, int | None]:
+    """Rounds after which a run cannot beat the best one, and whose doing it is; the allowance if none has reached it.
 
     A curve is known only where it was evaluated: one that crosses before the best does may show it at the next
     evaluation after that, so the cap is rounded up to one.
@@ -125,7 +125,7 @@ def round_cap(search: Search, results: Mapping[int, Outcome]) -> tuple[int, int 
     return min(search.every * ceil(crossed[leader] / search.every), search.allowance), leader
 
 
-def best_place(results: Mapping[int, Outcome]) -> int | None:
+def best_place(results: Mapping[int, Standing]) -> int | None:
     """The rate that reached the target first; if none did, the one of the highest accuracy. None if all diverged."""
     reached = {i: o.crossed for i, o in results.items() if o.crossed is not None}
     if reached:
@@ -134,7 +134,7 @@ def best_place(results: Mapping[int, Outcome]) -> int | None:
     return max(alive, key=lambda i: (alive[i], -i)) if alive else None
 
 
-def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int, first: int) -> tuple[int, ...]:
+def _unsettled(middle: int, results: Mapping[int, Standing], step: int, cap: int, first: int) -> tuple[int, ...]:
     """Of the best rate and its two neighbours, those that are still to be run: the ones begun first, then higher ones.
 
     A rate too high shows it soon, by diverging; one too low, by trailing, for which it runs `first` rounds at least.
@@ -151,7 +151,7 @@ def _unsettled(middle: int, results: Mapping[int, Outcome], step: int, cap: int,
     return (*worth, *new[: max(MOST_RATES - len(results), 0)])
 
 
-def _verdict(results: Mapping[int, Outcome]) -> SearchVerdict:
+def _verdict(results: Mapping[int, Standing]) -> SearchVerdict:
     best = best_place(results)
     if best is None:
         return SearchVerdict(None, None, max((o.best for o in results.values()), default=0.0), inside=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fedavg.campaign.duration import duration
 from fedavg.paper.cells import CELLS, IID, NON_IID, Cell, baseline, with_unit_pixels
-from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, Measured
+from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, MeasuredCell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,7 +29,7 @@ from the curves under `records/`, by `fedavg paper render`. "–" is the paper's
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """How cells become a table: the names of a row, and the name of the column."""
 
     heads: tuple[str, ...]
@@ -52,27 +52,27 @@ def _by_epochs(cell: Cell) -> tuple[str, ...]:
 
 
 LAYOUTS: Final = {
-    1: Layout(
+    1: TableLayout(
         ("", "C"),
         lambda cell: (cell.model.upper(), f"{cell.setting.C:.1f}"),
         lambda cell: f"{_partition(cell)} B={_size(cell.setting.B)}",
     ),
-    2: Layout(("", "E", "B", "u"), _by_epochs, _partition),
-    3: Layout(
+    2: TableLayout(("", "E", "B", "u"), _by_epochs, _partition),
+    3: TableLayout(
         ("",),
         lambda cell: ({"sgd": "SGD", "fedsgd": "FedSGD", "fedavg": "FedAvg"}[cell.setting.algorithm],),
         lambda cell: f"{cell.target:.0%}",
     ),
-    4: Layout(("", "E", "B", "u"), _by_epochs, _partition),
+    4: TableLayout(("", "E", "B", "u"), _by_epochs, _partition),
 }
 
-Grid = list[tuple[tuple[str, ...], dict[str, Measured]]]
+TableGrid = list[tuple[tuple[str, ...], dict[str, MeasuredCell]]]
 
 
-def grid(table: int, results: Sequence[Measured]) -> Grid:
+def grid(table: int, results: Sequence[MeasuredCell]) -> TableGrid:
     """Rows of the table with their results by column, in the paper's order; only rows that have any."""
     layout = LAYOUTS[table]
-    rows: dict[tuple[str, ...], dict[str, Measured]] = {}
+    rows: dict[tuple[str, ...], dict[str, MeasuredCell]] = {}
     for result in results:
         rows.setdefault(layout.row(result.cell), {})[layout.column(result.cell)] = result
     return list(rows.items())
@@ -91,7 +91,7 @@ def rounds_text(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def ours_text(result: Measured) -> str:
+def ours_text(result: MeasuredCell) -> str:
     """The measured rounds, with their range over seeds; or why there are none."""
     if not result.measured:
         return result.status
@@ -108,7 +108,7 @@ def paper_text(cell: Cell) -> str:
     return BLANK if cell.paper is None else f"{cell.paper:g}"
 
 
-def speedups(result: Measured, all_results: Mapping[Cell, Measured]) -> tuple[float | None, float | None]:
+def speedups(result: MeasuredCell, all_results: Mapping[Cell, MeasuredCell]) -> tuple[float | None, float | None]:
     """The paper's speed-up and ours against the row that the paper uses; None where one of two numbers is missing."""
     base = baseline(result.cell)
     if base == result.cell:
@@ -117,7 +117,7 @@ def speedups(result: Measured, all_results: Mapping[Cell, Measured]) -> tuple[fl
     return _quotient(base.paper, result.cell.paper), _quotient(ours, result.ours)
 
 
-def _unit_result(result: Measured, all_results: Mapping[Cell, Measured]) -> Measured | None:
+def _unit_result(result: MeasuredCell, all_results: Mapping[Cell, MeasuredCell]) -> MeasuredCell | None:
     """The same cell with pixels in [0, 1], where it is measured in both ways."""
     unit = with_unit_pixels(result.cell)
     return all_results[unit] if unit else None
@@ -131,7 +131,7 @@ def _times(speedup: float | None) -> str:
     return BLANK if speedup is None else f"{speedup:.1f}x"
 
 
-def cell_text(result: Measured, all_results: Mapping[Cell, Measured]) -> tuple[str, str]:
+def cell_text(result: MeasuredCell, all_results: Mapping[Cell, MeasuredCell]) -> tuple[str, str]:
     """The paper's number and ours, each with its speed-up."""
     paper, ours = paper_text(result.cell), ours_text(result)
     paper_speed, our_speed = speedups(result, all_results)
@@ -144,7 +144,7 @@ def cell_text(result: Measured, all_results: Mapping[Cell, Measured]) -> tuple[s
 # The whole table.
 
 
-def terminal_table(table: int, results: Sequence[Measured], all_results: Mapping[Cell, Measured]) -> "Table":
+def terminal_table(table: int, results: Sequence[MeasuredCell], all_results: Mapping[Cell, MeasuredCell]) -> "Table":
     from rich import box
     from rich.table import Table as RichTable
 
@@ -158,7 +158,7 @@ def terminal_table(table: int, results: Sequence[Measured], all_results: Mapping
     return shown
 
 
-def _terminal_cell(result: Measured | None, all_results: Mapping[Cell, Measured]) -> str:
+def _terminal_cell(result: MeasuredCell | None, all_results: Mapping[Cell, MeasuredCell]) -> str:
     if result is None:
         return ""
     paper, ours = cell_text(result, all_results)
@@ -170,7 +170,7 @@ def _terminal_cell(result: Measured | None, all_results: Mapping[Cell, Measured]
 
 
 def markdown(
-    table: int, results: Sequence[Measured], all_results: Mapping[Cell, Measured], costs: Mapping[Cell, float]
+    table: int, results: Sequence[MeasuredCell], all_results: Mapping[Cell, MeasuredCell], costs: Mapping[Cell, float]
 ) -> str:
     """The table in the paper's arrangement, then all that is known of each cell, then what was not run."""
     heads = [*LAYOUTS[table].heads, *columns(table)]
@@ -190,7 +190,7 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-def _markdown_cell(result: Measured | None, all_results: Mapping[Cell, Measured]) -> str:
+def _markdown_cell(result: MeasuredCell | None, all_results: Mapping[Cell, MeasuredCell]) -> str:
     if result is None:
         return ""
     paper, ours = cell_text(result, all_results)
@@ -208,11 +208,11 @@ _DETAILS: Final = (
 )  # fmt: skip
 
 
-def _details(results: Sequence[Measured], all_results: Mapping[Cell, Measured]) -> list[str]:
+def _details(results: Sequence[MeasuredCell], all_results: Mapping[Cell, MeasuredCell]) -> list[str]:
     return _rows([_DETAILS, ["---"] * len(_DETAILS), *(_detail(result, all_results) for result in results)])
 
 
-def _detail(result: Measured, all_results: Mapping[Cell, Measured]) -> list[str]:
+def _detail(result: MeasuredCell, all_results: Mapping[Cell, MeasuredCell]) -> list[str]:
     unit = _unit_result(result, all_results)
     return [
         result.cell.choice,
@@ -229,7 +229,7 @@ def _detail(result: Measured, all_results: Mapping[Cell, Measured]) -> list[str]
     ]
 
 
-def eta_text(result: Measured) -> str:
+def eta_text(result: MeasuredCell) -> str:
     if result.eta is None:
         return BLANK
     return f"{result.eta:g}" if result.inside else f"{result.eta:g} (at the edge of the grid)"
@@ -239,7 +239,7 @@ def _rows(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def as_json(result: Measured, all_results: Mapping[Cell, Measured], estimated_s: float) -> dict[str, Any]:
+def as_json(result: MeasuredCell, all_results: Mapping[Cell, MeasuredCell], estimated_s: float) -> dict[str, Any]:
     cell, s = result.cell, result.cell.setting
     paper_speed, our_speed = speedups(result, all_results)
     unit = _unit_result(result, all_results)
@@ -276,7 +276,7 @@ def as_json(result: Measured, all_results: Mapping[Cell, Measured], estimated_s:
     }
 
 
-def status_table(all_results: Mapping[Cell, Measured], costs: Mapping[Cell, float]) -> "Table":
+def status_table(all_results: Mapping[Cell, MeasuredCell], costs: Mapping[Cell, float]) -> "Table":
     """Every cell of the paper on a line."""
     from rich import box
     from rich.table import Table as RichTable

@@ -217,5 +217,5 @@ def masking(value: object) -> object:
 
 
 def option(default: Any, parse: Parser, help: str, *, flag: str = "", runtime: bool = False) -> Any:
-    """A field of the plan. `runtime` options say where and how fast a run goes; they can not change its result."""
+    """A field of the plan. `runtime` options say where and how fast a run goes; they cannot change its result."""
     return field(default=default, metadata={"parse": parse, "help": help, "flag": flag, "runtime": runtime})

@@ -91,7 +91,7 @@ class Plan:
         "train and send only small changes of a frozen module: lora:r=8 (docs/adapters.md)",
     )
     frozen: str | None = option(
-        None, Optional(text), "fingerprint of the weights that stay as they are, others are refused [not checked]"
+        None, Optional(text), "fingerprint of the frozen weights; others are refused [not checked]"
     )
     algorithm: Union[str, "Algorithm"] = option(
         "fedavg",
@@ -193,21 +193,19 @@ class Plan:
         None, Optional(number(0, inf, above=True)), "stop before the round that would cost more privacy than this"
     )
     dp_delta: float | None = option(
-        None, Optional(number(0, 0.5, above=True)), "delta of the privacy that is reported [clients^-1.1]"
+        None, Optional(number(0, 0.5, above=True)), "delta of the reported privacy [clients^-1.1]"
     )
     noise_source: str = option(
         "seeded",
         choice("seeded", "os"),
-        "noise and cohorts from the seed (repeatable: for simulation) or from the system's entropy",
+        "noise and cohorts from the seed (repeatable: for simulation) or from OS entropy",
     )
     engine: str = option(
         "auto", choice("auto", "graph", "plain"), "how clients train: graph (fast), plain, or auto (graph if possible)"
     )
     device: str = option("cpu", text, "where clients train: cpu or cuda")
     uplink: float = option(1.0, number(0, inf, above=True), "MB/s that a client uploads at, for the simulated clock")
-    workers: int = option(
-        cores(), integer(1), "processes that train clients [one per core that it may use]", runtime=True
-    )
+    workers: int = option(cores(), integer(1), "processes that train clients [one per usable core]", runtime=True)
     data_dir: str | None = option(None, Optional(text), "where data sets are kept", runtime=True)
     worker_timeout: float | None = option(
         None,
@@ -279,7 +277,7 @@ class Plan:
         return {name: _plain(getattr(self, name)) for name in chosen}
 
     def objects(self) -> list[tuple[str, object]]:
-        """The parts that have no text form, by the name of their option: a file can not hold them."""
+        """The parts that have no text form, by the name of their option: a file cannot hold them."""
         return [(name, part) for name, part in self.parts() if not isinstance(part, str)]
 
     def parts(self) -> list[tuple[str, object]]:

@@ -35,6 +35,6 @@ def source_values(source: str) -> Mapping[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise PlanError(f"can not read the plan {path}: {error.strerror}; expected a TOML file") from None
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}; expected a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} is not TOML: {error}") from None

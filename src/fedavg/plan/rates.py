@@ -48,7 +48,7 @@ class Rate(Pluggable, ABC):
 
     @abstractmethod
     def after_warmup(self, round: int, rounds: int) -> float:
-        """The rate of a round, counted from 1 after the warm-up, of so many."""
+        """The rate of a round, counted from 1 after the warm-up, of that many."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Exponential(Rate):
 
 @dataclass(frozen=True)
 class Step(Rate):
-    """Multiplied by `factor` after every so many rounds.
+    """Multiplied by `factor` at regular intervals of rounds.
 
     >>> [rate_at("step:1:every=2:factor=0.5", t, 5) for t in (1, 2, 3, 4, 5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
@@ -108,8 +108,8 @@ class Step(Rate):
 
 @dataclass(frozen=True)
 class Cosine(Rate):
-    """Half a cosine from `start` in the first round to `end`, where it would be after the last one: as PyTorch's
-    CosineAnnealingLR. With `rounds` it is there after so many, and stays.
+    """Half a cosine from `start` in the first round to `end` after the last one, as PyTorch's CosineAnnealingLR. With
+    `rounds` it reaches `end` after that many rounds and stays there.
 
     >>> [round(rate_at("cosine:1:end=0.5", t, 3), 3) for t in (1, 2, 3)]
     [1.0, 0.875, 0.625]
@@ -160,7 +160,7 @@ def listed(rate: "Rate | Callable[[int], float]", rounds: int) -> "float | str":
         values = [_positive(float(answer)) for answer in asked]
     except (TypeError, ValueError, ArithmeticError) as error:
         raise PlanError(
-            f"lr: the function can not be asked for rounds 1 to {rounds} ({error}); expected a number above 0 for each"
+            f"lr: the function cannot be asked for rounds 1 to {rounds} ({error}); expected a number above 0 for each"
         ) from None
     changes = [(number, after) for number, (before, after) in enumerate(pairwise(values), 2) if before != after]
     return _as_text([(1, values[0]), *changes])

@@ -63,6 +63,8 @@ def budget_of(draft: "Draft") -> Budget | None:
     """What the plan's stages cost; a plan whose first round is too dear is refused."""
     budget = _budget(draft)
     check_limit(draft.plan.dp_epsilon, budget)
+    if budget is None and draft.plan.dp_delta is not None:
+        raise PlanError(f"dp_delta: got {draft.plan.dp_delta:g}, but no stage adds noise; expected one, or no dp_delta")
     return budget
 
 

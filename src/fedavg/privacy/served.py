@@ -39,7 +39,7 @@ class Attempt:
 
     round: int
     attempt: int
-    #: collecting, abandoned or done
+    #: collecting, abandoned, done, or undone: it was committed, and the run was rolled back to an earlier round since
     state: str
     cohort: tuple[int, ...]
     counted: tuple[int, ...] | None
@@ -48,7 +48,7 @@ class Attempt:
         """The clients of whom something was released, or may have been."""
         if by == "update":
             return self.cohort
-        if self.state == "done":
+        if self.state in ("done", "undone"):  # what was released cannot be taken back
             return self.counted or self.cohort  # updates without names: it can have been anybody who was asked
         if by == "model":
             return ()
@@ -122,7 +122,7 @@ class ServedLedger:
                 file.writelines(self._lines)
             self._lines.clear()
         except OSError as error:
-            log.error("can not write; trying again", extra={"detail": f"{self._path}: {error.strerror}"})
+            log.error("cannot write; trying again", extra={"detail": f"{self._path}: {error.strerror}"})
 
     def _settled(self, attempt: Attempt) -> str:
         self._spent.add(attempt)
@@ -139,7 +139,7 @@ def _check_none_forgotten(path: Path, attempts: Sequence[Attempt]) -> None:
     if forgotten:
         raise RunDirError(
             f"{path} has {len(forgotten)} attempts that the database lacks, the first at round {forgotten[0][0]}: the "
-            "database is an older copy, or another one. What was released can not be taken back: restore the newer one"
+            "database is an older copy, or another one. What was released cannot be taken back: restore the newer one"
         )
 
 

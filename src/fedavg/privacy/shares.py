@@ -5,26 +5,13 @@ with it: the norm is then kept between what the ring's range and its steps allow
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from fedavg.engine.model import Model
-from fedavg.types import Work
 
 if TYPE_CHECKING:
     from fedavg.draft import Draft
     from fedavg.secagg.options import Masking, Shares
-
-
-@runtime_checkable
-class SharedNoise(Protocol):
-    """A stage whose noise is added by the clients together, each its share."""
-
-    @property
-    def least(self) -> int:
-        """The fewest clients whose shares together are the whole noise."""
-
-    def share(self, work: Work, size: int) -> float:
-        """The standard deviation of the noise that one client adds to its weighted update of so many numbers."""
 
 
 def bind_shares(draft: "Draft") -> "Draft":
@@ -33,7 +20,7 @@ def bind_shares(draft: "Draft") -> "Draft":
         return draft
     from fedavg.secagg.options import Shares
 
-    noise = next(stage for stage in draft.stages if isinstance(stage, SharedNoise))
+    noise = next(stage for stage in draft.stages if stage.mechanism)
     bound = next(stage for stage in draft.stages if stage.bounds)
     work = replace(draft.plan.work(1), settings=bound.settings(bound.initial()))
     share = noise.share(work, draft.update_size(len(Model(draft.task, 0).vector)))

@@ -6,7 +6,6 @@ devices that the real ones take for peers. It learns nothing of any round.
 
 import json
 import logging
-import signal
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, parse_body, read_bod
 from fedavg.fleets.http.server.limits import Buckets
 from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, Refusal, problem
+from fedavg.programs.signals import Reload, heeding_signals, reload_certificates
 from fedavg.secagg.identity import vouch
 
 log = logging.getLogger("fedavg.authority")
@@ -39,13 +39,15 @@ SIGNED: Final = "signed.jsonl"
 
 
 @dataclass(frozen=True)
-class Service:
+class AuthorityService:
     """How an authority serves: where, with which TLS, and for how many devices in all."""
 
     host: str
     port: int
     tls: ssl.SSLContext | None
     devices: int
+    #: Takes over renewed certificates, if it has any.
+    reload: Reload | None = None
 
 
 def create(directory: Path) -> None:
@@ -85,8 +87,8 @@ class Authority:
         return voucher_text(self.sign(device, name))
 
 
-def serve(directory: Path, service: Service, ready: Callable[[int], None] | None = None) -> None:
-    """Answer devices that show the authority's token, until SIGTERM or Ctrl-C."""
+def serve(directory: Path, service: AuthorityService, ready: Callable[[int], None] | None = None) -> None:
+    """Answer devices that show the authority's token, until SIGTERM or Ctrl-C; SIGHUP reloads the certificate."""
     if service.tls is None and service.host not in ("127.0.0.1", "localhost", "::1"):
         raise FleetError(f"plain HTTP on {service.host}: expected TLS (--cert and --key); without it only loopback")
     authority = Authority(directory)
@@ -96,16 +98,15 @@ def serve(directory: Path, service: Service, ready: Callable[[int], None] | None
     )
     app.router.redirect_slashes = False
     stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     listener = Listener(app, service.host, service.port, service.tls)
-    listener.start()
-    try:
-        if ready:
-            ready(listener.port)
-        stop.wait()
-    finally:
-        listener.stop()
+    with heeding_signals(stop.set, lambda: reload_certificates(service.reload)):
+        listener.start()
+        try:
+            if ready:
+                ready(listener.port)
+            stop.wait()
+        finally:
+            listener.stop()
 
 
 def _endpoint(authority: Authority, token_hash: bytes, most: int) -> Callable[[Request], object]:
@@ -147,4 +148,4 @@ def _signed(path: Path) -> Iterable[bytes]:
         try:
             yield bytes.fromhex(json.loads(line)["key"])
         except (ValueError, TypeError, KeyError):
-            raise FleetError(f"{path}, line {number} can not be read; expected the log of 'fedavg authority'") from None
+            raise FleetError(f"{path}, line {number} cannot be read; expected the log of 'fedavg authority'") from None

@@ -66,7 +66,7 @@ _UNKNOWN: Final = ("bad-signature",)
 
 
 @dataclass(frozen=True)
-class Step:
+class DeviceStep:
     """What a device was asked for at a poll, and did: train, judge a model, mask its update, wait, take up another
     run, or end one.
 
@@ -166,7 +166,7 @@ class Device:
         self._signer: Signing | None = None
         self._identity = Enrolment(url, 0, "", "")
         self._participant: Participant | None = None
-        #: The run that was offered last, if this device's user does not want it.
+        #: The run that was offered last, if this device's owner does not want it.
         self._declined: Taken | None = None
         self._last_round, self._model, self._asked_after = 0, "", 0
         if make_link is None:
@@ -197,7 +197,7 @@ class Device:
             await running
             raise
 
-    def step(self, hold_s: float = 0.0) -> Step:
+    def step(self, hold_s: float = 0.0) -> DeviceStep:
         """One poll, which the server may hold open for so long, and all that it asks for. Enrols first, if need be."""
         with threads(self._threads):
             link, signer = self._connected()
@@ -208,16 +208,16 @@ class Device:
                 if refusal.error not in _UNKNOWN:
                     raise
                 self._enrol_again(refusal)
-                return Step("enrol", 0, 0.0)
+                return DeviceStep("enrol", 0, 0.0)
             if isinstance(answer, PlanAnswer):
                 self._take_up(answer, link, signer)
-                return Step("plan", 0, 0.0)
+                return DeviceStep("plan", 0, 0.0)
             if participant is None:
-                return Step("wait", 0, _rest(answer))
+                return DeviceStep("wait", 0, _rest(answer))
             pause_s = participant.answer(answer)
             self._hear(participant, answer)
         over = isinstance(answer, DoneAnswer) and not answer.more
-        return Step(_asked(answer), getattr(answer, "round", self._last_round), pause_s, over)
+        return DeviceStep(_asked(answer), getattr(answer, "round", self._last_round), pause_s, over)
 
     def stop(self) -> None:
         """Let the step under way be the last; training ends after the epoch that it is in."""
@@ -270,7 +270,7 @@ class Device:
         return link.insist(PollAnswer, "/v1/poll", request, hold_s)
 
     def _take_up(self, answer: PlanAnswer, link: Link, signer: "Signing | None") -> None:
-        """Another run, or another plan of the same; one that this device's user does not want is waited out."""
+        """Another run, or another plan of the same; one that this device's owner does not want is waited out."""
         run = told(answer)
         assert run is not None
         self._participant, self._declined = None, None
@@ -302,7 +302,7 @@ class Device:
         return Participant(agreed, self._identity.client, run.name, own)
 
     def _agreed(self, run: TakenRun, link: Link, signer: "Signing | None") -> PlanOnDevice:
-        """The plan, if this device's user agrees to it; if not, the server is told why before the device ends."""
+        """The plan, if this device's owner agrees to it; if not, the server is told why before the device ends."""
         try:
             agreed = resolve_sent(run, self._tasks, self._allow, self._device)
             self._sources[str(agreed.sent.task)].check(agreed.sent)
@@ -340,6 +340,9 @@ class Device:
         if latest is None:
             if done:
                 log.warning("no model is published", extra={"round": self._last_round})
+            return
+        if isinstance(answer, DoneAnswer) and latest.sha256 != answer.model:
+            log.warning("the model that is published is not the run's", extra={"round": self._last_round})
             return
         self._model = latest.sha256
         tensors = model_of(participant.setup, numbers_of(latest.data)).module.state_dict()

@@ -10,29 +10,37 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Final
 
+import numpy as np
+import torch
 from safetensors.torch import load
 
 from fedavg.errors import FleetError, PlanError
+from fedavg.fleets.http.protocol.certs import CertifiedKey, check_admitted
 from fedavg.fleets.http.protocol.messages import DoneAnswer
 from fedavg.fleets.http.server.app import FleetApp
 from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.fleet import HttpFleet, Stopped
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation
+from fedavg.fleets.http.server.judging import Asking
 from fedavg.fleets.http.server.logs import Seldom
 from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.replicas.leader import Leader
 from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
-from fedavg.fleets.http.server.replicas.peers import OfReplica, PeerEndpoints, Peers
+from fedavg.fleets.http.server.replicas.peers import OfReplica, PeerEndpoints, Silent
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Deposed, RoundRow, Store, StoreError
+from fedavg.fleets.http.server.store.address import is_postgresql
 from fedavg.fleets.http.server.store.connections import write_note
 from fedavg.fleets.http.server.store.heartbeats import Heartbeats
 from fedavg.fleets.http.server.store.leadership import Leadership
-from fedavg.fleets.http.server.store.together import DONE, Together
+from fedavg.fleets.http.server.store.together import DONE, ReplicaRow, SharedView, Together
 from fedavg.plan import Plan
+from fedavg.programs.hosting import check_restored
 from fedavg.programs.servable import (
     Options,
     OwnData,
@@ -42,7 +50,14 @@ from fedavg.programs.servable import (
     own_data,
     resolve_served,
 )
-from fedavg.programs.serve import follow, ledger_of, listening, parked, say_goodbye, stopped_by_signals
+from fedavg.programs.serve import (
+    follow,
+    ledger_of,
+    listening,
+    parked,
+    say_goodbye,
+)
+from fedavg.programs.signals import heeding_signals, reload_certificates
 from fedavg.reduction import who_trains
 from fedavg.runlog.checkpoint import from_tensors
 from fedavg.runlog.rundir import RunDir
@@ -55,17 +70,20 @@ log = logging.getLogger("fedavg.fleet")
 
 #: Seconds between tries to lead.
 TRY_S: Final = 0.3
-#: Addresses that mean every address of a machine: others can not reach a replica by them.
+#: Seconds until a model is asked for again of a leader that did not give it.
+BORROW_AGAIN_S: Final = 0.5
+#: Addresses that mean every address of a machine: others cannot reach a replica by them.
 WILDCARDS: Final = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where other replicas reach this one: an address, without which the one that it listens on is taken; and what it
-    listens with, PEM, None without TLS."""
+    """Where other replicas reach this one: an address, without which the one that it listens on is taken; what it
+    listens with, PEM, None without TLS; and what it shows to those who ask their clients for a certificate."""
 
     url: str | None = None
     certificate: str | None = None
+    shown: CertifiedKey | None = None
 
 
 def serve_replica(
@@ -87,6 +105,8 @@ def serve_replica(
     assert options.database
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database))
+        store.old_states_kept = options.keep_rounds
+        check_restored(setup, store)
         leadership = Leadership(store.connections, f"{options.listen.host}:{options.listen.port}")
         stack.callback(leadership.close)
         leadership.attend()
@@ -95,31 +115,28 @@ def serve_replica(
 
 
 def _check_replica(setup: Setup, options: Options, place: Place) -> None:
-    """Refuses what replicas can not do, with the reason."""
-    if not (options.database or "").startswith(("postgresql:", "postgresql+")):
+    """Refuses what replicas cannot do, with the reason."""
+    if not is_postgresql(options.database):
         raise PlanError(
             f"--replica: got {'no --db' if not options.database else '--db with another database'}; expected --db "
             "postgresql://..., the one that all replicas share"
         )
     reasons = {
-        "a rule over single updates": (setup.single_updates, "they stay in the process that received them"),
+        "a rule over single updates": (
+            setup.single_updates,
+            "single updates stay in the process that received them",
+        ),
         "secagg": (setup.secagg is not None, "the session of a round is in the memory of one process"),
         "--anonymous": (options.guards.anonymous, "upload tokens are in the memory of the process that gave them"),
-        "evaluate = clients": (
-            setup.judged_by_clients,
-            "the model that they judge is in the leader's memory",
-        ),
     }
-    reasons["a rule over single updates"] = (
-        setup.single_updates,
-        "single updates stay in the process that received them",
-    )
     for name, (asked, why) in reasons.items():
         if asked:
             raise PlanError(f"--replica: got a run with {name}: {why}; expected none, or a server that is alone")
+    if options.tls and place.shown:
+        check_admitted(options.tls, place.shown)
     if place.url is None and options.listen.host in WILDCARDS:
         raise PlanError(
-            f"--replica: got --listen {options.listen.host}, where others can not reach this replica; expected "
+            f"--replica: got --listen {options.listen.host}, where others cannot reach this replica; expected "
             "--replica-url with the address where they can"
         )
 
@@ -144,14 +161,17 @@ class _Replica:
         self._following = self._fleet(None)
         self._following.start(setup)
         releasing = self._hub if options.publish == "rounds" else None
-        offers = _Offers(setup, store, self._following, releasing, options.rules)
+        offers = _Offers(setup, store, self._following, self._hub, releasing, self._borrowed, options.rules)
         self._requests = Requests()
         heartbeats = Heartbeats(store.connections)
         self._member = Member(
-            together, claims, self._hub, place.certificate, offers.invitation, heartbeats, self._requests
+            together, claims, self._hub, place.certificate, place.shown, offers.invitation, heartbeats, self._requests
         )
-        self._peers = Peers(self._member.key, lambda: self._member.replica)
-        self._not_leading = Seldom(log, "can not lead")
+        self._peers = self._member.peers
+        self._not_leading = Seldom(log, "cannot lead")
+
+    def _borrowed(self, of: ReplicaRow, digest: str) -> bytes:
+        return self._peers.model(of, digest)
 
     def run(self, stack: ExitStack, watch: Watcher | None, ready: Callable[[int], None] | None) -> Result:
         plan, options, hub, store, member = (
@@ -165,7 +185,7 @@ class _Replica:
         stack.callback(app.close)
         guard = OfReplica(member.key, lambda: member.replica, member.known)
         peers = PeerEndpoints(guard, app.answered, hub.presence.words, member.parts)
-        stack.enter_context(stopped_by_signals(hub.stop))
+        stack.enter_context(heeding_signals(hub.stop, lambda: reload_certificates(options.reload, member.certify)))
         stack.callback(member.close)  # after the last answer: handlers ask it
         listen = stack.enter_context(listening(app, plan, hub, store, options, peers.routes))
         scheme = "https" if options.tls else "http"
@@ -243,14 +263,38 @@ class _Replica:
 
 
 class _Offers:
-    """What the clients of an open round are asked for, from the database alone: as the leader has it, bit for bit."""
+    """What clients are asked for, as the leader has it, bit for bit.
 
-    def __init__(self, setup: Setup, store: Store, fleet: HttpFleet, releasing: Hub | None, rules: Rules) -> None:
+    The work of a round follows from the database alone. A model that is to be judged is not there yet: `borrowed` gives
+    its bytes, from the replica that has it.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        store: Store,
+        fleet: HttpFleet,
+        hub: Hub,
+        releasing: Hub | None,
+        borrowed: Callable[[ReplicaRow, str], bytes],
+        rules: Rules,
+    ) -> None:
         """`releasing` is told of the model of each committed round, if clients may have it."""
-        self._setup, self._store, self._fleet, self._releasing, self._rules = setup, store, fleet, releasing, rules
+        self._setup, self._store, self._fleet, self._releasing = setup, store, fleet, releasing
+        self._asking, self._borrowed, self._rules = Asking(setup, hub, rules), borrowed, rules
+        self._not_borrowed = Seldom(log, "cannot offer the model to judge")
+        self._borrow_again = -inf
 
-    def invitation(self, row: RoundRow, begun: float) -> Invitation | None:
-        """The same models and numbers as the leader's; None if the round is committed by now."""
+    def invitation(self, view: SharedView) -> Invitation | None:
+        """None if the round is committed by now, or if the model to judge is not to be had."""
+        assert view.open
+        found = self._judging(view.open, view.model_at) if view.model_at else self._training(view.open)
+        if found:
+            found.round.deadline = monotonic() - view.age_s + self._rules.deadline_s
+        return found
+
+    def _training(self, row: RoundRow) -> Invitation | None:
+        """The same models and numbers as the leader's."""
         found = self._store.last_state()
         if found is None or found[0] != row.round - 1:
             return None
@@ -265,5 +309,17 @@ class _Offers:
                 f"round {row.round} is of model {row.model_sha256}, and from the same state this replica makes "
                 f"{invitation.round.model}; expected replicas of the same version on the same kind of machine"
             )
-        invitation.round.deadline = begun + self._rules.deadline_s
         return invitation
+
+    def _judging(self, row: RoundRow, model_at: ReplicaRow) -> Invitation | None:
+        """A leader that does not give its model is not asked for it again at once: handlers wait for the answer."""
+        if monotonic() < self._borrow_again:
+            return None
+        try:
+            content = self._borrowed(model_at, row.model_sha256)
+        except Silent as error:
+            self._not_borrowed.tell(error)
+            self._borrow_again = monotonic() + BORROW_AGAIN_S
+            return None
+        weights = torch.from_numpy(np.frombuffer(content, "<f4").astype(np.float32))
+        return self._asking.invitation(row.cohort, row.round, row.attempt, weights)

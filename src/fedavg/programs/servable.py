@@ -12,12 +12,14 @@ from fedavg.algorithms import make_algorithm
 from fedavg.cohorts import cohort_size
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
-from fedavg.errors import DataError, PlanError, TaskError
+from fedavg.errors import PlanError, TaskError
 from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.rounds import Rules
+from fedavg.fleets.http.server.store.store import OLD_STATES_KEPT
 from fedavg.plan import Plan
 from fedavg.plan.options import NO_DATA
 from fedavg.plan.plan import default_of
+from fedavg.programs.signals import Reload
 from fedavg.samplers import make_sampler
 from fedavg.setup import Setup, population_of, resolve, resolve_data, served
 from fedavg.specs import is_import
@@ -53,6 +55,8 @@ class Options:
     #: A database URL; without one, an SQLite file in the directory.
     database: str | None = None
     tls: ssl.SSLContext | None = None
+    #: Reads the files of `tls` again, for connections that come from then on, and tells the new certificate before.
+    reload: Reload | None = None
     #: Where the operator's endpoints are; without it, beside the clients'.
     admin: Address | None = None
     rules: Rules = field(default_factory=Rules)
@@ -70,10 +74,14 @@ class Options:
     publish: str = "final"
     #: Whether the operator's token is made anew: the one before, which may have leaked, is void.
     new_admin_token: bool = False
+    #: States of earlier rounds that are kept, to roll back to.
+    keep_rounds: int = OLD_STATES_KEPT
+    #: Of a service: runs that are under way at a time.
+    side_by_side: int = 1
 
 
 def check_options(plan: Plan, options: Options) -> None:
-    """Refuses what can not be served, or would have no effect."""
+    """Refuses what cannot be served, or would have no effect."""
     _check_plan(plan)
     _check_plain(options)
     _check_guards(plan, options.guards)
@@ -94,10 +102,6 @@ def own_data(plan: Plan) -> OwnData:
     if plan.data == NO_DATA:
         return OwnData(Population(plan.clients) if plan.clients is not None else None, None)
     data = resolve_data(plan)
-    if data.test is not None and not len(data.test):
-        raise DataError(
-            f"data '{data.name}': its test set is empty; expected examples, or None if the server has none to judge on"
-        )
     return OwnData(population_of(data), data.test)
 
 
@@ -152,7 +156,7 @@ def _needed(plan: Plan, data: OwnData, minimum: int | None) -> int | None:
         )
     if data.clients is None:
         raise PlanError(
-            f"closing: got '{plan.closing}', whose `needs` is a share of nobody knows how many; expected `clients` in "
+            f"closing: got '{plan.closing}', whose `needs` is a share of an unknown number; expected `clients` in "
             "the plan, or --min-clients"
         )
     return closing.needed(cohort_size(plan.C, data.clients))
@@ -179,7 +183,7 @@ def resolve_served(plan: Plan, data: OwnData, rules: Rules) -> Setup:
 
 
 def _try_out(setup: Setup) -> None:
-    """Judge one batch of the test set, so that what can not be judged fails before anybody has trained."""
+    """Judge one batch of the test set, so that what cannot be judged fails before anybody has trained."""
     trainer = Trainer(setup.task, setup.plan.seed)
     if not setup.judged_by_server or not setup.test:
         return
@@ -190,7 +194,7 @@ def _try_out(setup: Setup) -> None:
         trainer.evaluate(batch)
     except Exception as error:  # of the task's own code, or of PyTorch, which was given the wrong shapes
         raise TaskError(
-            f"task '{setup.plan.task}' can not judge the test set of data '{setup.plan.data}': {error}; expected data "
+            f"task '{setup.plan.task}' cannot judge the test set of data '{setup.plan.data}': {error}; expected data "
             f"of the task, or data = '{NO_DATA}' for a server without data"
         ) from error
 
@@ -209,8 +213,8 @@ def check_minimum(setup: Setup, minimum: int | None) -> None:
 def _check_plan(plan: Plan) -> None:
     if plan.attack is not None:
         raise PlanError(
-            f"attack: got '{plan.attack}', and the clients of a server are real: nobody simulates their lies; expected "
-            "none"
+            f"attack: got '{plan.attack}', and the clients of a server are real: their lies cannot be simulated; "
+            "expected none"
         )
     for name, part in plan.objects():
         raise PlanError(
@@ -220,8 +224,8 @@ def _check_plan(plan: Plan) -> None:
     sampler = make_sampler(plan.sampling)
     if sampler.needs_everyone or (sampler.needs_losses and not sampler.remembers):
         raise PlanError(
-            f"sampling: got '{sampler}'; clients that come and go can not be sampled so: expected 'fixed', 'weighted', "
-            "'turns', 'corrected', 'oort', or one that needs neither everyone nor losses of the moment"
+            f"sampling: got '{sampler}'; clients that come and go cannot be sampled that way: expected 'fixed', "
+            "'weighted', 'turns', 'corrected', 'oort', or one that needs neither everyone nor losses of the moment"
         )
     for name in ("world", "changes"):
         if getattr(plan, name) is not None:
@@ -247,7 +251,7 @@ def _check_guards(plan: Plan, guards: Guards) -> None:
     if plan.secagg != "none" and guards.anonymous:
         raise PlanError(
             "--anonymous: under secure aggregation updates come masked, in sessions that clients sign; expected none. "
-            "Nobody sees a single update there, whose it is or not"
+            "Nobody sees a single update there anyway"
         )
     if plan.secagg != "none" and guards.max_norm is not None:
         raise PlanError(

@@ -7,8 +7,6 @@ from there with the round that was under way.
 import asyncio
 import gc
 import logging
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -32,10 +30,14 @@ from fedavg.fleets.http.server.fleet import HttpFleet
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.listener import Listener
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
+from fedavg.fleets.http.server.roles import Keyring
 from fedavg.fleets.http.server.store import Runs, Store, StoreError
+from fedavg.fleets.http.server.store.roles import Roles
 from fedavg.plan import Plan
 from fedavg.privacy.served import BudgetSpent, ServedLedger
+from fedavg.programs.hosting import check_restored
 from fedavg.programs.servable import Options, by_closing, check_minimum, check_options, own_data, resolve_served
+from fedavg.programs.signals import heeding_signals, reload_certificates
 from fedavg.runlog.checkpoint import from_tensors, to_tensors
 from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import status_of
@@ -84,6 +86,8 @@ def serve(
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
         if Runs(store.connections).all():
             raise StoreError(f"{store.name} belongs to a service with runs of its own; start it by 'fedavg serve'")
+        store.old_states_kept = options.keep_rounds
+        check_restored(setup, store)
         store.save_run(plan.to_toml(), plan.digest, "devices")
         check_nothing_lost(RunDir(options.directory), store.committed())  # before anything is written or listens
         hub.know(store.clients())
@@ -93,7 +97,7 @@ def serve(
         )
         app = FleetApp(plan, hub, store)
         stack.callback(app.close)
-        stack.enter_context(stopped_by_signals(hub.stop))
+        stack.enter_context(heeding_signals(hub.stop, lambda: reload_certificates(options.reload)))
         place = stack.enter_context(listening(app, plan, hub, store, options))
         gc.collect()
         gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
@@ -118,7 +122,7 @@ def listening(
     """Serve clients, and the operator, until the end; and what `more` there is."""
     app.asgi.router.routes.extend(more)
     token = admin_token(store, options, options.join_uses or plan.clients or JOIN_USES)
-    admin = Admin(lambda: app, store, token, hub.stop)
+    admin = Admin(lambda: app, store, Keyring(token, Roles(store.connections)), hub.stop)
     with both_listening(app.asgi, admin.routes, options, hub.stop) as place:
         app.run_in(place.loop)
         yield place
@@ -176,20 +180,6 @@ def admin_token(store: Store, options: Options, uses: int) -> bytes:
         for name in (ADMIN_TOKEN, JOIN_TOKEN):
             (directory / name).unlink()
     return bytes.fromhex(kept)
-
-
-@contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C park the round under way and end the server in good order, if it is the program itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only a program's main thread is told of signals; what runs a server elsewhere stops it by the hub
-        return
-    previous = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, options: Options, watch: Watcher | None) -> Result:
@@ -270,6 +260,7 @@ def _commit(event: Round, fleet: HttpFleet, hub: Hub, store: Store) -> None:
     fleet.retried(write)
     fleet.committed(event.round)
     hub.committed(event.round)
+    hub.progress.committed(event_row(event))
     log.info("committed", extra={"round": event.round, "clients": event.clients, "test": event.test, "model": digest})
 
 

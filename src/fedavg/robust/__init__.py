@@ -11,7 +11,7 @@ from fedavg.robust.geomedian import GeometricMedian
 from fedavg.robust.krum import Krum, MultiKrum
 from fedavg.robust.mda import MinimumDiameter
 from fedavg.robust.meamed import MeanAroundMedian
-from fedavg.robust.mean import Mean
+from fedavg.robust.mean import PlainMean
 from fedavg.robust.median import Median
 from fedavg.robust.nnm import NearestNeighbourMixing
 from fedavg.robust.normbound import NormBound
@@ -21,7 +21,7 @@ from fedavg.robust.trimmed import TrimmedMean
 from fedavg.specs import make
 
 REDUCERS: dict[str, type[Reducer]] = {
-    "mean": Mean,
+    "mean": PlainMean,
     "median": Median,
     "trimmed": TrimmedMean,
     "meamed": MeanAroundMedian,
@@ -50,7 +50,7 @@ def make_defence(reducer: str | Reducer, pre: Sequence[str | PreAggregator] = ()
 
 __all__ = [
     "PRE_AGGREGATORS", "REDUCERS", "AdaptiveClipping", "Bucketing", "Case", "CentredClipping", "Defence", "DnC",
-    "GeometricMedian", "Krum", "Mean", "MeanAroundMedian", "Median", "MinimumDiameter", "MultiKrum",
-    "NearestNeighbourMixing", "NormBound", "PreAggregator", "Reducer", "Rows", "StaticClipping", "TooFew",
+    "GeometricMedian", "Krum", "MeanAroundMedian", "Median", "MinimumDiameter", "MultiKrum",
+    "NearestNeighbourMixing", "NormBound", "PlainMean", "PreAggregator", "Reducer", "Rows", "StaticClipping", "TooFew",
     "TrimmedMean", "make_defence",
 ]  # fmt: skip

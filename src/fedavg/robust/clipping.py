@@ -36,7 +36,7 @@ class StaticClipping(PreAggregator):
 
 @dataclass(frozen=True)
 class AdaptiveClipping(Tolerant, PreAggregator):
-    """ARC: cuts the longest updates down to the norm of the longest that is trusted.
+    """ARC: scales the longest updates down to the norm of the longest trusted one.
 
     >>> str(AdaptiveClipping(0.3))
     'arc:0.3'

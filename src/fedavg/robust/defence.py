@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedavg.errors import PlanError
-from fedavg.robust.mean import Mean
+from fedavg.robust.mean import PlainMean
 from fedavg.robust.reducer import Case, PreAggregator, Reducer
 from fedavg.robust.rows import Rows
 
@@ -25,7 +25,7 @@ class Defence:
     [2.414, 2.414]
     """
 
-    reducer: Reducer = Mean()
+    reducer: Reducer = PlainMean()
     pre: Sequence[PreAggregator] = ()
 
     def check(self, clients: int, liars: int = 0) -> None:

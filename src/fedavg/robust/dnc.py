@@ -13,7 +13,7 @@ import numpy as np
 from fedavg.errors import PlanError
 from fedavg.robust.krum import mean_of
 from fedavg.robust.reducer import Case, Combination, Tolerant
-from fedavg.robust.rows import Rows
+from fedavg.robust.rows import Rows, product
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,6 @@ class DnC(Tolerant, Combination):
         values = rows.columns(places)
         values -= values.mean(axis=0)
         # The projections on the top right singular vector are the top left one times its singular value.
-        _, vectors = np.linalg.eigh(values @ values.T)
+        _, vectors = np.linalg.eigh(product(values, values.T))
         scores: np.ndarray = vectors[:, -1] ** 2
         return scores

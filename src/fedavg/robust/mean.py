@@ -9,10 +9,10 @@ from fedavg.robust.rows import Rows
 
 
 @dataclass(frozen=True)
-class Mean(Combination):
+class PlainMean(Combination):
     """The mean; one client can move it as far as it likes.
 
-    >>> str(Mean())
+    >>> str(PlainMean())
     'mean'
     """
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedavg.robust.reducer import Coordinatewise
+from fedavg.robust.reducer import RankMean
 
 
 @dataclass(frozen=True)
-class Median(Coordinatewise):
+class Median(RankMean):
     """The middle value of each coordinate; the mean of the two middle ones of an even number.
 
     >>> str(Median())
@@ -17,8 +17,8 @@ class Median(Coordinatewise):
 
     name = "median"
 
-    def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:
-        return middle(values)
+    def ranks(self, rows: int, faults: int) -> range:
+        return range((rows - 1) // 2, rows // 2 + 1)
 
 
 def middle(values: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 
 from fedavg.errors import PlanError
+from fedavg.robust.ranks import rank_means
 from fedavg.robust.rows import Rows
 from fedavg.robust.sorting import sorted_columns
 from fedavg.specs import Pluggable
@@ -15,7 +16,7 @@ from fedavg.specs import Pluggable
 
 @dataclass(frozen=True)
 class Case:
-    """What a rule is told besides the updates: f, how many may be faulty; its own generator for this round; what the
+    """What a rule knows besides the updates: f, how many may be faulty; its own generator for this round; what the
     last round's updates were reduced to, shape (P,), if the rule `remembers` it and there was one.
 
     >>> Case(faults=2, rng=np.random.default_rng(0)).faults
@@ -28,7 +29,7 @@ class Case:
 
 
 class Reducer(Pluggable, ABC):
-    """A rule that makes one update of a cohort's, each of which counts alike: a client's n_k is its own word.
+    """A rule that reduces a cohort's updates to one. Each counts alike, because a client's n_k is its own claim.
 
     The server half of an algorithm sees the result as a `Sum`, as always. A rule of your own is a frozen dataclass:
 
@@ -67,11 +68,11 @@ class Reducer(Pluggable, ABC):
         return None
 
     def faults(self, clients: int) -> int:
-        """f for a cohort of so many clients; 0 for a rule that has no such setting."""
+        """f for a cohort of this many clients; 0 for a rule without such a setting."""
         return 0
 
     def tolerates(self, rows: int) -> int:
-        """How many faulty ones of so many rows the rule can stand at most."""
+        """The most faulty rows, of this many, that the rule tolerates."""
         return max((rows - 1) // 2, 0)
 
 
@@ -119,6 +120,17 @@ class Coordinatewise(Reducer):
         return total
 
 
+class RankMean(Reducer):
+    """A rule that takes the mean of some ranks of each coordinate."""
+
+    @abstractmethod
+    def ranks(self, rows: int, faults: int) -> range:
+        """Which ranks of so many rows count, the least value having rank 0."""
+
+    def reduce(self, rows: Rows, case: Case) -> np.ndarray:
+        return rank_means(rows, self.ranks(len(rows), case.faults))
+
+
 class PreAggregator(Pluggable, ABC):
     """A step before the rule: it replaces the rows by combinations of them.
 
@@ -145,11 +157,11 @@ class PreAggregator(Pluggable, ABC):
         """The new rows as combinations of the old: shape (new rows, n)."""
 
     def faults(self, clients: int) -> int:
-        """f for a cohort of so many clients; 0 for a step that has no such setting."""
+        """f for a cohort of this many clients; 0 for a step without such a setting."""
         return 0
 
     def tolerates(self, rows: int) -> int:
-        """How many faulty ones of so many rows the step can stand at most."""
+        """The most faulty rows, of this many, that the step tolerates."""
         return max((rows - 1) // 2, 0)
 
     def rows_after(self, rows: int) -> int:

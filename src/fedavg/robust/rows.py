@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final, final
 
 import numpy as np
+import torch
 
 #: Numbers in a tile: 1 MB of float32.
 TILE: Final = 1 << 18
@@ -39,7 +40,7 @@ class Basis:
         total = np.zeros((len(self.vectors), len(self.vectors)))
         for _, tile in self.tiles(range(len(self.vectors))):
             exact = tile.astype(np.float64)
-            total += exact @ exact.T
+            total += product(exact, exact.T)
         return total
 
     def tiles(self, chosen: Sequence[int]) -> Iterator[tuple[slice, np.ndarray]]:
@@ -61,7 +62,7 @@ class Basis:
         """The inner products of every vector with this one."""
         total = np.zeros(len(self.vectors))
         for place, tile in self.tiles(range(len(self.vectors))):
-            total += tile.astype(np.float64) @ vector[place].astype(np.float64)
+            total += product(tile.astype(np.float64), vector[place].astype(np.float64))
         return total
 
 
@@ -124,7 +125,7 @@ class Rows:
         total = np.zeros(self.size)
         if chosen:
             for place, tile in self.basis.tiles(chosen):
-                total[place] = coefficients[chosen] @ tile.astype(np.float64)
+                total[place] = product(coefficients[chosen], tile.astype(np.float64))
         return total
 
     def tiles(self) -> Iterator[tuple[slice, np.ndarray]]:
@@ -132,12 +133,31 @@ class Rows:
         every = range(len(self.basis.vectors))
         mix = None if self.mix is None else self.mix.astype(np.float32)
         for place, tile in self.basis.tiles(every):
-            yield place, tile if mix is None else mix @ tile
+            yield place, tile if mix is None else product(mix, tile)
 
     def columns(self, places: np.ndarray) -> np.ndarray:
         """The values of all rows at some coordinates, shape (n, len(places)), float64."""
         values = np.stack([vector[places] for vector in self.basis.vectors]).astype(np.float64)
-        return values if self.mix is None else self.mix @ values
+        return values if self.mix is None else product(self.mix, values)
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b on PyTorch's threads, of which a run has one. NumPy would use all cores and round by their number.
+
+    >>> product(np.eye(2), np.array([3.0, 4.0])).tolist()
+    [3.0, 4.0]
+    """
+    made: np.ndarray = torch.from_numpy(a).matmul(torch.from_numpy(b)).numpy()
+    return made
+
+
+def length(vector: np.ndarray) -> float:
+    """|vector|, on those threads too.
+
+    >>> length(np.array([3.0, 4.0]))
+    5.0
+    """
+    return float(torch.linalg.vector_norm(torch.from_numpy(vector)))
 
 
 def norms(gram: np.ndarray) -> np.ndarray:

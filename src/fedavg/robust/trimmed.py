@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from fedavg.robust.reducer import Coordinatewise, Tolerant
+from fedavg.robust.reducer import RankMean, Tolerant
 
 
 @dataclass(frozen=True)
-class TrimmedMean(Tolerant, Coordinatewise):
-    """The mean of what is left of each coordinate without its f largest and f smallest values.
+class TrimmedMean(Tolerant, RankMean):
+    """The mean of each coordinate without its f largest and f smallest values.
 
     >>> str(TrimmedMean(0.3))
     'trimmed:0.3'
@@ -17,6 +15,5 @@ class TrimmedMean(Tolerant, Coordinatewise):
 
     name = "trimmed"
 
-    def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:
-        kept: np.ndarray = values[faults : len(values) - faults].mean(axis=0, dtype=np.float64)
-        return kept
+    def ranks(self, rows: int, faults: int) -> range:
+        return range(faults, rows - faults)

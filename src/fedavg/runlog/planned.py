@@ -1,4 +1,4 @@
-"""The plan of a run that is resumed: what plan.toml says, with the objects that it can not hold and what may change."""
+"""The plan of a run that is resumed: what plan.toml says, with the objects that it cannot hold and what may change."""
 
 import tomllib
 from collections.abc import Container, Mapping
@@ -22,7 +22,7 @@ def resumed_plan(run: Path, identity: Mapping[str, Any], changes: Mapping[str, A
     try:
         begun = make_plan(values | objects, str(file))
     except PlanError as error:
-        raise RunDirError(f"{file} can not be used: {error}") from None
+        raise RunDirError(f"{file} cannot be used: {error}") from None
     recorded = identity.get("parts", {})
     check_same(_of(objects, recorded), _of(objects, own_parts(begun, objects)), run)
     if begun.digest not in known_digests(identity):
@@ -54,11 +54,11 @@ def as_planned(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def _values(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What plan.toml says; objects that it can not hold must be among what is given."""
+    """What plan.toml says; objects that it cannot hold must be among what is given."""
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RunDirError(f"{file} can not be used: {error}; expected it as it was") from None
+        raise RunDirError(f"{file} cannot be used: {error}; expected it as it was") from None
     missing = [name for name in values if _is_object(values, name) and name not in given]
     if missing:
         wanted = ", ".join(f"{name}=..." for name in missing)

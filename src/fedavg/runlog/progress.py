@@ -17,7 +17,7 @@ TERMINAL_PERIOD_S: Final = 0.1
 LOG_PERIOD_S: Final = 10.0
 
 
-class Progress:
+class ProgressLine:
     """A watcher of events; as a context manager it also says how to go on when a run is stopped."""
 
     def __init__(self, plan: Plan, goal: Goal, directory: Path | None, quiet: bool = False) -> None:
@@ -33,7 +33,7 @@ class Progress:
         self._up = self._down = 0
         self._last = 0
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressLine":
         return self
 
     def __call__(self, event: Event) -> None:

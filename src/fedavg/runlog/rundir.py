@@ -29,7 +29,7 @@ from fedavg.files import locked, sync, write_atomically
 from fedavg.plan import Plan
 from fedavg.runlog.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedavg.runlog.planned import as_planned, known_digests, resumed_plan
-from fedavg.runlog.seals import Rows, chained, next_link, sealed, unchained, unsealed
+from fedavg.runlog.seals import SealedRows, chained, next_link, sealed, unchained, unsealed
 from fedavg.runlog.started import check_same
 from fedavg.server import Start
 from fedavg.states import ClientStates
@@ -69,7 +69,7 @@ class RunDir:
         try:
             self._checkpoints.mkdir(parents=True)
         except OSError as error:
-            raise RunDirError(f"can not make the run directory {self.path}: {error.strerror}") from None
+            raise RunDirError(f"cannot make the run directory {self.path}: {error.strerror}") from None
         write_atomically(self.path / "plan.toml", plan.to_toml().encode())
         self.metrics_path.touch()
 
@@ -100,7 +100,7 @@ class RunDir:
             raise unreadable(path, error) from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunDirError(
-                f"{path} can not be used: {error}; expected the JSON that 'fedavg run' wrote. Restore it from a copy, "
+                f"{path} cannot be used: {error}; expected the JSON that 'fedavg run' wrote. Restore it from a copy, "
                 "or start the run anew"
             ) from None
         if not identity:
@@ -163,7 +163,7 @@ class RunDir:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
-            raise DiskError(f"can not write {self.metrics_path}: {error.strerror}; free space, then resume") from error
+            raise DiskError(f"cannot write {self.metrics_path}: {error.strerror}; free space, then resume") from error
         self._links = {count: self._links[count], count + 1: next_link(self._links[count], row)}
         self._grown = True
 
@@ -183,11 +183,11 @@ class RunDir:
             )
         return found.rows
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> SealedRows:
         try:
             return unchained(self.metrics_path.read_bytes())
         except FileNotFoundError:
-            return Rows([], "", None)
+            return SealedRows([], "", None)
         except OSError as error:
             raise unreadable(self.metrics_path, error) from None
 
@@ -220,7 +220,7 @@ class RunDir:
         if once and recorded > len(kept):
             raise RunDirError(
                 f"{self.path} has rounds up to {recorded} on record, but no whole checkpoint of that round. Its noise "
-                "came from the system's entropy: done again, the round would be published twice. Start a new run"
+                "came from OS entropy: done again, the round would be published twice. Start a new run"
             )
         if recorded > len(kept):
             log.warning("rounds %d to %d are computed again", len(kept) + 1, recorded)
@@ -244,7 +244,7 @@ class RunDir:
         found = next(self._readable(digest), None)
         return Start(found.round, found.state) if found else None
 
-    def _last_good(self, digest: str, found: Rows) -> Checkpoint | None:
+    def _last_good(self, digest: str, found: SealedRows) -> Checkpoint | None:
         links = list(accumulate(found.rows, next_link, initial=""))
         for checkpoint in self._readable(digest):
             before = max(checkpoint.round - 1, 0)
@@ -289,7 +289,7 @@ class RunDir:
         try:
             sync(self.metrics_path)
         except OSError as error:
-            raise DiskError(f"can not write {self.metrics_path}: {error.strerror}; free space, then resume") from error
+            raise DiskError(f"cannot write {self.metrics_path}: {error.strerror}; free space, then resume") from error
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         path = self.path / name
@@ -310,7 +310,7 @@ class RunDir:
 
 
 def unreadable(path: Path, error: OSError) -> RunDirError:
-    return RunDirError(f"can not read {path}: {error.strerror}; expected a run of this user, or the right to read it")
+    return RunDirError(f"cannot read {path}: {error.strerror}; expected a run of this user, or the right to read it")
 
 
 def _sha256(path: Path) -> str:

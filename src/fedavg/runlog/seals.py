@@ -47,7 +47,7 @@ def chained(rows: Iterable[Mapping[str, Any]], previous: str = "") -> Iterator[b
 
 
 @dataclass(frozen=True)
-class Rows:
+class SealedRows:
     """The rows that are whole and in order; the digest of the last; what the first line that is not whole has."""
 
     rows: list[dict[str, Any]]
@@ -55,7 +55,7 @@ class Rows:
     damage: str | None
 
 
-def unchained(data: bytes, link: str = "", before: int = 0) -> Rows:
+def unchained(data: bytes, link: str = "", before: int = 0) -> SealedRows:
     """Reads lines up to the first that is damaged. One that was cut off at the end is no damage: it is not there.
 
     `link` is the digest of the rows `before` these, for a reader that has read those already.
@@ -66,10 +66,10 @@ def unchained(data: bytes, link: str = "", before: int = 0) -> Rows:
         if row is None and not line.endswith(b"\n"):
             break
         if row is None or row.get("round") != number:
-            return Rows(rows, link, f"line {number} does not match its digest")
+            return SealedRows(rows, link, f"line {number} does not match its digest")
         link = next_link(link, row)
         rows.append(row)
-    return Rows(rows, link, None)
+    return SealedRows(rows, link, None)
 
 
 def _row(line: bytes, previous: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ StopRule = Callable[[Round], bool]
 
 
 class Patience:
-    """Ends a run when a metric has not improved for so many evaluations.
+    """Ends a run when a metric has not improved for this many evaluations.
 
     Which way is better is known for the metrics of the package; for others say `higher_is_better`.
 

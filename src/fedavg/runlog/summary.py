@@ -39,7 +39,7 @@ class Summary:
     seconds: float
     parameters: int
     engine: str
-    #: Why it is that one: 'auto' falls back to the slow, plain path where the fast one can not be taken.
+    #: Why it is that one: 'auto' falls back to the slow, plain path where the fast one cannot be taken.
     engine_reason: str
     plan: str
     model_sha256: str

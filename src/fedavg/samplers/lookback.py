@@ -13,7 +13,7 @@ from fedavg.samplers.sampler import Pool, Sampler
 class Corrected(Sampler):
     """m clients without replacement, those who are seldom there with higher odds: 1 over the share of rounds in which
     they could be asked, at most `most` times the odds of one who is always there. So everyone who is there now and then
-    takes part about equally often. Who is never there can not be asked; reports say how many those are.
+    takes part about equally often. Who is never there cannot be asked; reports say how many those are.
 
     >>> str(Corrected(5))
     'corrected:5'

@@ -41,7 +41,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Seen:
+class CohortSeen:
     """What one cohort showed: who could be asked, shape (K,) bool; and of those that were, shape (N,), who they are,
     whether they reported, with which training loss (NaN where it is not known), and after how many seconds."""
 
@@ -53,7 +53,7 @@ class Seen:
     seconds: np.ndarray
 
 
-def learned(memory: Memory, seen: Seen) -> Memory:
+def learned(memory: Memory, seen: CohortSeen) -> Memory:
     """The memory after one more cohort. It takes the arrays of the one before, which is no longer of use: among a
     million clients copies would cost more than all else that the clock does."""
     told = seen.clients[seen.reported]

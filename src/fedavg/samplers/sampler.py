@@ -43,7 +43,7 @@ class Pool:
 
     @property
     def known(self) -> Memory:
-        """The memory, for a sampler that can not do without."""
+        """The memory, for a sampler that cannot do without."""
         if self.memory is None:
             raise PlanError(
                 "sampling: nothing is remembered of clients here; expected a world, such as world = 'always', or "

@@ -25,7 +25,7 @@ class Uniform(Sampler):
 
 @dataclass(frozen=True)
 class Poisson(Sampler):
-    """Every client by its own coin, so that m come on average.
+    """Each client takes part with the same probability, independently; m on average.
 
     >>> str(Poisson())
     'poisson'

@@ -62,7 +62,7 @@ class _Secrets:
 
 
 @dataclass(frozen=True, repr=False)
-class _Held:
+class _HeldShares:
     """What this client holds of one owner's secrets. At most one of the two is ever given out."""
 
     key: int
@@ -91,7 +91,7 @@ class ClientSession:
         #: The secret that each peer's sealing keys, one for either direction, come from.
         self._agreed: dict[int, bytes] = {}
         self._delivery: ShareDelivery | None = None
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldShares] = {}
         #: Digests of what was masked, endorsed and answered: each at most one per session.
         self._done: dict[str, bytes] = {}
 
@@ -212,7 +212,7 @@ class ClientSession:
 
     def _after(self, earlier: object, what: str) -> None:
         if earlier is None:
-            raise BadMessage(Fault.OUT_OF_TURN, f"client {self.client} can not do this before {what}")
+            raise BadMessage(Fault.OUT_OF_TURN, f"client {self.client} cannot do this before {what}")
 
     def _same(self, accepted: SessionMessage | None, asked: SessionMessage) -> None:
         if accepted != asked:
@@ -270,15 +270,15 @@ class ClientSession:
         if not verified(advert.identity, advert.signature, advert.statement(self.terms.digest)):
             self._abort(Fault.BAD_SIGNATURE, f"the keys of client {advert.client} are not signed by it")
 
-    def _own_shares(self, secrets: _Secrets, holders: list[int]) -> dict[int, _Held]:
+    def _own_shares(self, secrets: _Secrets, holders: list[int]) -> dict[int, _HeldShares]:
         threshold, terms = self.terms.topology.threshold, self.terms.digest
         key_polynomial = masks.sharing_key(secrets.polynomials, terms, b"masking key")
         seed_polynomial = masks.sharing_key(secrets.polynomials, terms, b"seed")
         keys = field.share(secrets.mask_key, threshold, holders, key_polynomial)
         seeds = field.share(secrets.seed, threshold, holders, seed_polynomial)
-        return {holder: _Held(*both) for holder, *both in zip(holders, keys, seeds, strict=True)}
+        return {holder: _HeldShares(*both) for holder, *both in zip(holders, keys, seeds, strict=True)}
 
-    def _seal(self, peer: int, held: _Held) -> bytes:
+    def _seal(self, peer: int, held: _HeldShares) -> bytes:
         text = held.key.to_bytes(field.SHARE_BYTES, "big") + held.seed.to_bytes(field.SHARE_BYTES, "big")
         return self._cipher(peer, self.client, peer).encrypt(_NONCE, text, self.terms.digest)
 
@@ -297,7 +297,7 @@ class ClientSession:
         self._held = self._opened(delivery, secrets)
         self._delivery = delivery
 
-    def _opened(self, delivery: ShareDelivery, secrets: _Secrets) -> dict[int, _Held]:
+    def _opened(self, delivery: ShareDelivery, secrets: _Secrets) -> dict[int, _HeldShares]:
         senders = [sender for sender, _ in delivery.sealed]
         if senders != sorted(set(senders)):
             self._abort(Fault.DUPLICATE, "the delivery names a sender twice or is out of order")
@@ -309,13 +309,13 @@ class ClientSession:
         held = {sender: self._open(sender, sealed) for sender, sealed in delivery.sealed}
         return held | self._own_shares(secrets, [self.client])
 
-    def _open(self, sender: int, sealed: bytes) -> _Held:
+    def _open(self, sender: int, sealed: bytes) -> _HeldShares:
         try:
             text = self._cipher(sender, sender, self.client).decrypt(_NONCE, sealed, self.terms.digest)
         except InvalidTag:
             self._abort(Fault.BAD_SHARE, f"the shares from client {sender} were altered", sender)
         size = field.SHARE_BYTES
-        held = _Held(int.from_bytes(text[:size], "big"), int.from_bytes(text[size:], "big"))
+        held = _HeldShares(int.from_bytes(text[:size], "big"), int.from_bytes(text[size:], "big"))
         if len(text) != 2 * size or max(held.key, held.seed) >= field.PRIME:
             self._abort(Fault.BAD_SHARE, f"the shares from client {sender} are not two elements of the field", sender)
         return held

@@ -26,7 +26,7 @@ class Fault(StrEnum):
 
 
 class SecAggError(FedAvgError):
-    """Secure aggregation can not go on as asked."""
+    """Secure aggregation cannot go on as asked."""
 
     def __init__(self, reason: Fault, message: str, culprit: int | None = None) -> None:
         """`culprit` is the client that spoiled it, where that is known."""

@@ -39,7 +39,7 @@ def complete(clients: int, threshold: int | None = None) -> Topology:
             f"secure aggregation of {clients} client(s): expected at least 2, for the sum of one is its input"
         )
     # With 2t > n no two disjoint sets of t holders exist, so a server that tells clients different things about one
-    # of them can not open both of its secrets (Bonawitz et al., §6.2).
+    # of them cannot open both of its secrets (Bonawitz et al., §6.2).
     if not clients < 2 * threshold <= 2 * clients:
         raise TermsError(f"threshold {threshold} of {clients}: expected more than half of the clients, at most all")
     return Topology(clients - 1, threshold, threshold)

@@ -1,8 +1,8 @@
 """How a plan asks for secure aggregation: `complete:CLIP:CAP` or `sparse:CLIP:CAP`, with further settings after colons.
 
 CLIP bounds each number of an update and CAP the weight n_k, so that the sum fits into the ring; what is cut off by
-them is counted and reported. The clients derive the terms of a session from their own copy of the plan: a server can
-not talk them into weaker ones.
+them is counted and reported. The clients derive the terms of a session from their own copy of the plan: a server
+cannot talk them into weaker ones.
 
 Updates that carry their share of the noise are not cut off: they wrap round the ring, so that no noise is lost. CLIP
 times CAP must then be so wide that a sum never wraps in practice, and the ring so fine that no noise is rounded away.
@@ -68,7 +68,7 @@ class Masking(ABC):
         return replace(terms, least=min(self.shares.least, clients)) if self.shares else terms
 
     def check(self, clients: int) -> None:
-        """Refuses, before round 1, a cohort that these settings can not serve."""
+        """Refuses, before round 1, a cohort that these settings cannot serve."""
         try:
             encoding = self.terms(bytes(16), 1, "00" * 32, clients, 1, ()).encoding
         except TermsError as error:

@@ -1,4 +1,4 @@
-"""Real numbers as integers modulo 2^bits, so that a sum of masked vectors is exact and can not overflow.
+"""Real numbers as integers modulo 2^bits, so that a sum of masked vectors is exact and cannot overflow.
 
 The rule: of n clients, none contributes more than L = floor((2^(bits-1) - 1) / n) to a coordinate, so their sum stays
 within the ring's signed range. Each Δ is clipped to [-clip, clip], each weight to weight_cap, and n_k Δ_k is rounded

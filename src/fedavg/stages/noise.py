@@ -84,12 +84,10 @@ class Noise(Stage):
         return replace(total, vector=total.vector + self._draw(std, len(total.vector), rng))
 
     def share(self, work: Work, size: int) -> float:
-        """The standard deviation of the noise that one client adds to its weighted update of so many numbers."""
         return self._std(work, size) / sqrt(self._shares)
 
     @property
     def least(self) -> int:
-        """The fewest clients whose shares together are the whole noise."""
         return ceil(self._shares - 1e-9)
 
     @property

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from fedavg.errors import PlanError
 from fedavg.specs import Pluggable
 from fedavg.tasks.task import Task
 from fedavg.types import Population, Slots, Sum, Update, Work
@@ -43,7 +44,7 @@ class Whole(Protocol):
 
     @property
     def clients(self) -> Population:
-        """The same, for a stage that can not do without: a PlanError where nobody knows."""
+        """The same, for a stage that cannot do without: a PlanError where nobody knows."""
 
     @property
     def cohort_size(self) -> int: ...
@@ -101,6 +102,22 @@ class Stage(Pluggable):
     def sensitivity(self, work: Work) -> float:
         """The L2 norm that no update exceeds after this stage, with what it appends; for a stage that `bounds`."""
         raise NotImplementedError(f"stage {self} gives no bound")
+
+    def share(self, work: Work, size: int) -> float:
+        """The standard deviation of the noise that one client adds to its weighted update of so many numbers.
+
+        For a stage whose noise clients add together (`mechanism.by` is "clients"); so is `least`.
+        """
+        raise PlanError(
+            f"stage '{self}' says that clients add its noise together; expected methods `share` and `least`"
+        )
+
+    @property
+    def least(self) -> int:
+        """The fewest clients whose shares together are the whole noise."""
+        raise PlanError(
+            f"stage '{self}' says that clients add its noise together; expected methods `share` and `least`"
+        )
 
     def held_within(self, least: float, largest: float) -> "Stage":
         """This stage, its bound never below `least` nor above `largest` times the first one, where it adapts."""

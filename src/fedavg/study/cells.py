@@ -12,17 +12,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
+from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, Say, check_report
 from fedavg.campaign.records import CAP, DIVERGED, Record, Records
 from fedavg.plan import Plan
 
-Say = Callable[[str], None]
 #: What a model that guesses among ten classes has: a run that diverged has no better one.
 GUESSING: Final = 0.1
 
 
 @dataclass(frozen=True)
-class Cell:
+class PublishedCell:
     """One number of a published table. `value` makes it of the records of the plans, in their order."""
 
     name: str
@@ -37,13 +36,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCell:
     """A cell beside what is on record of it. `ours` is None as long as a run is missing.
 
     `rounds`: how far the run that has come least far is, of how many.
     """
 
-    cell: Cell
+    cell: PublishedCell
     ours: float | None
     rounds: tuple[int, int]
 
@@ -68,7 +67,7 @@ class Found:
         }
 
 
-def found(cell: Cell, records: Records, partial: bool = False) -> Found:
+def found(cell: PublishedCell, records: Records, partial: bool = False) -> FoundCell:
     """What is known of a cell; with `partial`, also from runs that have not come to their end."""
     known = [record for plan in cell.plans if (record := records.find(plan)) and (record.values or record.diverged)]
     done = [min(known_rounds(record), record.plan.rounds) for record in known]
@@ -77,7 +76,7 @@ def found(cell: Cell, records: Records, partial: bool = False) -> Found:
     )
     usable = complete or (partial and len(known) == len(cell.plans))
     least = min(done) if len(known) == len(cell.plans) else 0
-    return Found(cell, cell.value(known) if usable else None, (least, cell.plans[0].rounds))
+    return FoundCell(cell, cell.value(known) if usable else None, (least, cell.plans[0].rounds))
 
 
 def known_rounds(record: Record) -> int:
@@ -94,7 +93,9 @@ def last(record: Record) -> float:
     return record.values[-1] if record.values else GUESSING
 
 
-def pursue(cells: Sequence[Cell], records: Records, runs: Path, outlay: Outlay, say: Say, stage: int | None) -> None:
+def pursue(
+    cells: Sequence[PublishedCell], records: Records, runs: Path, outlay: Outlay, say: Say, stage: int | None
+) -> None:
     """Run what cells lack, in their order; with `stage`, all of them to so many rounds before any goes further."""
     end = monotonic() + (inf if outlay.budget_s is None else outlay.budget_s)
     for cap in _caps(cells, stage):
@@ -106,12 +107,12 @@ def pursue(cells: Sequence[Cell], records: Records, runs: Path, outlay: Outlay, 
             return
 
 
-def _caps(cells: Sequence[Cell], stage: int | None) -> list[int]:
+def _caps(cells: Sequence[PublishedCell], stage: int | None) -> list[int]:
     most = max((plan.rounds for cell in cells for plan in cell.plans), default=0)
     return [*range(stage, most, stage), most] if stage else [most]
 
 
-def _need(cell: Cell, plan: Plan, cap: int) -> Need:
+def _need(cell: PublishedCell, plan: Plan, cap: int) -> Need:
     rounds = min(cap, plan.rounds)
     return Need(plan, None, rounds, CAP, f"{rounds} rounds are asked for", metric=cell.metric, thrifty=False)
 
@@ -120,14 +121,14 @@ def _has(record: Record | None, rounds: int) -> bool:
     return record is not None and known_rounds(record) >= rounds
 
 
-def _needs(cell: Cell, cap: int) -> Callable[[Records], Sequence[Need]]:
+def _needs(cell: PublishedCell, cap: int) -> Callable[[Records], Sequence[Need]]:
     def needs(known: Records) -> Sequence[Need]:
         return [_need(cell, plan, cap) for plan in cell.plans if not _has(known.find(plan), min(cap, plan.rounds))]
 
     return needs
 
 
-def written(results: Sequence[Found], text: str, path: Path) -> list[Path]:
+def written(results: Sequence[FoundCell], text: str, path: Path) -> list[Path]:
     """The table for people (Markdown) and for programs (JSON)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_suffix(".md"), path.with_suffix(".json")]
@@ -137,7 +138,7 @@ def written(results: Sequence[Found], text: str, path: Path) -> list[Path]:
     return files
 
 
-def shown(result: Found, digits: int) -> str:
+def shown(result: FoundCell, digits: int) -> str:
     """Ours beside the published figure; how far the runs are, where they have not come to their end."""
     published = result.cell.published
     theirs = f" ({published:.{digits}f})" if isfinite(published) else ""

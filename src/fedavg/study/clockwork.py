@@ -9,10 +9,10 @@ import numpy as np
 from fedavg import seeds
 from fedavg.errors import PlanError
 from fedavg.samplers import Pool, Sampler, make_sampler
-from fedavg.samplers.memory import Memory, Seen, learned
+from fedavg.samplers.memory import CohortSeen, Memory, learned
 from fedavg.world import Closing, World, make_closing, make_world
 from fedavg.world.clock import Clock, Errand, Outcome
-from fedavg.world.report import Row, row_of_round
+from fedavg.world.report import ClockRow, row_of_round
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Tick:
 
     errand: Errand
     outcome: Outcome
-    row: Row
+    row: ClockRow
     memory: Memory
 
 
@@ -68,7 +68,7 @@ def ticks(scene: Scene, until_s: float) -> Iterator[Tick]:
         outcome = clock.run(errand, scene.wanted)
         row = row_of_round(outcome, errand, clock.groups, there, outcome.opened - began)
         unknown = np.full(len(asked), np.nan)
-        memory = learned(memory, Seen(round, there, asked, outcome.closed.reported, unknown, outcome.seconds))
+        memory = learned(memory, CohortSeen(round, there, asked, outcome.closed.reported, unknown, outcome.seconds))
         yield Tick(errand, outcome, row, memory)
         round, attempt = (round, attempt + 1) if outcome.closed.reason else (round + 1, 0)
 

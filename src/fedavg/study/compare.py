@@ -55,7 +55,7 @@ def read_run(path: str | Path) -> ReadRun:
     try:
         plan = tomllib.loads((directory.path / "plan.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunDirError(f"{directory.path / 'plan.toml'} can not be read: {error}; expected it as it was") from None
+        raise RunDirError(f"{directory.path / 'plan.toml'} cannot be read: {error}; expected it as it was") from None
     return ReadRun(directory.path.name, directory.path, plan, directory.rows(), read_summary(directory.path))
 
 
@@ -111,9 +111,9 @@ def _row(run: ReadRun, options: Sequence[str]) -> dict[str, Any]:
 
 
 def runs(folder: str | Path = "runs") -> "pd.DataFrame":
-    """Every run below a folder as a row: all options of its plan, its status, and what it came to.
+    """Every run below a folder as a row: all options of its plan, its status, and its result.
 
-    What can not be read has a row that says why.
+    What cannot be read has a row that says why.
 
     >>> from tempfile import TemporaryDirectory
     >>> from fedavg import Plan, run
@@ -141,5 +141,5 @@ def _listed(path: Path, root: Path) -> dict[str, Any]:
     try:
         run = read_run(path)
     except RunDirError as error:
-        return {"run": name, "status": f"can not be read: {error}"}
+        return {"run": name, "status": f"cannot be read: {error}"}
     return {"run": name, **run.plan, **_row(run, ()), **{"run": name}}

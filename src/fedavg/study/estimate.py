@@ -14,14 +14,14 @@ from fedavg.errors import DataError
 from fedavg.fleets.start import method_of
 from fedavg.plan import Plan
 from fedavg.setup import Setup, population_of, proved_trainer, resolve_task, simulation
-from fedavg.study.cost import Cost, cost_of, own_mb
+from fedavg.study.cost import Cost, cost_of
 from fedavg.study.rates import rates_of_machine
 from fedavg.types import FederatedData
 
 
 def derive(plan: Plan) -> dict[str, Any]:
     """The derived values of round 1. Where the data is not at hand, those that need none, and why."""
-    rates, before_mb = rates_of_machine(method_of(plan)), own_mb()
+    rates = rates_of_machine(method_of(plan))
     try:
         setup, data = simulation(plan)
     except DataError as error:
@@ -29,7 +29,7 @@ def derive(plan: Plan) -> dict[str, Any]:
         return {"parameters": size, "plan": plan.digest, "data_missing": str(error)}
     with one_thread():
         trainer = proved_trainer(setup, data)
-        return _derive(setup, data, trainer, cost_of(setup, data, trainer, rates, own_mb() - before_mb))
+        return _derive(setup, data, trainer, cost_of(setup, data, trainer, rates))
 
 
 def parameter_count(model: Model) -> int:

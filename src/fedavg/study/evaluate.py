@@ -1,4 +1,4 @@
-"""Evaluation alone: judge the model of a run, or a file of weights, on data of one's choice. Nothing is trained."""
+"""Evaluation alone: judge the model of a run, or a file of weights, on data of your choice. Nothing is trained."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -47,16 +47,16 @@ def evaluate(
     source: str | Path,
     data: DataGiven | None = None,
     task: str | Task | None = None,
-    label: str = "label",
+    label: str | None = None,
     fleet: str | Fleet = "local",
     **changes: Any,
 ) -> Judgement:
     """Judge the last model of a run directory, or the weights in a .safetensors file, which needs its `task`.
 
-    `data` is a data set's name, federated data, or a file or folder of examples (.npz, .csv, .parquet with the column
-    `label`) that are all judged on. Without it a run is judged on its own data, also by clients if they hold examples
-    out. `fleet` is where it is judged: a simulated one. `changes` are further options of the plan, such as metrics,
-    workers and data_dir.
+    `data` is a data set's name, federated data, or a file or folder of examples that are all judged on (.npz, or .csv
+    and .parquet with the column `label`, which is called 'label' unless it is named). Without it a run is judged on its
+    own data, also by clients if they hold examples out. `fleet` is where it is judged: a simulated one. `changes` are
+    further options of the plan, such as metrics, workers and data_dir.
     """
     path = Path(source)
     if path.is_dir():
@@ -72,7 +72,7 @@ def evaluate(
 
 
 def _of_run(
-    directory: RunDir, data: DataGiven | None, task: str | Task | None, label: str, changes: Mapping[str, Any]
+    directory: RunDir, data: DataGiven | None, task: str | Task | None, label: str | None, changes: Mapping[str, Any]
 ) -> tuple[Plan, Tensor]:
     """The plan to judge by, which has the run's task and seed, and the newest weights."""
     start = directory.newest(directory.identity()["plan"])
@@ -98,13 +98,14 @@ def _own_data(data: FederatedData) -> dict[str, Any]:
     return {"data": data, "evaluate": ",".join(who for who, can in able.items() if can) or "none"}
 
 
-def _on(data: DataGiven | None, label: str, task: Callable[[], str | Task]) -> dict[str, Any]:
+def _on(data: DataGiven | None, label: str | None, task: Callable[[], str | Task]) -> dict[str, Any]:
     """The plan's option for the data; a file or folder of examples is a test set of its own, for the task."""
-    if not isinstance(data, str | Path):
-        return {"data": data}
-    if not Path(data).exists():
-        return {"data": str(data)}
-    examples = read_examples(Path(data), label, make(task(), Task).classes)
+    path = Path(data) if isinstance(data, str | Path) and Path(data).exists() else None
+    if label is not None and (path is None or path.suffix == ".npz"):
+        raise PlanError(f"label: got '{label}', the column of a table; expected data in a .csv or .parquet file too")
+    if path is None:
+        return {"data": str(data) if isinstance(data, Path) else data}
+    examples = read_examples(path, label or "label", make(task(), Task).classes)
     if not len(examples):
         raise DataError(f"{data} holds no examples; expected some to judge the model on")
     return {"data": ArrayData(str(data), examples.x, examples.y, [np.arange(len(examples))], examples)}
@@ -116,7 +117,7 @@ def _read_weights(path: Path, task: Task, seed: int) -> Tensor:
         model.load_tensors(load_file(path))
         check_frozen(_frozen_beside(path), model)
     except (SafetensorError, OSError) as error:
-        raise RunDirError(f"{path} can not be read: {error}; expected a .safetensors file of weights") from None
+        raise RunDirError(f"{path} cannot be read: {error}; expected a .safetensors file of weights") from None
     except TaskError as error:
         raise TaskError(f"{path} is no model of task '{task.name}': {error}") from None
     return model.vector

@@ -199,7 +199,7 @@ def _refused(to: str, path: Path, error: Exception) -> FedAvgError:
     path.unlink(missing_ok=True)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return FedAvgError(
-        f"the module can not be written as {to}: {first}; expected PyTorch operators that {to} has. Use another form: "
+        f"the module cannot be written as {to}: {first}; expected PyTorch operators that {to} has. Use another form: "
         "safetensors, state-dict"
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedavg.campaign.records import Record
 from fedavg.plan import Plan
-from fedavg.study.cells import Cell, Found, last, markdown, shown, written
+from fedavg.study.cells import FoundCell, PublishedCell, last, markdown, shown, written
 from fedavg.study.figures import bars
 from fedavg.tasks.task import Task, as_float
 
@@ -101,8 +101,8 @@ def plan_of(data: str, partition: str, algorithm: str, seed: int = 0) -> Plan:
     )
 
 
-def cell_of(data: str, partition: str, algorithm: str, seed: int = 0) -> Cell:
-    return Cell(
+def cell_of(data: str, partition: str, algorithm: str, seed: int = 0) -> PublishedCell:
+    return PublishedCell(
         name=f"{data} {partition} {algorithm}",
         command=f"fedavg study niid --data {data} --partition {partition} --algorithm {algorithm}",
         plans=(plan_of(data, partition, algorithm, seed),),
@@ -119,7 +119,7 @@ def _percent(records: Sequence[Record]) -> float:
 
 def cells(
     data: Sequence[str] = (), partitions: Sequence[str] = (), algorithms: Sequence[str] = (), seed: int = 0
-) -> list[Cell]:
+) -> list[PublishedCell]:
     """The cells that are asked for, MNIST first; nothing asked for: all of them."""
     return [
         cell_of(name, partition, algorithm, seed)
@@ -131,7 +131,7 @@ def cells(
     ]
 
 
-def write(results: Sequence[Found], out: Path) -> list[Path]:
+def write(results: Sequence[FoundCell], out: Path) -> list[Path]:
     """niid.md, niid.json and the bars, published and ours."""
     by_name = {result.cell.name: result for result in results}
     rows = {

@@ -39,7 +39,7 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Personalised:
-    """What fine-tuning gave each client. `metric` is the one that 'better' means; `skipped` had nothing to judge on.
+    """What fine-tuning gave each client. 'Better' refers to `metric`; `skipped` clients had nothing to judge on.
 
     >>> tuned = Tuned(0, 4, 1, {"accuracy": 0.5}, {"accuracy": 0.75})
     >>> Personalised(9, FineTuning(5, 10, 0.1, 0.2), True, "accuracy", True, (tuned,), 0).gains.tolist()
@@ -106,7 +106,7 @@ def personalise(
     fleet: str | Fleet = "local",
     **changes: Any,
 ) -> Personalised:
-    """Fine-tune the last model of a run for every client, and judge it there. What is not given is as the run had it.
+    """Fine-tune the last model of a run for every client, and judge it there. Defaults are the run's own.
 
     A run that was started from Python with its own task or data needs them again, as `resume` does. Runtime
     options (workers, data_dir) may be changed, and the simulated fleet. The result depends on neither.
@@ -161,6 +161,6 @@ def _compared_by(plan: Plan) -> tuple[str, bool]:
         if name in metrics and (direction := metrics[name].higher_is_better) is not None:
             return name, direction
     raise TaskError(
-        f"nobody has said which way is better for any of {', '.join(metrics)}; expected a metric that says it: "
+        f"nobody has said which way is better for any of {', '.join(metrics)}; expected a metric that says so: "
         "fedavg.metrics.Mean(function, higher_is_better=True)"
     )

@@ -34,10 +34,10 @@ from fedavg.plan.identity import digest
 from fedavg.setup import resolve
 from fedavg.tasks import Task
 from fedavg.types import Cohort, Part
-from fedavg.usage import share_of
+from fedavg.usage import own_mb, share_of
 
 #: Changes with the meaning of the numbers.
-FORMAT: Final = 1
+FORMAT: Final = 2
 #: Seconds that a core is watched at work.
 BUSY_S: Final = 0.6
 CLIENTS: Final = 200
@@ -45,21 +45,22 @@ TIMEOUT_S: Final = 600
 
 
 @dataclass(frozen=True)
-class Rates:
+class MeasuredRates:
     """`crowding`: how many times as long a step takes when every core has one to do. `message_s`: what a client costs
-    beside its training, on each side of the pipe. Memory in MB: of the server, and of each worker; 0 where the system
-    does not tell."""
+    beside its training, on each side of the pipe. Memory in MB: of the server, of each worker, and of a process that
+    has imported the package and nothing more; 0 where the system does not tell."""
 
     crowding: float
     message_s: float
     server_mb: float
     worker_mb: float
+    imported_mb: float
 
 
-def rates_of_machine(method: Method) -> Rates:
+def rates_of_machine(method: Method) -> MeasuredRates:
     """For workers that start so; as they were measured before on this machine, or now, if they were not."""
     with suppress(OSError, DiskError, ValueError, TypeError):  # not there, or not what was written
-        return Rates(**json.loads(_place(method).read_bytes()))
+        return MeasuredRates(**json.loads(_place(method).read_bytes()))
     rates = _measured_apart(method)
     with suppress(OSError, DiskError):  # without a place to keep them they are measured each time
         _place(method).parent.mkdir(parents=True, exist_ok=True)
@@ -74,23 +75,24 @@ def _place(method: Method) -> Path:
     return user_cache() / "rates" / f"{digest([FORMAT, method, *measured_on])}.json"
 
 
-def _measured_apart(method: Method) -> Rates:
+def _measured_apart(method: Method) -> MeasuredRates:
     """In a new process: this one may hold a user's data, or have threads."""
     command = [sys.executable, "-m", "fedavg.study.rates", method]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
-        return Rates(**json.loads(done.stdout))
+        return MeasuredRates(**json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
-        raise FedAvgError(f"this machine's rates can not be measured: {''.join(said)}; try 'fedavg doctor'") from None
+        raise FedAvgError(f"this machine's rates cannot be measured: {''.join(said)}; try 'fedavg doctor'") from None
 
 
-def measured(method: str) -> Rates:
+def measured(method: str) -> MeasuredRates:
+    imported_mb = own_mb()
     alone, together = (_step_s(count, method) for count in (1, machine.cores()))
     message_s, memory = _small_run(1, method)
     more = _small_run(2, method)[1]
     worker_mb = max(more - memory, 0.0)
-    return Rates(max(together / alone, 1.0), message_s, max(memory - worker_mb, 0.0), worker_mb)
+    return MeasuredRates(max(together / alone, 1.0), message_s, max(memory - worker_mb, 0.0), worker_mb, imported_mb)
 
 
 def _step_s(processes: int, method: str) -> float:

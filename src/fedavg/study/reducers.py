@@ -17,7 +17,7 @@ from fedavg.data.location import data_directory
 from fedavg.data.mnist import read
 from fedavg.plan import Plan
 from fedavg.seeds import NONE, rng
-from fedavg.study.cells import Cell, Found, last, markdown, shown, written
+from fedavg.study.cells import FoundCell, PublishedCell, last, markdown, shown, written
 from fedavg.study.figures import heat_maps
 from fedavg.types import FederatedData
 
@@ -65,15 +65,15 @@ def plan_of(reducer: str, attack: str | None, share: float, seed: int = 0) -> Pl
     )
 
 
-def cells(seed: int = 0) -> list[Cell]:
+def cells(seed: int = 0) -> list[PublishedCell]:
     """Without liars first, then attack by attack, the largest share last."""
     honest = [_cell(reducer, None, 0.0, seed) for reducer in REDUCERS]
     lying = [_cell(rule, attack, share, seed) for share in (0.2, 0.3, 0.1) for attack in ATTACKS for rule in REDUCERS]
     return honest + lying
 
 
-def _cell(reducer: str, attack: str | None, share: float, seed: int) -> Cell:
-    return Cell(
+def _cell(reducer: str, attack: str | None, share: float, seed: int) -> PublishedCell:
+    return PublishedCell(
         name=_name(reducer, attack, share),
         command="fedavg study robust --own",
         plans=(plan_of(reducer, attack, share, seed),),
@@ -92,7 +92,7 @@ def _value(records: Sequence[Record]) -> float:
     return last(records[0])
 
 
-def write(results: Sequence[Found], out: Path) -> list[Path]:
+def write(results: Sequence[FoundCell], out: Path) -> list[Path]:
     """robust_own.md, robust_own.json and a heat map for each share of liars."""
     known = {result.cell.name: result for result in results}
     tables, grids = [], {}

@@ -21,7 +21,7 @@ from fedavg.campaign.records import Record
 from fedavg.data.partition import Partition, Parts
 from fedavg.errors import PlanError
 from fedavg.plan import Plan
-from fedavg.study.cells import Cell, Found, best, markdown, shown, written
+from fedavg.study.cells import FoundCell, PublishedCell, best, markdown, shown, written
 from fedavg.study.figures import Grid, heat_maps
 from fedavg.tasks.task import Task, as_float
 from fedavg.types import State, Sum, Update, Work
@@ -154,10 +154,10 @@ def plan_of(gamma: float, faults: int, reducer: str, attack: str, seed: int = 0)
     )
 
 
-def cell_of(gamma: float, faults: int, seed: int = 0) -> Cell:
+def cell_of(gamma: float, faults: int, seed: int = 0) -> PublishedCell:
     published = PUBLISHED[gamma][faults - 1]
     plans = tuple(plan_of(gamma, faults, rule, attack, seed) for rule in reducers(faults) for attack in ATTACKS)
-    return Cell(
+    return PublishedCell(
         name=f"gamma {gamma:g}, f {faults}",
         command=f"fedavg study robust --gamma {gamma:g} --faults {faults}",
         plans=plans,
@@ -173,13 +173,13 @@ def better_of_the_worst(records: Sequence[Record]) -> float:
     return max(min(accuracies[: len(ATTACKS)]), min(accuracies[len(ATTACKS) :]))
 
 
-def cells(gammas: Sequence[float] = GAMMAS, faults: Sequence[int] = (1, 2, 3, 4), seed: int = 0) -> list[Cell]:
+def cells(gammas: Sequence[float] = GAMMAS, faults: Sequence[int] = (1, 2, 3, 4), seed: int = 0) -> list[PublishedCell]:
     """The cells that are asked for, the most telling first."""
     every = [*ORDER, *((gamma, f) for gamma in GAMMAS for f in (1, 2, 3, 4) if (gamma, f) not in ORDER)]
     return [cell_of(gamma, f, seed) for gamma, f in every if gamma in gammas and f in faults]
 
 
-def write(results: Sequence[Found], out: Path) -> list[Path]:
+def write(results: Sequence[FoundCell], out: Path) -> list[Path]:
     """robust.md, robust.json and the heat maps, published and ours."""
     by_name = {result.cell.name: result for result in results}
     rows = {f"{gamma:g}": [shown(by_name[cell_of(gamma, f).name], 2) for f in (1, 2, 3, 4)] for gamma in GAMMAS}

@@ -10,7 +10,7 @@ from fedavg.errors import FedAvgError
 from fedavg.study.clockwork import Scene, Tick
 from fedavg.world import make_world
 from fedavg.world.closing import Fate
-from fedavg.world.presence import DAY_S, HOUR_S, Attendance
+from fedavg.world.presence import DAY_S, HOUR_S, PresentNow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def _draw_single(axes: "Axes", scene: Scene, ticks: Sequence[Tick], from_s: floa
 
 def _presence(scene: Scene, chosen: np.ndarray, from_s: float) -> list[tuple[int, float, float]]:
     """The intervals of some clients within the day."""
-    attendance = Attendance(make_world(scene.world).presence(scene.clients, scene.seed))
+    attendance = PresentNow(make_world(scene.world).presence(scene.clients, scene.seed))
     found, now, limit = [], from_s, from_s + DAY_S
     while now < limit:
         attendance.advance(now)

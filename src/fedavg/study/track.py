@@ -11,15 +11,16 @@ from typing import Any, Final, final
 
 from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.files import write_atomically
+from fedavg.metrics.rows import Row
 from fedavg.plan import Plan
 from fedavg.runlog.frames import flat_rows, frame
 from fedavg.runlog.rundir import RunDir
 from fedavg.server import Event, Round, event_row
-from fedavg.study.tracker import Row, Tracker
+from fedavg.study.tracker import Tracker
 
 
 @final
-class JsonLines(Tracker):
+class JsonLinesTracker(Tracker):
     """A line of JSON for each round, written at once."""
 
     def __init__(self, place: str, name: str) -> None:
@@ -34,7 +35,7 @@ class JsonLines(Tracker):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
-            raise DiskError(f"can not write {self._path}: {error.strerror}; free space, then resume") from error
+            raise DiskError(f"cannot write {self._path}: {error.strerror}; free space, then resume") from error
 
     def end(self) -> None:
         pass
@@ -83,7 +84,7 @@ def _wandb(place: str, name: str) -> Tracker:
 
 #: What can follow a run live, given a place and the run's name; each with its usual place in the run directory.
 TRACKERS: Final[Mapping[str, tuple[Callable[[str, str], Tracker], str]]] = {
-    "jsonl": (JsonLines, "track.jsonl"),
+    "jsonl": (JsonLinesTracker, "track.jsonl"),
     "tensorboard": (TensorBoard, "tensorboard"),
     "mlflow": (_mlflow, "mlflow.db"),
     "wandb": (_wandb, "wandb"),
@@ -144,7 +145,7 @@ def _options(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise FedAvgError(f"{file} can not be read: {error}; expected it as 'fedavg run' wrote it") from None
+        raise FedAvgError(f"{file} cannot be read: {error}; expected it as 'fedavg run' wrote it") from None
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-Row = Mapping[str, Any]
+from fedavg.metrics.rows import Row
 
 
 class Tracker(ABC):

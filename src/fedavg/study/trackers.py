@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from fedavg.errors import FedAvgError
-from fedavg.study.tracker import Row, Tracker
+from fedavg.metrics.rows import Row
+from fedavg.study.tracker import Tracker
 
 #: What runs are filed under in either tool.
 PROJECT: Final = "fedavg"

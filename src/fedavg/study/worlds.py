@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedavg import seeds
+from fedavg.campaign.execute import Say
 from fedavg.errors import RunDirError
 from fedavg.plan import Plan, load_plan
 from fedavg.runlog.rundir import RunDir
@@ -23,8 +24,6 @@ from fedavg.runner import Result, resume, run
 from fedavg.server import Event, Round
 from fedavg.world.presence import DAY_S, HOUR_S
 from fedavg.world.trace import write_trace
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

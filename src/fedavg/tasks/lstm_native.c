@@ -105,8 +105,9 @@ int peephole_scan(int T, int B, int H, const float *gates_x, const float *w_hh, 
     const int G = 4 * H;
     float *packed = malloc(sizeof(float) * G * H);
     if (!packed) return 1;
-    for (int n = 0; n < G; n++)
-        for (int k = 0; k < H; k++) packed[(n / PANEL * H + k) * PANEL + n % PANEL] = w_hh[n * H + k];
+    for (int n = 0; n < G; n += PANEL)
+        for (int k = 0; k < H; k++)
+            for (int lane = 0; lane < PANEL; lane++) packed[n * H + k * PANEL + lane] = w_hh[(n + lane) * H + k];
     const float *w_i = peephole, *w_f = w_i + H, *w_o = w_f + H;
     for (long t = 0; t < T; t++) {
         if (t) product(B, H, G, h + (t - 1) * B * H, packed, gates + t * B * G);

@@ -92,7 +92,7 @@ class Task(Pluggable):
         if self.classes is not None:
             object.__setattr__(self, "classes", _checked_classes(self.classes))
         object.__setattr__(self, "head", (self.head,) if isinstance(self.head, str) else tuple(self.head))
-        _ = self.judged_by  # a metric that can not be is an error here, not in a worker
+        _ = self.judged_by  # a metric that cannot be is an error here, not in a worker
 
     @cached_property
     def judged_by(self) -> Mapping[str, Metric]:

@@ -52,7 +52,7 @@ def _points(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def small_plan(**options: Any) -> Plan:
-    """A plan for the problem; whatever is given stands in the place of what it has."""
+    """A plan for the problem; whatever is given stands in place of what it has."""
     values = {
         "task": small_task(), "data": small_data(), "C": 0.5, "E": 2, "B": 4, "lr": 0.1, "rounds": 6, "workers": 2,
         "checkpoint_s": 0,
@@ -133,6 +133,6 @@ def starts(plan: Plan, what: str) -> Start:
     try:
         event = next(iter(train(plan)))
     except FedAvgError as error:
-        raise CheckFailed(f"{what}: a run with it can not be started: {error}") from error
+        raise CheckFailed(f"{what}: a run with it cannot be started: {error}") from error
     assert isinstance(event, Start)
     return event

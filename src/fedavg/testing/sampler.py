@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedavg.samplers import Pool, Sampler
-from fedavg.samplers.memory import Memory, Seen, learned
+from fedavg.samplers.memory import CohortSeen, Memory, learned
 from fedavg.testing.problem import check_resumes, check_same_bits, check_text, require, small_plan
 
 
@@ -35,6 +35,6 @@ def _pool(round: int, size: int) -> Pool:
     clients = np.array([0, 2, 3, 5, 8, 9, 11])
     rng = np.random.default_rng(round)
     losses = np.array([1 / (1 + k) for k in range(12)])
-    seen = Seen(1, np.ones(12, bool), np.arange(6), np.ones(6, bool), losses[:6], 1.0 + np.arange(6))
+    seen = CohortSeen(1, np.ones(12, bool), np.arange(6), np.ones(6, bool), losses[:6], 1.0 + np.arange(6))
     memory = learned(Memory.of_nothing(12), seen)
     return Pool(round, 0, size, clients, 3 + clients, rng, lambda asked: losses[list(asked)], memory)

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedavg.testing.problem import check_resumes, check_same_bits, check_text, require, small_plan
 from fedavg.world import World
-from fedavg.world.presence import DAY_S, Attendance
+from fedavg.world.presence import DAY_S, PresentNow
 
 #: Clients that it is tried with, and for how long.
 _CLIENTS, _DAYS = 12, 3
@@ -35,7 +35,7 @@ def check_world(world: World, **options: Any) -> None:
 
 
 def _check_presence(world: World, what: str) -> None:
-    often, once = (Attendance(world.presence(_CLIENTS, seed=7)) for _ in range(2))
+    often, once = (PresentNow(world.presence(_CLIENTS, seed=7)) for _ in range(2))
     for at in np.arange(0, _DAYS * DAY_S, DAY_S / 48):
         before = often.end.copy()
         often.advance(float(at))

@@ -15,7 +15,7 @@ from fedavg import seeds
 from fedavg.errors import FleetError, PlanError
 from fedavg.world.closing import Closed, Closing, Fate, close
 from fedavg.world.link import shared
-from fedavg.world.presence import DAY_S, HOUR_S, Attendance
+from fedavg.world.presence import DAY_S, HOUR_S, PresentNow
 from fedavg.world.world import World
 
 #: How long a server waits for clients before it gives up.
@@ -63,7 +63,7 @@ class Clock:
         self.groups = world.groups(clients)
         self._rates = world.rates(clients, seed)
         self._check_rates(clients)
-        self._attendance = Attendance(world.presence(clients, seed))
+        self._attendance = PresentNow(world.presence(clients, seed))
         self.now = 0.0
 
     def _check_rates(self, clients: int) -> None:

@@ -69,7 +69,7 @@ class Everyone(Closing):
 
 @dataclass(frozen=True)
 class Deadline(Closing):
-    """Ends so many seconds after it began, or earlier if m have reported.
+    """Ends this many seconds after it began, or earlier if m have reported.
 
     >>> str(Deadline(300, over=1.3))
     'deadline:300:1.3'

@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 from fedavg.errors import DataError
 from fedavg.world.presence import DAY_S
 
-Row = dict[str, Any]
+TraceRow = dict[str, Any]
 
 #: FedScale counts kbit as 1024 bits.
 _KBIT_BYTES: Final = 1024 / 8
@@ -30,7 +30,7 @@ _KBIT_BYTES: Final = 1024 / 8
 _PASSES: Final = 3.0
 
 
-def fedscale(behaviour: Path, capacity: Path | None = None) -> Iterator[Row]:
+def fedscale(behaviour: Path, capacity: Path | None = None) -> Iterator[TraceRow]:
     """Rows of FedScale's traces: when clients are active, and what their devices can do, if that is given.
 
     Devices are dealt to the clients of the behaviour trace in the order of their numbers, and from the start again.
@@ -42,7 +42,7 @@ def fedscale(behaviour: Path, capacity: Path | None = None) -> Iterator[Row]:
         yield from _client_rows(number, spans, devices[number % len(devices)] if devices else {})
 
 
-def flash(behaviour: Path) -> Iterator[Row]:
+def flash(behaviour: Path) -> Iterator[TraceRow]:
     """Rows of FLASH's user behaviour; clients whose trace is broken are there as clients that never come."""
     for number, (name, entry) in enumerate(_entries(behaviour, _json(behaviour))):
         known = _ready_spans(behaviour, name, entry) if "ready_time" in entry else _told_spans(entry)
@@ -56,9 +56,9 @@ def _ready_spans(path: Path, name: str, entry: Mapping[str, Any]) -> list[tuple[
         raise _strange(path, name, "'isSuccess', and pairs of seconds as 'ready_time'") from None
 
 
-def _client_rows(client: int, spans: Iterable[tuple[float, float]], own: Mapping[str, float]) -> Iterator[Row]:
+def _client_rows(client: int, spans: Iterable[tuple[float, float]], own: Mapping[str, float]) -> Iterator[TraceRow]:
     merged = _merged(sorted((start, end) for start, end in spans if end > start))
-    first: Row = {"client": client, **own}
+    first: TraceRow = {"client": client, **own}
     if not merged:
         yield first
     for place, (start, end) in enumerate(merged):
@@ -153,7 +153,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"can not read {path}: {error.strerror}; expected a trace") from None
+        raise DataError(f"cannot read {path}: {error.strerror}; expected a trace") from None
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from None
 
@@ -163,7 +163,7 @@ def _plain(path: Path) -> Any:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"can not read {path}: {error.strerror}; expected a trace") from None
+        raise DataError(f"cannot read {path}: {error.strerror}; expected a trace") from None
     if content[:1] in (b"{", b"["):
         return _json(path)
     try:

@@ -90,7 +90,7 @@ class LogNormal(Devices):
     """Speeds and bandwidths are log-normal: the settings are medians, `spread` the standard deviation of the logarithm.
 
     With 0.8 one device of six is 2.2 times as slow as the median or slower, and one of forty 5 times. A device draws
-    its compute speed and its line apart; up and down go together.
+    its compute speed and its line independently; up and down go together.
 
     >>> str(LogNormal(spread=0.5))
     'lognormal:spread=0.5'

@@ -26,7 +26,7 @@ KEPT: Final = 24
 Spans = tuple[np.ndarray, np.ndarray]
 
 
-class Presence(ABC):
+class Intervals(ABC):
     """The intervals [start, end) of K clients, in rising order for each."""
 
     def __init__(self, clients: int) -> None:
@@ -40,12 +40,12 @@ class Presence(ABC):
         """
 
 
-class AlwaysThere(Presence):
+class AlwaysThere(Intervals):
     def spans(self, clients: np.ndarray, turns: np.ndarray, ends: np.ndarray) -> Spans:
         return np.zeros(len(clients)), np.full(len(clients), inf)
 
 
-class Nightly(Presence):
+class Nightly(Intervals):
     """Once a day, from a local hour on for some hours, both with a spread of their own each day. Shape of `offset_h`:
     (K,), how many hours the client's clock is ahead of UTC."""
 
@@ -63,7 +63,7 @@ class Nightly(Presence):
         return start, np.maximum(begin + self._length + self._spread * late, start + GAP_S)
 
 
-class OnOff(Presence):
+class OnOff(Intervals):
     """A Markov chain in continuous time: there for an exponential time with mean `on_s`, then away for `off_s`."""
 
     def __init__(self, clients: int, on_s: float, off_s: float, seed: int) -> None:
@@ -81,7 +81,7 @@ class OnOff(Presence):
         return start, start + np.maximum(self._on * there, 1e-3)
 
 
-class Listed(Presence):
+class Listed(Intervals):
     """Intervals that were read. Those of client k are the rows `first[k]` to `first[k + 1]`; `first` has shape (K+1,).
 
     After `period_s` they come again, if it is finite. Who is there when the list ends and when it begins stays in
@@ -114,10 +114,10 @@ class Listed(Presence):
         return np.where(known, self._starts[rows] + shift, inf), np.where(known, self._ends[rows] + shift, inf)
 
 
-class Attendance:
+class PresentNow:
     """Who is there as time passes. Time only moves on; each client's present or next interval is at hand."""
 
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: Intervals) -> None:
         everyone = np.arange(presence.clients)
         self._presence = presence
         self._turn = np.zeros(presence.clients, np.int32)

@@ -11,7 +11,7 @@ from fedavg.world.closing import Fate
 
 
 @dataclass(frozen=True)
-class Row:
+class ClockRow:
     """One round on the simulated clock, all its attempts together; times in seconds.
 
     It began at `began_s`, when the round before it ended, opened at `opened_s`, when `there` clients were there, and
@@ -38,7 +38,7 @@ class Row:
     staleness: Mapping[str, float] = field(default_factory=dict)
     abandoned: tuple[str, ...] = ()
 
-    def with_lost(self, lost: "Sequence[Row]") -> "Row":
+    def with_lost(self, lost: "Sequence[ClockRow]") -> "ClockRow":
         """This round together with its attempts that came to nothing: none of their work led to anything."""
         if not lost:
             return self
@@ -62,11 +62,11 @@ class Row:
         return {name: value for name, value in asdict(self).items() if value or name not in ("staleness", "abandoned")}
 
 
-def row_of_round(outcome: Outcome, errand: Errand, groups: np.ndarray, there: np.ndarray, waited: float) -> Row:
+def row_of_round(outcome: Outcome, errand: Errand, groups: np.ndarray, there: np.ndarray, waited: float) -> ClockRow:
     """A round of a cohort that started together."""
     fates = outcome.closed.fates
     nothing = bool(outcome.closed.reason)
-    return Row(
+    return ClockRow(
         began_s=outcome.opened - waited,
         opened_s=outcome.opened,
         closed_s=outcome.closed.at,
@@ -91,11 +91,11 @@ def row_of_flights(
     groups: np.ndarray,
     there: np.ndarray,
     sizes: tuple[int, int],
-) -> Row:
+) -> ClockRow:
     """One step of an asynchronous server: from the last one's end to its own. `sizes` are bytes up and down; a client
     that drops out is taken to have fetched the model and sent nothing."""
     old = counts["staleness"]
-    return Row(
+    return ClockRow(
         began_s=times[0],
         opened_s=times[0],
         closed_s=times[1],

@@ -58,7 +58,7 @@ def read_trace(path: str | Path) -> Trace:
         state = Path(path).stat()
         return _read(str(path), state.st_mtime_ns, state.st_size)
     except OSError as error:
-        raise DataError(f"world trace: can not read {path}: {error.strerror}; expected JSON lines or CSV") from None
+        raise DataError(f"world trace: cannot read {path}: {error.strerror}; expected JSON lines or CSV") from None
 
 
 def write_trace(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:

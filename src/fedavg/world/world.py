@@ -13,7 +13,7 @@ from fedavg import seeds
 from fedavg.errors import PlanError
 from fedavg.specs import Pluggable
 from fedavg.world.devices import Alike, Devices, Rates
-from fedavg.world.presence import AlwaysThere, Listed, Nightly, OnOff, Presence
+from fedavg.world.presence import AlwaysThere, Intervals, Listed, Nightly, OnOff
 from fedavg.world.trace import Trace, read_trace
 
 
@@ -42,8 +42,8 @@ class World(Pluggable, ABC):
         return WORLDS
 
     @abstractmethod
-    def presence(self, clients: int, seed: int) -> Presence:
-        """When each of K clients is there. Raises a PlanError if the world has no place for so many."""
+    def presence(self, clients: int, seed: int) -> Intervals:
+        """When each of K clients is there. Raises a PlanError if the world has fewer."""
 
     def groups(self, clients: int) -> np.ndarray:
         """The group that each client belongs to, shape (K,), int64 from 0: what participation is reported by."""
@@ -69,7 +69,7 @@ class Always(World):
 
     devices: Devices = field(default_factory=Alike)
 
-    def presence(self, clients: int, seed: int) -> Presence:
+    def presence(self, clients: int, seed: int) -> Intervals:
         return AlwaysThere(clients)
 
 
@@ -108,14 +108,14 @@ class Diurnal(World):
             )
         return np.arange(clients) % self.zones
 
-    def presence(self, clients: int, seed: int) -> Presence:
+    def presence(self, clients: int, seed: int) -> Intervals:
         offset = self.groups(clients) * (24.0 / self.zones)
         return Nightly(offset, self.begin, self.hours, self.spread, seed)
 
 
 @dataclass(frozen=True)
 class Markov(World):
-    """Each client comes and goes for itself: there for `on` hours on average, then away for `off` hours.
+    """Each client comes and goes independently: there for `on` hours on average, then away for `off` hours.
 
     >>> str(Markov(on=0.5))
     'markov:0.5'
@@ -130,13 +130,13 @@ class Markov(World):
             if not 1e-3 <= value <= 1e6:
                 raise PlanError(f"world markov: {name} is {value:g} hours; expected from 0.001 to a million")
 
-    def presence(self, clients: int, seed: int) -> Presence:
+    def presence(self, clients: int, seed: int) -> Intervals:
         return OnOff(clients, self.on * 3600, self.off * 3600, seed)
 
 
 @dataclass(frozen=True)
 class Traced(World):
-    """As a file says (docs/world.md): who is there from when to when, and on what device, where it tells that.
+    """From a file (docs/world.md): who is there from when to when, and on what device, if the file says so.
 
     The trace starts again when it is over, unless `repeat` is false. With `reuse`, more clients than it has go through
     it again: client k is the trace's k mod its number.
@@ -150,7 +150,7 @@ class Traced(World):
     reuse: bool = False
     devices: Devices = field(default_factory=Alike)
 
-    def presence(self, clients: int, seed: int) -> Presence:
+    def presence(self, clients: int, seed: int) -> Intervals:
         trace, chosen = self._trace(), self._chosen(clients)
         count = np.diff(trace.first)[chosen]
         rows = np.concatenate([np.arange(trace.first[k], trace.first[k + 1]) for k in chosen] or [np.empty(0)])

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from fedavg import Plan
 from fedavg.codecs import make_codec
 from fedavg.fleets.http.device.enrolment import own_key
 from fedavg.fleets.http.device.files import DeviceFiles
+from fedavg.fleets.http.device.judge import sums_frame
 from fedavg.fleets.http.device.link import Link
 from fedavg.fleets.http.device.policy import Policy
 from fedavg.fleets.http.protocol.keys import ClientKey
@@ -41,6 +43,7 @@ from fedavg.fleets.http.protocol.messages import (
     Enrolled,
     EnrolRequest,
     Holding,
+    JudgeOffer,
     PollAnswer,
     PollRequest,
     Taken,
@@ -52,7 +55,7 @@ from fedavg.fleets.http.protocol.vouchers import voucher_text
 from fedavg.fleets.http.protocol.wire import UpdateHeader, encode_update
 from fedavg.fleets.http.server.store import Store
 from fedavg.secagg.identity import vouch
-from programs import FORK
+from programs import Forked
 
 #: A machine that is busy with other things must not fail a test of what happens at all.
 PATIENCE_S = 120.0
@@ -68,10 +71,11 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> Any:
-    until = time.monotonic() + timeout
+    until, pause = time.monotonic() + timeout, 0.01
     while not (found := condition()):
         assert time.monotonic() < until, f"waited {timeout:g} s for {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.05)  # to ask a server is work for it
     return found
 
 
@@ -142,19 +146,22 @@ def log_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Server:
-    """A `fedavg serve` that can be killed and started again on the same port and database."""
+    """A `fedavg serve` that can be killed and started again on the same port and database.
 
-    def __init__(self, directory: Path, plan: Plan, *options: str) -> None:
+    `tls` is how its clients speak to it; without it, they do so in the clear.
+    """
+
+    def __init__(self, directory: Path, plan: Plan, *options: str, tls: ssl.SSLContext | None = None) -> None:
         elsewhere = "--run-dir" in options
         self.directory = Path(options[options.index("--run-dir") + 1]) if elsewhere else directory / "run"
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url, self.tls = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}", tls
         self.log = directory / "server.log"
         self.plan = plan
         (directory / "plan.toml").write_text(plan.to_toml())
         self.arguments = [
-            "serve", str(directory / "plan.toml"), "--insecure", "--listen", f"127.0.0.1:{self.port}",
-            "--run-dir", str(self.directory), "--linger", "2", *options,
+            "serve", str(directory / "plan.toml"), "--listen", f"127.0.0.1:{self.port}",
+            "--run-dir", str(self.directory), "--linger", "2", *([] if tls else ["--insecure"]), *options,
         ]  # fmt: skip
         self.process: Any = None
         self.hands: list[Hand] = []
@@ -194,7 +201,7 @@ class Server:
     def status(self) -> dict[str, Any] | None:
         """Where the run is; None while the server does not answer."""
         away = suppress(urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ValueError)
-        with away, urllib.request.urlopen(f"{self.url}/v1/status", timeout=2) as answer:
+        with away, urllib.request.urlopen(f"{self.url}/v1/status", timeout=2, context=self.tls) as answer:
             status: dict[str, Any] = json.load(answer)
             return status
         return None
@@ -247,7 +254,7 @@ class DeviceProcess:
     def start(self, token: str) -> None:
         own = (self.clock, self.policy, self.authority)
         arguments = (self._server.url, self.directory, self.k, token, self.log, *own)
-        self.process = FORK.Process(target=_run_device, args=arguments)
+        self.process = Forked(target=_run_device, args=arguments)
         self.process.start()
 
     def kill(self) -> None:
@@ -272,7 +279,7 @@ class Hand:
     def __init__(self, server: Server, k: int, key: ClientKey | None = None) -> None:
         """Enrols, unless `key` is one that did before."""
         self.k, self._plan, self._url = k, server.plan, server.url
-        self.link = Link(server.url, key or ClientKey.generate(), None, PATIENCE_S)
+        self.link = Link(server.url, key or ClientKey.generate(), server.tls, PATIENCE_S)
         server.hands.append(self)
         if key is None:
             public = b64encode(self.link.signer.key.public).decode()
@@ -308,6 +315,15 @@ class Hand:
     def upload(self, offer: WorkOffer, vector: torch.Tensor | None = None) -> UpdateAnswer:
         return parse(UpdateAnswer, self.link.upload(_path(offer), self.frame(offer, vector)), MAX_MESSAGE)
 
+    def asked_to_judge(self) -> JudgeOffer:
+        return wait_until(lambda: isinstance(answer := self.poll(1.0), JudgeOffer) and answer, "an evaluation")
+
+    def send_sums(self, offer: JudgeOffer) -> UpdateAnswer:
+        """Sums as the task has them: 1 of 2 right, losses of 3 in all."""
+        sums = {"accuracy.0": 1.0, "accuracy.1": 2.0, "loss.0": 3.0, "loss.1": 2.0}
+        body = self.link.upload(_path(offer), sums_frame(self._plan.digest, offer, sums))
+        return parse(UpdateAnswer, body, MAX_MESSAGE)
+
     def upload_once(self, offer: WorkOffer, vector: torch.Tensor) -> None:
         """Send an update to a server that may die of it, and do not wait for it to come back."""
         frame = self.frame(offer, vector)
@@ -316,7 +332,7 @@ class Hand:
             http.put(self._url + _path(offer), content=frame, headers=headers)
 
 
-def _path(offer: WorkOffer) -> str:
+def _path(offer: WorkOffer | JudgeOffer) -> str:
     return f"/v1/rounds/{offer.round}/{offer.attempt}/update"
 
 
@@ -372,7 +388,7 @@ class Fleet:
 
 def start_command(log: Path, *arguments: str, clock: float = 0.0) -> Any:
     """A command of `fedavg` in a process of its own."""
-    process = FORK.Process(target=_run_command, args=(list(arguments), log, clock))
+    process = Forked(target=_run_command, args=(list(arguments), log, clock))
     process.start()
     return process
 

@@ -33,6 +33,8 @@ def administer(server, *statements: str) -> object:
     return value
 
 
+#: The schemas of a service's runs, in one line.
+RUNS = "SELECT string_agg(nspname, ' ') FROM pg_namespace WHERE nspname LIKE 'run%'"
 OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
 
@@ -41,6 +43,8 @@ def emptied(server) -> str:
     administer(server, f"SELECT pg_terminate_backend(pid) {OTHERS}")
     while administer(server, f"SELECT count(*) {OTHERS}"):
         time.sleep(0.01)
+    for schema in str(administer(server, RUNS) or "").split():
+        administer(server, f"DROP SCHEMA {schema} CASCADE")
     administer(server, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     return server.get_uri()
 

@@ -33,10 +33,11 @@ def simulated(plan):
 
 
 class Front:
-    """nginx before the replicas."""
+    """nginx before the replicas; `listens` is what its `listen` has beside the address, and directives after it."""
 
-    def __init__(self, directory, ports):
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
+    def __init__(self, directory, ports, listens=""):
+        scheme = "https" if listens else "http"
+        self.url = f"{scheme}://127.0.0.1:{(port := free_port())}"
         servers = "".join(f"server 127.0.0.1:{each} max_fails=1 fail_timeout=1s; " for each in ports)
         self._config = directory / "nginx.conf"
         temporary = "".join(
@@ -46,7 +47,7 @@ class Front:
         self._config.write_text(
             f"pid {directory}/nginx.pid; error_log {directory}/nginx.log; events {{}} "
             f"http {{ access_log off; {temporary} upstream replicas {{ {servers} keepalive 16; }} "
-            f"server {{ listen 127.0.0.1:{port}; set $replicas http; include {FRONT}; }} }}"
+            f"server {{ listen 127.0.0.1:{port} {listens}; set $replicas http; include {FRONT}; }} }}"
         )
 
     @contextmanager
@@ -62,13 +63,14 @@ class Front:
 class Replicas:
     """So many replicas, and devices; with a front, all devices reach all replicas through it."""
 
-    def __init__(self, directory, plan, count, url, *options, front=False, clients=CLIENTS):
+    def __init__(self, directory, plan, count, url, *options, front=False, clients=CLIENTS, tls=None):
+        """`tls`: how clients speak to replicas."""
         self.plan, self.url = plan, url
         common = ("--replica", "--db", url, "--min-clients", str(max(clients, 1)), "--linger", "5", *options)
         self.replicas = []
         for number in range(count):
             (directory / f"replica-{number}").mkdir(parents=True)
-            self.replicas.append(Server(directory / f"replica-{number}", plan, *common))
+            self.replicas.append(Server(directory / f"replica-{number}", plan, *common, tls=tls))
         self.front = Front(directory, [replica.port for replica in self.replicas]) if front else None
         gates = [self.front] if front else self.replicas
         self.devices = [DeviceProcess(gates[k % len(gates)], k, directory) for k in range(clients)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from harness import Fleet, Hand, serving, start_command, wait_until
+from harness import Fleet, Hand, log_lines, serving, start_command, wait_until
 from tiny import SIZES, tiny_plan
 
 import fedavg
@@ -89,9 +89,8 @@ def test_as_a_process_it_vouches_for_those_who_have_the_token_and_the_key_and_fo
     log = tmp_path / "authority.log"
     process = start_command(log, "authority", "serve", str(authority), "--devices", "2", "--listen", "127.0.0.1:0")
     try:
-        wait_until(lambda: log.exists() and "token in" in log.read_text(), "the authority")
-        (line,) = [line for line in log.read_text().splitlines() if line.startswith("authority on")]
-        url, token = line.split()[2].rstrip(";"), (authority / "token").read_text()
+        (line,) = wait_until(lambda: [line for line in log_lines(log) if line["event"] == "serving"], "the authority")
+        url, token = line["url"], (authority / "token").read_text()
         assert mode(authority / "token") == 0o600
         make_link = lambda url, key: Link(url, key, None, 10.0)  # noqa: E731
         keys = [ClientKey.generate() for _ in range(3)]
@@ -109,7 +108,7 @@ def test_as_a_process_it_vouches_for_those_who_have_the_token_and_the_key_and_fo
                 ask()
             assert refused.value.error == reason
         process.terminate()
-        process.join(30)
+        process.join(120)
         assert process.exitcode == 0
     finally:
         process.kill()

@@ -11,23 +11,23 @@ from tiny import SIZES, tiny_plan
 import fedavg
 from fedavg.errors import DataError
 from fedavg.fleets.http.device.link import ServerRefused
-from fedavg.fleets.http.protocol.changes import Changes, longest, split
+from fedavg.fleets.http.protocol.changes import KeptChanges, longest, split
 
 CLIENTS = len(SIZES)
 
 
 def test_by_hand():
-    changes = Changes([b"old", b"new!"])
+    changes = KeptChanges([b"old", b"new!"])
     assert bytes(changes.last(1)) == b"\x04\0\0\0new!"
     assert bytes(changes.last(2)) == b"\x03\0\0\0old\x04\0\0\0new!"
     assert [changes.last(count) for count in (-1, 0, 3)] == [None, None, None]
-    assert Changes([]).last(1) is None
+    assert KeptChanges([]).last(1) is None
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=8), st.data())
 def test_what_is_joined_is_split_again(frames, data):
     count = data.draw(st.integers(1, len(frames)))
-    sent = bytes(Changes(frames).last(count))
+    sent = bytes(KeptChanges(frames).last(count))
     assert split(sent, count) == frames[-count:]
     assert len(sent) <= longest(count, sum(map(len, frames)))
 

@@ -296,7 +296,7 @@ def test_join_writes_the_trained_model_as_the_server_does(tmp_path):
 
 
 def test_a_device_needs_no_package_of_the_server(tmp_path):
-    """The names of the server's packages can not be imported here; the command says what it would."""
+    """The names of the server's packages cannot be imported here; the command says what it would."""
     program = """
 import sys
 class Blocked:
@@ -316,7 +316,7 @@ main()
     (tmp_path / "token").write_text("token")
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
-    assert "error: nowhere.npz does not exist" in ended.stderr
+    assert "nowhere.npz does not exist" in ended.stderr
 
 
 def test_a_device_takes_up_another_run_and_keeps_what_belongs_to_each_apart(liar, tmp_path, plan):

@@ -62,7 +62,7 @@ def test_a_damaged_session_is_lost_and_the_next_one_is_not(masked, tmp_path, nam
 
 def test_a_folder_that_can_not_be_one_is_told_clearly(masked, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FedAvgError, match="can not be this device's folder"):
+    with pytest.raises(FedAvgError, match="cannot be this device's folder"):
         device_of(masked, tmp_path / "file").run()
 
 

@@ -294,7 +294,7 @@ def test_a_full_disk(small_disk, tmp_path):
     with Fleet(tmp_path, tiny_plan(rounds=60), CLIENTS, "--run-dir", str(small_disk / "run")) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 2, "round 2")
         filler = fill(small_disk)
-        (said, *_) = wait_until(lambda: fleet.server.lines("can not write; trying again"), "an error")
+        (said, *_) = wait_until(lambda: fleet.server.lines("cannot write; trying again"), "an error")
         assert "free space" in said["detail"]
         filler.unlink()
         check(fleet)
@@ -308,7 +308,7 @@ def test_a_full_disk_when_the_database_is_elsewhere(small_disk, tmp_path):
         filler = fill(small_disk)
         with fleet.server.metrics.open("ab", buffering=0) as file:  # the rest of its last block
             file.write(b" " * (-fleet.server.metrics.stat().st_size % 4096))
-        (said, *_) = wait_until(lambda: fleet.server.lines("can not write; trying again"), "an error")
+        (said, *_) = wait_until(lambda: fleet.server.lines("cannot write; trying again"), "an error")
         assert "metrics.jsonl: No space left on device; free space" in said["detail"]
         filler.unlink()
         check(fleet)
@@ -328,7 +328,7 @@ def test_postgresql_goes_away_and_the_server_is_killed(tmp_path, postgres):
     with Fleet(tmp_path, tiny_plan(rounds=60), CLIENTS, "--db", postgres.get_uri()) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 2, "round 2")
         postgres.stop()
-        (said, *_) = wait_until(lambda: fleet.server.lines("can not write; trying again"), "an error")
+        (said, *_) = wait_until(lambda: fleet.server.lines("cannot write; trying again"), "an error")
         assert "look whether the server is there" in said["detail"] or "wait until it is back" in said["detail"]
         postgres.start()
         kill_often(fleet, 4, seed=3)

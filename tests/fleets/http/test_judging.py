@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import Fleet, Hand, serving, wait_until
+from harness import Fleet, Hand, serving
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import BARE, DATA, SIZES, TASK, tiny_plan
 
 import fedavg
-from fedavg.fleets.http.device.judge import check_judging, sums_frame
+from fedavg.fleets.http.device.judge import check_judging
 from fedavg.fleets.http.device.policy import Declined, Policy
 from fedavg.fleets.http.protocol import sums
-from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, JudgeOffer, UpdateAnswer
-from fedavg.fleets.http.protocol.strict import parse
+from fedavg.fleets.http.protocol.messages import JudgeOffer
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import resolve_on_device
 
@@ -92,7 +91,7 @@ def test_a_server_refuses_numbers_that_no_header_can_carry(tmp_path):
 
     check_names(["train_loss", "f1.0"])
     for names in (["Train Loss"], [f"bins.{n}" for n in range(129)]):
-        with pytest.raises(PlanError, match="what clients measure can not be sent: metrics"):
+        with pytest.raises(PlanError, match="what clients measure cannot be sent: metrics"):
             check_names(names)
 
 
@@ -114,16 +113,16 @@ def test_a_server_that_is_killed_while_devices_judge_goes_on_as_if_nothing_had_b
             hand.poll(0)
         for hand in hands:
             hand.upload(hand.offered())
-        offer = judge_offer(hands[0])
+        offer = hands[0].asked_to_judge()
         server.kill()
         server.go_on(lambda status: status["round"], "round 1 again")
         assert server.status()["committed"] == 0
         for hand in hands:
             hand.upload(hand.offered())
-        again = judge_offer(hands[0])
+        again = hands[0].asked_to_judge()
         assert (again.round, again.model) == (offer.round, offer.model)
         for hand in hands:
-            send_sums(hand, judge_offer(hand), plan)
+            assert hand.send_sums(hand.asked_to_judge()).accepted
         server.wait_for(lambda status: status["committed"] == 1, "round 1")
     (row,) = rows(server.metrics)[:1]
     assert row["on_clients"]["clients"] == 2
@@ -138,8 +137,8 @@ def test_who_does_not_answer_is_left_out(tmp_path):
             hand.poll(0)
         for hand in hands:
             hand.upload(hand.offered())
-        send_sums(a, judge_offer(a), plan)
-        judge_offer(b)
+        assert a.send_sums(a.asked_to_judge()).accepted
+        b.asked_to_judge()
         server.wait_for(lambda status: status["done"], "the end")
     (row,) = rows(server.metrics)
     assert row["on_clients"]["clients"] == 1
@@ -158,17 +157,6 @@ def test_an_evaluation_that_nobody_answers_is_left_out_and_the_run_goes_on(tmp_p
     assert "on_clients" not in row
     assert row["test"]
     assert server.lines("not judged")
-
-
-def judge_offer(hand):
-    return wait_until(lambda: isinstance(answer := hand.poll(1.0), JudgeOffer) and answer, "an evaluation")
-
-
-def send_sums(hand, offer, plan):
-    """Sums as the task has them: 1 of 2 right, losses of 3 in all."""
-    frame = sums_frame(plan.digest, offer, {"accuracy.0": 1.0, "accuracy.1": 2.0, "loss.0": 3.0, "loss.1": 2.0})
-    body = hand.link.upload(f"/v1/rounds/{offer.round}/{offer.attempt}/update", frame)
-    assert parse(UpdateAnswer, body, MAX_MESSAGE).accepted
 
 
 # What a device lets itself be asked

@@ -76,7 +76,7 @@ def test_a_key_that_others_can_use_is_refused(tmp_path, mode):
 
 def test_files_that_hold_no_key(tmp_path):
     path = tmp_path / "client.key"
-    with pytest.raises(KeyFileError, match="can not read the key .*No such file"):
+    with pytest.raises(KeyFileError, match="cannot read the key .*No such file"):
         ClientKey.load(path)
     path.touch(0o600)
     path.write_bytes(b"no key")

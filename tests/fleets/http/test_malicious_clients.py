@@ -38,11 +38,11 @@ def served(tmp_path_factory):
 
 
 def operate(server, *arguments):
-    """A command of the operator's against this server; what it printed."""
+    """A command of the operator's against this server; what it printed as its answer."""
     url, token = f"http://{HOST}:{server.port}", str(server.directory / "admin-token")
     command, *more = arguments
     done = CliRunner().invoke(cli, [command, url, "--admin-token-file", token, *more], catch_exceptions=False)
-    return done.output
+    return done.stdout
 
 
 # Strangers
@@ -96,7 +96,8 @@ def test_tokens_expire_are_listed_and_withdrawn(served):
     served.peer(token=token)
     listed = operate(served, "token", "--list")
     (line,) = [line for line in listed.splitlines() if line.endswith("the lab")]
-    identity, used, left, expires, *_ = line.split()
+    identity, what, used, left, expires, *_ = line.split()
+    assert what == "joining"
     assert (used, left) == ("1", "1")
     assert 0.9 < float(expires) <= 1
     assert token not in listed
@@ -129,7 +130,7 @@ def test_with_approval_nobody_is_invited_before_the_operator_says_so(tmp_path):
         assert [peer.poll(wait_s=0.5).json["type"] for peer in (first, second)] == ["wait", "wait"]
         assert server.status()["round"] is None
         assert operate(server, "approve", "--client", str(first.k)) == f"approved: {first.k}\n"
-        assert "waiting" in operate(server, "status", "--clients")
+        assert "waiting" in operate(server, "clients")
         offer = first.offer()
         assert second.upload(offer, second.frame(offer, ONES, 10)).error == "not-invited"
         assert first.upload(offer, first.frame(offer, ONES, 10)).status == 200

@@ -22,6 +22,7 @@ from fedavg.fleets.http.protocol.messages import (
     Holding,
     JudgeOffer,
     MaskAnswer,
+    NewRole,
     NewRun,
     NewToken,
     PlanAnswer,
@@ -65,6 +66,8 @@ EXAMPLES = [
     UpdateAnswer(True, False),
     ReportRequest(3, 0, "failed", "training-failed", 7, "out of memory\n  at step 3"),
     NewToken(None, "", 3, None),
+    NewRole("viewer", "grafana", None),
+    NewRole("submitter", "the lab", 24.0),
     NewToken(5, "the lab", None, 24.0),
     Selection(None, "0f" * 8, "10.0.0.0/8", 2.0, None),
     Problem("stale-epoch", "sign again", "e-2"),
@@ -234,6 +237,7 @@ BAD = {
         "label": ["x" * 65, "a\nb", None],
         "client": [-1, 1.5, "1"],
     },
+    NewRole: {"role": ["", "admin", None, 1], "label": ["", "x" * 65, "a\nb", None], "hours": [0, -1, 1e9, "1"]},
     WaitAnswer: {"retry_after_s": [-1, None], "committed": [-1, 1.0, None], "counted": [1, ""]},
     DoneAnswer: {"round": [-1, True], "model": ["", None], "more": [None, 1], "counted": [0, []]},
     PlanAnswer: {"run": [0, None], "plan": ["", None], "plan_digest": ["0" * 15, None]},
@@ -349,7 +353,7 @@ def allowed(rule: strict.Rule) -> st.SearchStrategy:
             return st.text(character, min_size=low, max_size=min(high, max(low, 40)))
         case strict.Key():
             return st.binary(min_size=32, max_size=32).map(lambda key: b64encode(key).decode())
-        case strict.Choice(names):
+        case strict.OneOf(names):
             return st.sampled_from(names)
         case strict.Nullable(inner):
             return st.none() | allowed(inner)

@@ -1,4 +1,4 @@
-"""A server without any data, and one whose data can not be judged: what it says before it listens."""
+"""A server without any data, and one whose data cannot be judged: what it says before it listens."""
 
 import json
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_a_task_of_ones_own_does_not_silently_take_the_default_data(tmp_path):
 
 
 def test_what_the_server_will_judge_is_tried_before_it_listens():
-    with pytest.raises(TaskError, match=r"can not judge the test set of data 'mnist': .*data = 'none'"):
+    with pytest.raises(TaskError, match=r"cannot judge the test set of data 'mnist': .*data = 'none'"):
         resolved(data="mnist", clients=3)
     with pytest.raises(DataError, match="its test set is empty"):
         resolved(data="test_no_data:EMPTY")

@@ -1,4 +1,4 @@
-"""What a device's user asks for is kept by the device, whatever the server's plan or offers say."""
+"""What a device's owner asks for is kept by the device, whatever the server's plan or offers say."""
 
 from dataclasses import replace
 

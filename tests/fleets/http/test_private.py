@@ -125,7 +125,7 @@ def test_the_operator_sees_what_the_rounds_cost_and_nobody_else_does(tmp_path):
         command = ["status", f"http://127.0.0.1:{served.port}", "--ledger"]
         refused = CliRunner().invoke(cli, command)
         told = CliRunner().invoke(cli, [*command, "--admin-token-file", str(tmp_path / "admin-token")])
-    assert "only the operator sees that" in str(refused.exception)
+    assert "only those who operate the server see that" in str(refused.exception)
     full = [epsilon(EveryRound(), 2.0, round, 1e-3) for round in (1, 2)]
     expected = [(str(round), str(round), f"{cost:.6g}", "0.001") for round, cost in enumerate(full, 1)]
     assert [tuple(line.split()) for line in told.output.splitlines()[1:]] == expected

@@ -179,11 +179,11 @@ def test_clocks_that_are_off_and_step_back_lock_nobody_out(tmp_path):
     assert fleet.server.lines("abandoned") == []
 
 
-def test_only_logs_certificates_and_the_age_of_tokens_and_enrolments_look_at_the_wall_clock():
+def test_only_logs_certificates_sightings_and_the_age_of_tokens_and_enrolments_look_at_the_wall_clock():
     folder = Path(fedavg.__file__).parent / "fleets/http"
     reads = re.compile(r"\btime\.time\b|\bfrom time import [^\n]*\btime\b|\bdatetime\b|\bgmtime\b|\blocaltime\b")
     found = {path.name for path in folder.rglob("*.py") if reads.search(path.read_text())}
-    assert found == {"certs.py", "logs.py", "app.py", "admin.py"}
+    assert found == {"certs.py", "logs.py", "app.py", "admin.py", "roles.py", "sightings.py"}
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.slow)])

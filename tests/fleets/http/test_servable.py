@@ -55,7 +55,7 @@ def test_a_share_of_a_cohort_that_must_be_there_is_a_number_of_clients():
     [
         ("deadline:30", {"rules": Rules(60.0)}, "in the plan, and --deadline, --over-selection or --quorum"),
         ("all:needs=0.5", {"minimum": 3}, "--min-clients: got 3, and closing 'all:needs=0.5'"),
-        ("all:needs=0.5", {"data": OwnData(None, None)}, "share of nobody knows how many; expected `clients`"),
+        ("all:needs=0.5", {"data": OwnData(None, None)}, "share of an unknown number; expected `clients`"),
     ],
 )
 def test_what_is_said_twice_or_can_not_be_known_is_refused(closing, options, message):
@@ -70,7 +70,7 @@ def test_what_is_said_twice_or_can_not_be_known_is_refused(closing, options, mes
         (
             {"sampling": "poisson"},
             Guards(),
-            "can not be sampled so: expected 'fixed', 'weighted', 'turns', 'corr",
+            "cannot be sampled that way: expected 'fixed', 'weighted', 'turns', 'corr",
         ),
         ({"sampling": "oort"}, Guards(anonymous=True), "--anonymous: with sampling 'oort'"),
         ({"world": "always"}, Guards(), "world: got 'always'; real devices come and go"),

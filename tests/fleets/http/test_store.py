@@ -31,6 +31,7 @@ from fedavg.fleets.http.server.store import (
     schema,
     sqlite,
 )
+from fedavg.fleets.http.server.store.schema import LATEST
 
 FORK = get_context("fork")
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
@@ -572,7 +573,7 @@ def test_a_newer_schema_is_refused(url):
     Store.open(url).close()
     sql(url, "UPDATE meta SET value = '99' WHERE key = 'schema'")
     with pytest.raises(
-        StoreError, match="has schema 99; this version of fedavg knows schemas up to 5; update"
+        StoreError, match=f"has schema 99; this version of fedavg knows schemas up to {LATEST}; update"
     ) as caught:
         Store.open(url)
     assert not caught.value.retryable
@@ -660,7 +661,7 @@ def test_sqlite_is_durable_and_private(tmp_path):
 
 @pytest.mark.parametrize("where", ["no/such/directory/run.db", ""])
 def test_a_place_that_can_not_be_opened(tmp_path, where):
-    with pytest.raises(StoreError, match="can not open .*directory"):
+    with pytest.raises(StoreError, match="cannot open .*directory"):
         Store.open(tmp_path / where)
 
 

@@ -230,9 +230,7 @@ def test_a_pool_without_a_connection_left_is_told_and_may_be_asked_again(url, mo
         with ExitStack() as stack:
             for _ in range(pool.size() + pool._max_overflow - pool.checkedout()):
                 stack.enter_context(store.connections.read("be busy"))
-            with pytest.raises(
-                StoreError, match="can not look at the replicas .*: every connection is busy"
-            ) as refused:
+            with pytest.raises(StoreError, match="cannot look at the replicas .*: every connection is busy") as refused:
                 together.head(A)
             assert refused.value.retryable
         assert together.head(A).epoch
@@ -248,7 +246,7 @@ def test_a_round_that_was_full_is_open_again_if_a_replica_is_given_up_just_befor
     with sharing(url) as (store, together):
         claims = SharedClaims(together)
         hub = Hub(Guards(), claims=claims)
-        member = Member(together, claims, hub, None, lambda *_: None, Heartbeats(store.connections), Requests())
+        member = Member(together, claims, hub, None, None, lambda *_: None, Heartbeats(store.connections), Requests())
         member.lead(1)
         member.look()
         together.join(ReplicaRow(B, "http://127.0.0.1:1", b"k" * 32, None))
@@ -300,5 +298,5 @@ def test_parts_join_to_the_sum():
 
 @pytest.mark.parametrize("data", [b"", b"[]\n12345678", b'[{"numbers": 2}]\n' + bytes(8), b"{", b"[1]\n"])
 def test_what_is_no_part_is_told(data):
-    with pytest.raises(FleetError, match="can not be read"):
+    with pytest.raises(FleetError, match="cannot be read"):
         parse_parts(data)

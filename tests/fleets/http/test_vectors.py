@@ -27,17 +27,25 @@ from fedavg.codecs.bits import words
 from fedavg.fleets.http.protocol import changes, sums
 from fedavg.fleets.http.protocol.keys import ClientKey, SignedFields, headers
 from fedavg.fleets.http.protocol.messages import (
+    MESSAGES,
     DoneAnswer,
     Eligibility,
     Enrolled,
     EnrolRequest,
+    Extension,
     Holding,
     JudgeOffer,
     MaskAnswer,
+    NewRole,
+    NewRun,
+    NewToken,
     PlanAnswer,
+    PollAnswer,
     PollRequest,
     Problem,
     ReportRequest,
+    Rollback,
+    Selection,
     Taken,
     UpdateAnswer,
     WaitAnswer,
@@ -120,7 +128,7 @@ def frames() -> dict:
         "no weight": _with(good, b'"weight":600.0', b'"weight":0.0'),
         "more weight than examples": _with(good, b'"weight":600.0', b'"weight":601.0'),
         "no metrics": _with(good, b'{"train_loss":0.25}', b"{}"),
-        "a loss that can not be": _with(good, b'"train_loss":0.25', b'"train_loss":1e6'),
+        "a loss that cannot be": _with(good, b'"train_loss":0.25', b'"train_loss":1e6'),
         "another plan": _with(good, PLAN.encode(), b"f" * 16),
         "another attempt": _with(good, b'"attempt":1', b'"attempt":2'),
         "another model": _with(good, b"abab", b"cdcd"),
@@ -185,7 +193,7 @@ def codecs() -> dict:
         "words": {"seed_hex": bytes(range(8)).hex(), "uint32": words(bytes(range(8)), 6).tolist()},
         "changes": {
             "codec": "stc:0.5", "frames_hex": [frame.hex() for frame in two],
-            "stream_hex": bytes(changes.Changes(two).last(2) or b"").hex(),
+            "stream_hex": bytes(changes.KeptChanges(two).last(2) or b"").hex(),
         },
         "sums": {"float64": found.tolist(), "vector_hex": hexed(sums.split(found).numpy())},
     }  # fmt: skip
@@ -267,6 +275,12 @@ def messages() -> dict:
         DoneAnswer(100, MODEL, False, None),
         UpdateAnswer(True, False),
         ReportRequest(3, 0, "failed", "out-of-time", None, "the deadline came first"),
+        NewToken(20, "the lab", None, 24.0),
+        NewRole("submitter", "alice", None),
+        NewRun('task = "mnist-2nn"\n', "weekly", None),
+        Extension(200, 0.01, None),
+        Rollback(3),
+        Selection(None, "0f" * 8, "10.0.0.0/8", 2.0, None),
         Problem("stale-epoch", "sign again", "e-2"),
     ]
     return {"messages": [{"kind": type(each).__name__, "text": dump(each).decode()} for each in made]}
@@ -288,6 +302,12 @@ def stored(name: str) -> dict:
 @pytest.mark.parametrize("name", ["signatures", "frames", "plans", "messages"])
 def test_the_files_are_what_the_code_does(name):
     assert json.loads(json.dumps(FILES[name]())) == stored(name)
+
+
+def test_every_message_has_an_example():
+    shown = {message["kind"] for message in stored("messages")["messages"]}
+    answers = {kind.__name__ for kind in PollAnswer.__subclasses__()}
+    assert shown == {kind.__name__ for kind in MESSAGES} - {"PollAnswer"} | answers
 
 
 def test_every_reason_of_a_refused_frame_has_an_example():

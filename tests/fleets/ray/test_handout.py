@@ -60,6 +60,16 @@ def test_a_worker_that_had_not_begun_is_asked_again():
     assert handout.victim() == 0
 
 
+def test_an_answer_that_was_meant_for_the_list_before_says_nothing_of_this_one():
+    handout = Handout([1.0] * 6)
+    for slot in (0, 1):
+        handout.joins(slot)
+    dealt = handout.deal()
+    handout.given_back(0, [])  # nobody has asked it in this list
+    handout.reported(1, dealt[1])
+    assert handout.victim() == 0
+
+
 def test_what_a_lost_worker_did_is_done_again():
     handout = crew(Handout([3, 2, 1], most=1), 2)
     assert handout.deal() == {0: [0], 1: [1]}

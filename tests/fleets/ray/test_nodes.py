@@ -74,7 +74,7 @@ def test_code_that_nodes_lack_is_sent_along(cluster, monkeypatch):
     )
     *_, expected = train(own)
     lacking = (
-        "node .*: algorithm: can not import 'own_package.algorithms:Smoothed'.*; install it there, or send it along"
+        "node .*: algorithm: cannot import 'own_package.algorithms:Smoothed'.*; install it there, or send it along"
     )
     with pytest.raises(PlanError, match=lacking):
         list(train(own, fleet_of(cluster, workers_per_node=1)))

@@ -7,10 +7,10 @@ from fedavg.campaign.records import ABANDONED, CAP, DIVERGED, TARGET, Record, Re
 from fedavg.metrics.goal import Goal
 from fedavg.study.sweep.axes import axes_of, grid
 from fedavg.study.sweep.points import points_of
-from fedavg.study.sweep.race import Rules, given_up, groups, needs
+from fedavg.study.sweep.race import RaceRules, given_up, groups, needs
 from fedavg.study.sweep.tally import DONE, GIVEN_UP, NOT_DONE, Span, ranked, tally
 
-ACCURACY = Rules(Goal("accuracy", higher_is_better=True))
+ACCURACY = RaceRules(Goal("accuracy", higher_is_better=True))
 #: 24 rounds: the stages end with 4 (which judges nobody), 8, 16 and 24.
 POINTS = points_of(Plan(rounds=24), grid(axes_of({"lr": [0.1, 0.2]})), seeds=2)
 SLOW, FAST = POINTS
@@ -46,7 +46,7 @@ def test_a_race_begins_with_a_third_of_the_rounds_on_the_first_seed(store):
 
 
 def test_with_keep_all_every_point_runs_to_its_end_then_the_other_seeds(store):
-    rules = Rules(ACCURACY.goal, keep_all=True)
+    rules = RaceRules(ACCURACY.goal, keep_all=True)
     assert wanted(store, rules) == [(0.1, 0, 24), (0.2, 0, 24)]
     put(store, SLOW.plans[0], rising(24, 0.01), CAP)
     put(store, FAST.plans[0], rising(24, 0.04), CAP)
@@ -81,7 +81,7 @@ def test_one_that_diverged_is_out_and_nobody_waits_for_it(store):
 
 
 def test_with_a_target_the_others_run_only_as_long_as_the_first_that_reached_it(store):
-    rules = Rules(Goal("accuracy", higher_is_better=True, target=0.38))
+    rules = RaceRules(Goal("accuracy", higher_is_better=True, target=0.38))
     put(store, SLOW.plans[0], rising(8, 0.03))
     put(store, FAST.plans[0], rising(10, 0.04), TARGET)
     assert wanted(store, rules) == [(0.1, 0, 10)]
@@ -93,7 +93,7 @@ def test_with_a_target_the_others_run_only_as_long_as_the_first_that_reached_it(
 
 
 def test_where_lower_is_better_the_race_is_turned_round(store):
-    rules = Rules(Goal("loss", higher_is_better=False))
+    rules = RaceRules(Goal("loss", higher_is_better=False))
     put(store, SLOW.plans[0], [2 - value for value in rising(8, 0.025)], metric="loss")
     put(store, FAST.plans[0], [2 - value for value in rising(8, 0.04)], metric="loss")
     assert wanted(store, rules) == [(0.2, 0, 16)]
@@ -110,7 +110,7 @@ def test_points_race_only_those_that_differ_in_their_rate_alone(store):
 
 
 def test_an_entry_is_the_mean_and_the_range_over_seeds(store):
-    rules = Rules(Goal("accuracy", higher_is_better=True, target=0.5), keep_all=True)
+    rules = RaceRules(Goal("accuracy", higher_is_better=True, target=0.5), keep_all=True)
     put(store, FAST.plans[0], [0.4, 0.6], TARGET)
     put(store, FAST.plans[1], [0.2, 0.3, 0.7], TARGET)
     put(store, SLOW.plans[0], [0.1, 0.3, 0.2], CAP)

@@ -3,10 +3,10 @@ from math import inf
 import pytest
 
 from fedavg.errors import PlanError
-from fedavg.study.sweep.axes import parse_axis
+from fedavg.study.sweep.axes import make_axis
 from fedavg.study.sweep.search import BATCH, at_random, by_optuna, parse_drawing
 
-AXES = [parse_axis("lr=0.01:1:3log"), parse_axis("E=1,5")]
+AXES = [make_axis("lr", "0.01:1:3log"), make_axis("E", "1,5")]
 
 
 def test_points_at_random_are_distinct_repeatable_and_within_the_ranges():
@@ -17,7 +17,7 @@ def test_points_at_random_are_distinct_repeatable_and_within_the_ranges():
 
 
 def test_a_finite_set_gives_no_more_than_it_has():
-    assert len(at_random([parse_axis("E=1,5")], 20, seed=0)) == 2
+    assert len(at_random([make_axis("E", "1,5")], 20, seed=0)) == 2
 
 
 @pytest.mark.parametrize("text", ["random", "random:0", "grid:3", "optuna:x"])

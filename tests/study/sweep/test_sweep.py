@@ -80,7 +80,7 @@ def test_mistakes_are_told(tmp_path):
         fedavg.sweep(PLAN, {"lr": [0.1]}, seeds=0, directory=tmp_path)
     with pytest.raises(PlanError, match="sweep: got 3 of type int; expected a fedavg.Plan"):
         fedavg.sweep(3, {"lr": [0.1]}, directory=tmp_path)
-    with pytest.raises(FedAvgError, match="can not import 'no_such_module:DATA'"):
+    with pytest.raises(FedAvgError, match="cannot import 'no_such_module:DATA'"):
         fedavg.sweep(replace(PLAN, data="no_such_module:DATA"), {"lr": [0.1]}, directory=tmp_path)
 
 

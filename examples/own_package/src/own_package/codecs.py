@@ -18,8 +18,8 @@ class Signs(Codec):
         return True
 
     def pack(self, values: np.ndarray, rng: np.random.Generator) -> bytes:
-        scale = np.float32(np.abs(values).mean()) if len(values) else np.float32(0)
-        return scale.astype("<f4").tobytes() + np.packbits(values > 0).tobytes()
+        scale = np.array(np.abs(values).mean() if len(values) else 0, "<f4")
+        return scale.tobytes() + np.packbits(values > 0).tobytes()
 
     def unpack(self, frame: bytes, size: int) -> np.ndarray:
         self.check_length(frame, self.max_bytes(size), size)
@@ -27,7 +27,8 @@ class Signs(Codec):
         if not 0 <= scale < np.inf:
             self.refuse(f"a scale of {scale}", "a finite number from 0")
         bits = np.unpackbits(np.frombuffer(frame[4:], np.uint8), count=size)
-        return np.where(bits > 0, scale, -scale).astype(np.float32)
+        vector: np.ndarray = np.where(bits > 0, scale, -scale).astype(np.float32)
+        return vector
 
     def max_bytes(self, size: int) -> int:
         return 4 + (size + 7) // 8

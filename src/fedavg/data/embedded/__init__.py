@@ -34,12 +34,17 @@ _BLOCK: Final = 1 << 16
 
 def read_all(folder: Path = HERE) -> dict[str, np.ndarray]:
     """The bytes of each of the four idx files, shape (bytes,) uint8, equal to the official ones or an error."""
-    # Decompressing and hashing release the interpreter's lock, so threads do use the cores.
-    with ThreadPoolExecutor(2 * len(SHA256)) as pool:
-        masks = {name: pool.submit(_stream, folder / f"{name}.mask.xz", lzma.decompress) for name in SHA256}
-        values = {name: pool.submit(_stream, folder / f"{name}.values.gz", gzip.decompress) for name in SHA256}
-        whole = {name: pool.submit(_whole, name, masks[name], values[name]) for name in SHA256}
-        return {name: future.result() for name, future in whole.items()}
+    # Decompressing releases the interpreter's lock, so threads do use the cores. What they allocate stays with them:
+    # glibc has a heap for each thread, and gives back only what is free in that of the main one.
+    with ThreadPoolExecutor(2) as pool:
+        streams = {
+            name: (
+                pool.submit(_stream, folder / f"{name}.mask.xz", lzma.decompress),
+                pool.submit(_stream, folder / f"{name}.values.gz", gzip.decompress),
+            )
+            for name in SHA256
+        }
+        return {name: _whole(name, mask, values) for name, (mask, values) in streams.items()}
 
 
 def _stream(path: Path, decompress: Callable[[bytes], bytes]) -> np.ndarray:

@@ -9,7 +9,7 @@ from fedavg import trees
 from fedavg.data.federated import ArrayData
 from fedavg.data.own.assemble import HELD_OUT, assembled, check_rows, dealt
 from fedavg.data.partition import Partition
-from fedavg.data.values import Pair, as_column, as_columns, as_leaf, is_words, numbered
+from fedavg.data.values import XY, as_column, as_columns, as_leaf, is_words, numbered
 from fedavg.errors import DataError
 from fedavg.trees import Tree
 from fedavg.types import Examples
@@ -112,7 +112,7 @@ def as_examples(source: Any, classes: Sequence[str] | None, what: str) -> Exampl
     )
 
 
-def _pair(source: Any, what: str, x: Names, y: Names) -> Pair:
+def _pair(source: Any, what: str, x: Names, y: Names) -> XY:
     if _is_pair(source):
         return as_columns(source[0], f"{what}: x"), as_columns(source[1], f"{what}: y")
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
@@ -132,7 +132,7 @@ def _is_pair(source: Any) -> bool:
 
 
 def _examples(dataset: Any) -> Iterator[Any]:
-    """By index: a PyTorch dataset need not know where it ends, so it can not be iterated over."""
+    """By index: a PyTorch dataset need not know where it ends, so it cannot be iterated over."""
     try:
         count = len(dataset)
     except TypeError as error:
@@ -157,7 +157,7 @@ def _example(example: Any, what: str, x: Names, y: Names) -> tuple[Any, Any]:
     if not isinstance(example, tuple | list) or len(example) != 2:
         raise DataError(f"{what} is {type(example).__name__} {example!r:.60}; expected a pair (x, y) or a dict.")
     if x or y:
-        raise DataError(f"{what} is a pair, which x={x!r} and y={y!r} can not name; leave them out.")
+        raise DataError(f"{what} is a pair, which x={x!r} and y={y!r} cannot name; leave them out.")
     return example[0], example[1]
 
 

@@ -1,4 +1,4 @@
-"""From the examples of each client, and those of a test set, to `ArrayData`. Knows not where they came from."""
+"""From the examples of each client, and those of a test set, to `ArrayData`. It does not know where they came from."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,7 +8,7 @@ import numpy as np
 from fedavg import trees
 from fedavg.data.federated import ArrayData
 from fedavg.data.partition import Partition, parse_partition
-from fedavg.data.values import Pair, as_leaf, as_ragged, form, is_words, joined, numbered, rows_of
+from fedavg.data.values import XY, as_leaf, as_ragged, form, is_words, joined, numbered, rows_of
 from fedavg.errors import DataError
 from fedavg.seeds import NONE, rng
 from fedavg.trees import Tree
@@ -18,7 +18,7 @@ from fedavg.types import Examples
 HELD_OUT: Final = 0.2
 
 
-def dealt(pair: Pair, partition: str | Partition, clients: int, seed: int) -> list[Pair]:
+def dealt(pair: XY, partition: str | Partition, clients: int, seed: int) -> list[XY]:
     """Examples without clients, dealt out to so many."""
     x, y = pair
     if len({len(column) for column in (*trees.leaves(x), *trees.leaves(y))}) > 1:
@@ -39,10 +39,14 @@ def _labels(y: Tree, partition: str) -> np.ndarray:
 
 
 def assembled(
-    name: str, clients: list[Pair], test: Pair | None, held_out: float, classes: Sequence[str] | None = None
+    name: str, clients: list[XY], test: XY | None, held_out: float, classes: Sequence[str] | None = None
 ) -> ArrayData:
-    """One ArrayData of the pairs, in their order; `clients` lose their last examples where there is no test."""
+    """One ArrayData of the pairs, in their order; `clients` lose their last examples where there is no test.
+
+    Where they have none to lose, there is no test set.
+    """
     _check(name, clients, test)
+    given = test is not None
     if test is None:
         clients, test = _hold_out(clients, held_out)
     x, test_x = _alike([joined([x for x, _ in clients]), test[0]])
@@ -53,7 +57,8 @@ def assembled(
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     tested = Examples(_leaves(test_x, f"{name}: test x"), _leaves(test_y, f"{name}: test y"))
     named = _names(words, classes)
-    return ArrayData(name, _leaves(x, f"{name}: x"), _leaves(y, f"{name}: y"), parts, tested, named)
+    judged_on = tested if given or len(tested) else None
+    return ArrayData(name, _leaves(x, f"{name}: x"), _leaves(y, f"{name}: y"), parts, judged_on, named)
 
 
 def _names(labels: Tree, classes: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -73,7 +78,7 @@ def _leaves(tree: Tree, what: str) -> Tree:
     return trees.changed(tree, lambda column: as_leaf(column, what))
 
 
-def _check(name: str, clients: list[Pair], test: Pair | None) -> None:
+def _check(name: str, clients: list[XY], test: XY | None) -> None:
     if not clients:
         raise DataError(f"{name} has no clients: expected one pair (x, y) at least.")
     everyone = [*((f"client {k}", pair) for k, pair in enumerate(clients)), *([("test", test)] if test else [])]
@@ -109,7 +114,7 @@ def _shapes(tree: Tree) -> str:
     return ", ".join(str(tuple(column.shape)) for column in trees.leaves(tree))
 
 
-def _hold_out(clients: list[Pair], fraction: float) -> tuple[list[Pair], Pair]:
+def _hold_out(clients: list[XY], fraction: float) -> tuple[list[XY], XY]:
     """The last examples of each client, one at least, make the test; a client with one example keeps it."""
     if not 0 < fraction < 1:
         raise DataError(f"held_out = {fraction}: expected a share between 0 and 1, or give a test set.")

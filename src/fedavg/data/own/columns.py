@@ -8,7 +8,7 @@ from fedavg.data.federated import ArrayData
 from fedavg.data.own.assemble import HELD_OUT, assembled, dealt
 from fedavg.data.own.tables import as_table, examples_of
 from fedavg.data.partition import Partition, natural
-from fedavg.data.values import Pair, as_array, as_column, rows_of
+from fedavg.data.values import XY, as_array, as_column, rows_of
 from fedavg.errors import DataError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def from_huggingface(
     return assembled(name, _divided(pair, keys, partition, clients, seed), tested, held_out, classes)
 
 
-def _divided(pair: Pair, keys: Any, partition: str | Partition | None, clients: int | None, seed: int) -> list[Pair]:
+def _divided(pair: XY, keys: Any, partition: str | Partition | None, clients: int | None, seed: int) -> list[XY]:
     """A client for each key, or as many as a partition deals the examples out to."""
     if keys is not None:
         if partition is not None or clients is not None:

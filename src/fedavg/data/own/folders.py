@@ -8,7 +8,7 @@ from fedavg.data.federated import ArrayData
 from fedavg.data.own.arrays import as_examples
 from fedavg.data.own.assemble import HELD_OUT, assembled
 from fedavg.data.own.tables import READERS
-from fedavg.data.values import Pair, joined
+from fedavg.data.values import XY, joined
 from fedavg.errors import DataError
 from fedavg.files import checked_path
 from fedavg.types import Examples
@@ -70,10 +70,10 @@ def _listing(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError as error:
-        raise DataError(f"can not list {folder}: {error.strerror}. Name a folder with a file per client.") from error
+        raise DataError(f"cannot list {folder}: {error.strerror}. Name a folder with a file per client.") from error
 
 
-def _read(entry: Path, label: str) -> Pair:
+def _read(entry: Path, label: str) -> XY:
     files = sorted(f for f in entry.iterdir() if f.suffix in READERS) if entry.is_dir() else [entry]
     if not files:
         raise DataError(f"{entry} holds no examples: expected files of {_KINDS}.")

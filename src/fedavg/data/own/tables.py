@@ -1,15 +1,17 @@
 """Files and data frames as columns of values. A cell that does not fit is named by its row and its column."""
 
 import csv
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 
-from fedavg.data.values import Pair, as_array
+from fedavg.data.values import XY, as_array
 from fedavg.errors import DataError
 
 
@@ -56,7 +58,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def examples_of(table: Table, label: str, features: Sequence[str] | None, others: Iterable[str] = ()) -> Pair:
+def examples_of(table: Table, label: str, features: Sequence[str] | None, others: Iterable[str] = ()) -> XY:
     """x of the features (all columns but the label and `others`, if they are not named) and y of the label."""
     names = features if features is not None else [name for name in table.columns if name not in (label, *others)]
     if not names:
@@ -93,7 +95,12 @@ def read_table(path: Path) -> Table:
     try:
         return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     except OSError as error:
-        raise DataError(f"can not read {path}: {error.strerror or error}. Name a .csv or .parquet file.") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}. Name a .csv or .parquet file.") from error
+    except (
+        ValueError,
+        csv.Error,
+    ) as error:  # of the decoder of UTF-8, or of pyarrow: the file is cut short, or another
+        raise DataError(f"{path} is no whole {path.suffix} file: {error}. Write it anew.") from error
 
 
 def _of_frame(frame: Any) -> Table:
@@ -130,18 +137,21 @@ def _read_parquet(path: Path) -> Table:
     return Table(str(path), {name: as_array(values, f"{path}, column {name!r}") for name, values in columns.items()})
 
 
-def _labelled(path: Path, label: str) -> Pair:
+def _labelled(path: Path, label: str) -> XY:
     return examples_of(read_table(path), label, None)
 
 
-def _npz(path: Path, _: str) -> Pair:
+def _npz(path: Path, _: str) -> XY:
     try:
         # No pickles: they could run code.
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return arrays["x"], arrays["y"]
-    except (KeyError, ValueError, OSError) as error:
-        raise DataError(f"{path}: {error}. Expected an .npz file with arrays of numbers x and y.") from error
+    except _NPZ_ERRORS as error:
+        reason = str(error).partition(". ")[0]  # NumPy goes on with how to load what could run code
+        raise DataError(f"{path}: {reason}. Expected an .npz file with arrays of numbers x and y.") from error
 
 
+#: What NumPy raises for a file that is cut short, damaged, or of another kind.
+_NPZ_ERRORS: Final = (KeyError, ValueError, TypeError, OSError, EOFError, BadZipFile, zlib.error)
 #: How a file of examples is read, by its ending: its path and the column of the label to x and y.
 READERS: Final = {".npz": _npz, ".csv": _labelled, ".parquet": _labelled}

@@ -1,5 +1,6 @@
 """The actor that Ray runs on a node: a `Station` behind calls. Imported only where Ray is."""
 
+import pickle
 import traceback
 from collections.abc import Sequence
 
@@ -9,8 +10,7 @@ from ray import cloudpickle
 
 from fedavg.errors import FedAvgError, FleetError, TaskError
 from fedavg.fleets.ray.rings import RingPlace
-from fedavg.fleets.ray.station import Introduction, Key, Report, Station
-from fedavg.fleets.worker import Job
+from fedavg.fleets.ray.station import FetchKey, Introduction, Station
 from fedavg.plan import Plan
 
 
@@ -20,7 +20,7 @@ def pack_plan(plan: Plan) -> np.ndarray:
         return np.frombuffer(cloudpickle.dumps(plan), np.uint8)
     except Exception as error:  # whatever the user's objects raise
         raise FleetError(
-            f"the plan holds an object that can not be sent to another process: {type(error).__name__}: {error}; "
+            f"the plan holds an object that cannot be sent to another process: {type(error).__name__}: {error}; "
             "expected classes and functions of a module or of the script itself, without open files, locks and the like"
         ) from error
 
@@ -59,11 +59,15 @@ class Actor:
     def feed(self, client: int, *pieces: bytes) -> None:
         self._station.feed(client, pieces)
 
-    def do(self, call: int, jobs: list[tuple[int, Job]], shared: np.ndarray | None = None) -> Report:
-        """Do these jobs; `shared`, if it comes, is what they and those after them read."""
+    def do(self, call: int, jobs: bytes, shared: np.ndarray | None = None) -> bytes:
+        """Do these jobs; `shared`, if it comes, is what they and those after them read.
+
+        Jobs and their `Report` travel as bytes: Ray's own way to pack objects takes several times as long, and the
+        driver packs and unpacks for all actors.
+        """
         if shared is not None:
             self._station.share(shared)
-        return self._station.do(call, jobs)
+        return pickle.dumps(self._station.do(call, pickle.loads(jobs)))
 
     def add_up(self, rings: list[RingPlace]) -> np.ndarray | FedAvgError:
         """The sum over this node's workers; only of more than one client, for it goes through the object store."""
@@ -79,7 +83,7 @@ class Actor:
         except FedAvgError as error:
             return error
 
-    def fetch(self, key: Key, first: int, count: int) -> Sequence[bytes] | bytes:
+    def fetch(self, key: FetchKey, first: int, count: int) -> Sequence[bytes] | bytes:
         pieces = self._station.fetch(key, first, count)
         return pieces if count > 1 else pieces[0]  # what Ray wants for one result
 

@@ -1,6 +1,6 @@
 """The actors of a fleet: one for each core of each node, hired, introduced, lost and hired again.
 
-Knows nothing of jobs. Everything that happens to an actor comes as an `Event`, in the order in which it happens.
+Knows nothing of jobs. Everything that happens to an actor comes as an `ActorEvent`, in the order in which it happens.
 """
 
 import logging
@@ -38,7 +38,7 @@ INTRODUCE: Final = "introduce"
 
 
 @dataclass(frozen=True)
-class Member:
+class ReadyActor:
     """An actor that is ready."""
 
     slot: int
@@ -52,7 +52,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Event:
+class ActorEvent:
     """A call of an actor has come back: with what it gave, or with what ended the actor."""
 
     slot: int
@@ -69,14 +69,15 @@ class Crew:
         """`options`: what else each actor is started with, for Ray's `options`."""
         self._plan, self._facts, self._per_node = ray.put(pack_plan(plan)), facts, workers_per_node
         self._actor: Any = ray.remote(  # type: ignore[call-overload]
-            num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups={"aside": 1}, **options
-        )(actor)
-        self.members: dict[int, Member] = {}
+            num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups={"aside": 1}, enable_task_events=False,
+            **options,
+        )(actor)  # fmt: skip
+        self.members: dict[int, ReadyActor] = {}
         self._hired: dict[int, tuple[Node, Any]] = {}
         self._replacing: set[int] = set()
         self._known: dict[str, Node] = {}
         self._refused: set[str] = set()
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._events: SimpleQueue[ActorEvent] = SimpleQueue()
         self._numbers = count()
         self._looked_at = -LOOK_FOR_NODES_S
         self._alone_since = monotonic()
@@ -107,22 +108,22 @@ class Crew:
 
     # ------------------------------------------------------------------ events
 
-    def call(self, member: Member, method: str, *args: Any) -> None:
+    def call(self, member: ReadyActor, method: str, *args: Any) -> None:
         self._listen(member.slot, method, getattr(member.handle, method).remote(*args))
 
     def _listen(self, slot: int, method: str, ref: Any) -> None:
         def came(future: Any) -> None:
             error = future.exception()
             lost = error if isinstance(error, RayError) or error is None else RayError(str(error))
-            self._events.put(Event(slot, method, None if error else future.result(), lost))
+            self._events.put(ActorEvent(slot, method, None if error else future.result(), lost))
 
         ref.future().add_done_callback(came)
 
-    def events(self, wait_s: float) -> list[Event]:
+    def events(self, wait_s: float) -> list[ActorEvent]:
         """What has happened; waits for the first for so long. Looks for new nodes now and then."""
         self.look_for_nodes()
         self._check_somebody_is_there()
-        found: list[Event] = []
+        found: list[ActorEvent] = []
         with suppress(Empty):
             found.append(self._events.get(timeout=wait_s))
             while True:
@@ -161,7 +162,7 @@ class Crew:
         self._listen(slot, INTRODUCE, handle.introduce.remote(self._plan))
         return slot
 
-    def introduced(self, event: Event) -> Member | None:
+    def introduced(self, event: ActorEvent) -> ReadyActor | None:
         """An actor is ready, or will never be: then None."""
         node, handle = self._hired.pop(event.slot)
         replaces = event.slot in self._replacing
@@ -178,7 +179,7 @@ class Crew:
             return None
         self.deaths += replaces  # a node that takes another worker is there: so it was the worker that died
         self._check_deaths(f"on {node.host}")
-        member = Member(event.slot, handle, node, event.value)
+        member = ReadyActor(event.slot, handle, node, event.value)
         self.members[event.slot] = member
         return member
 

@@ -4,6 +4,7 @@ Results come in the order of the jobs.
 """
 
 import logging
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -17,12 +18,12 @@ from torch import Tensor
 from fedavg.errors import FleetError
 from fedavg.fleets.pool import Finished
 from fedavg.fleets.ray import pieces
-from fedavg.fleets.ray.crew import INTRODUCE, Crew, Event, Member
+from fedavg.fleets.ray.crew import INTRODUCE, ActorEvent, Crew, ReadyActor
 from fedavg.fleets.ray.gather import Adder, LostSum, fetched, total_over
 from fedavg.fleets.ray.handout import Handout
-from fedavg.fleets.ray.station import Key, Report
+from fedavg.fleets.ray.station import FetchKey, StationReport
 from fedavg.fleets.watchdog import LOOK_S, Silence, Watchdog
-from fedavg.fleets.worker import Job, Result, Trained, TrainJob, describe
+from fedavg.fleets.worker import Job, JobResult, Trained, TrainJob, describe
 from fedavg.states import ClientStates, packed, unpacked
 from fedavg.types import FederatedData
 
@@ -33,7 +34,7 @@ ASK_S: Final = 5.0
 
 
 @final
-class Shared:
+class SharedInputs:
     """What the jobs of a list read: in the object store once for all, or, where that is full, sent to each."""
 
     def __init__(self, vector: Tensor) -> None:
@@ -68,13 +69,13 @@ class Means:
 class Dispatch:
     """The jobs of one list on their way."""
 
-    def __init__(self, means: Means, shared: Shared, jobs: Sequence[Job]) -> None:
-        self._crew, self._data, self._states, self._watchdog = means.crew, means.data, means.states, means.watchdog
+    def __init__(self, means: Means, shared: SharedInputs, jobs: Sequence[Job]) -> None:
+        self._crew, self._states, self._watchdog = means.crew, means.states, means.watchdog
         self._shared, self._jobs, self._size, self._calls = shared, jobs, means.size, means.calls
-        sizes = [describe(means.data, job, index).size for index, job in enumerate(jobs)]
+        self._tasks = [describe(means.data, job, index) for index, job in enumerate(jobs)]
         most = max(1, pieces.CALL_BYTES // (8 * max(means.size, 1))) if means.apart else None
-        self._handout = Handout(sizes, most)
-        self._results: list[Result | None] = [None] * len(jobs)
+        self._handout = Handout([task.size for task in self._tasks], most)
+        self._results: list[JobResult | None] = [None] * len(jobs)
         self._total: Tensor | None = None
         self._call_of: dict[int, int] = {}
         self._watched: dict[int, int] = {}
@@ -101,12 +102,12 @@ class Dispatch:
             member = self._crew.members[slot]
             self._call_of[slot] = next(self._calls)
             self._send_states(member, numbers)
-            jobs = [(number, self._jobs[number]) for number in numbers]
+            jobs = pickle.dumps([(number, self._jobs[number]) for number in numbers])
             self._crew.call(member, "do", self._call_of[slot], jobs, self._send_shared(member))
             self._watch(slot, numbers[0])
             self._asked_at[slot] = monotonic()
 
-    def _send_shared(self, member: Member) -> Any:
+    def _send_shared(self, member: ReadyActor) -> Any:
         """What the call has to carry of the weights: nothing, if the worker has them."""
         shared = self._shared
         if member.slot in shared.with_slots:
@@ -117,7 +118,7 @@ class Dispatch:
             member.handle.share_pieces.remote(place == len(sent) - 1, *some)
         return shared.ref
 
-    def _send_states(self, member: Member, numbers: Sequence[int]) -> None:
+    def _send_states(self, member: ReadyActor, numbers: Sequence[int]) -> None:
         for job in (self._jobs[number] for number in numbers):
             if self._states and isinstance(job, TrainJob) and (state := self._states.load(job.client, job.work.round)):
                 for some in pieces.calls(pieces.cut(packed(state))):
@@ -143,11 +144,11 @@ class Dispatch:
                 self._note(event)
         self._look_for_hung(monotonic() - began)
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: ActorEvent) -> None:
         if event.slot not in self._handout:  # of a list before
             return
         if event.method == "do":
-            self._take(self._crew.members[event.slot], event.value)
+            self._take(self._crew.members[event.slot], pickle.loads(event.value))
         elif event.method == "give_back":
             self._handout.given_back(event.slot, event.value)
         elif event.method == "how_far":
@@ -155,12 +156,12 @@ class Dispatch:
             if number >= 0 and number in self._handout.doing(event.slot) and number != self._watched.get(event.slot):
                 self._watch(event.slot, number)
 
-    def _take(self, member: Member, report: Report) -> None:
+    def _take(self, member: ReadyActor, report: StationReport) -> None:
         if report.error:
             raise report.error
         self._watchdog.gone(member.slot)
         for number, result in report.results.items():
-            self._watchdog.took(describe(self._data, self._jobs[number], number), report.seconds[number])
+            self._watchdog.took(self._tasks[number], report.seconds[number])
             self._results[number] = result
         try:
             for key, held in report.held.items():
@@ -170,7 +171,7 @@ class Dispatch:
             return
         self._handout.reported(member.slot, report.results)
 
-    def _take_held(self, member: Member, key: Key, held: int) -> None:
+    def _take_held(self, member: ReadyActor, key: FetchKey, held: int) -> None:
         """What a client gave or keeps, which travels in pieces."""
         kind, client = key
         number = next(n for n in self._handout.doing(member.slot) if getattr(self._jobs[n], "client", None) == client)
@@ -196,7 +197,7 @@ class Dispatch:
 
     def _watch(self, slot: int, number: int) -> None:
         self._watched[slot] = number
-        self._watchdog.begins(slot, describe(self._data, self._jobs[number], number))
+        self._watchdog.begins(slot, self._tasks[number])
 
     def _look_for_hung(self, seconds: float) -> None:
         now = monotonic()

@@ -5,7 +5,7 @@ from typing import final
 
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import FleetError, PlanError
-from fedavg.fleets.pool import Pool
+from fedavg.fleets.pool import WorkerPool
 from fedavg.fleets.ray.cluster import AUTO, LOCAL, check_installed, connect, disconnect
 from fedavg.fleets.simulated import SimulatedFleet
 from fedavg.plan import Plan
@@ -53,7 +53,7 @@ class RayFleet(SimulatedFleet):
         if plan.start_method != "auto":
             raise PlanError(f"start_method: got '{plan.start_method}'; Ray starts its own workers: expected 'auto'")
 
-    def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> Pool:
+    def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> WorkerPool:
         from fedavg.fleets.ray.pool import ActorPool
         from fedavg.fleets.ray.station import facts_of
 

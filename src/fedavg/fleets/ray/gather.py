@@ -1,6 +1,7 @@
 """Sums from workers: added over the workers of a node by one of them, then here. One vector for each node crosses.
 
-A sum over a single client is that client's update, and does not pass through Ray's object store (`pieces.py`).
+The sums of workers on this very node are read where they lie, without a call. A sum over a single client is that
+client's update, and does not pass through Ray's object store (`pieces.py`).
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from fedavg.errors import FedAvgError
 from fedavg.fleets.ray import pieces
-from fedavg.fleets.ray.crew import Member
-from fedavg.fleets.ray.rings import RingGone
-from fedavg.fleets.ray.station import SUM, Key
+from fedavg.fleets.ray.crew import ReadyActor
+from fedavg.fleets.ray.rings import RingGone, add_rings
+from fedavg.fleets.ray.station import SUM, FetchKey
 from fedavg.sums import checked_bound
 
 #: So long a worker that has nothing else to do may take to hand over what it holds, in seconds.
@@ -28,7 +29,7 @@ HAND_OVER_S: Final = 300.0
 class Adder:
     """A worker that added the updates of so many clients; no number of its sum is above the bound."""
 
-    member: Member
+    member: ReadyActor
     clients: int
     bound: int
 
@@ -46,11 +47,20 @@ def total_over(nodes: Sequence[Sequence[Adder]], size: int) -> Tensor:
     bound = 0
     for adder in (adder for adders in nodes for adder in adders):
         bound = checked_bound(bound, adder.bound)
-    asked = [(adders, _ask(adders)) for adders in nodes]  # nodes add side by side
+    here = ray.get_runtime_context().get_node_id()
+    asked = [(adders, None if adders[0].member.node.id == here else _ask(adders)) for adders in nodes]
     total = np.zeros(size, np.int64)
-    for adders, answer in asked:
-        total += _answered(adders, answer)
+    for adders, answer in asked:  # nodes add side by side
+        total += _read(adders, size) if answer is None else _answered(adders, answer)
     return torch.from_numpy(total)
+
+
+def _read(adders: Sequence[Adder], size: int) -> np.ndarray:
+    """The sum over this node's workers; by one of them, if this process may not look into their memory."""
+    try:
+        return add_rings(_rings(adders), size)
+    except RingGone:
+        return _answered(adders, _ask(adders))
 
 
 def _ask(adders: Sequence[Adder]) -> Any:
@@ -82,7 +92,7 @@ def _rings(adders: Sequence[Adder]) -> list[Any]:
     return [adder.member.introduction.ring for adder in adders]
 
 
-def fetched(member: Member, key: Key, size: int) -> bytearray:
+def fetched(member: ReadyActor, key: FetchKey, size: int) -> bytearray:
     """So many bytes that a worker holds, in pieces; raises Ray's error if the worker is gone."""
     data, left = bytearray(), pieces.count_of(size)
     while left:

@@ -12,7 +12,7 @@ from typing import final
 
 
 @dataclass
-class _Share:
+class _WorkerPart:
     """One worker's part of the list."""
 
     #: Handed over and not yet reported, in order.
@@ -35,7 +35,7 @@ class Handout:
         self._sizes = sizes
         self._most = most or len(sizes)
         self._waiting = sorted(range(len(sizes)), key=self._rank)
-        self._shares: dict[int, _Share] = {}
+        self._shares: dict[int, _WorkerPart] = {}
 
     def _rank(self, job: int) -> tuple[float, int]:
         return (-self._sizes[job], job)
@@ -43,7 +43,7 @@ class Handout:
     # ------------------------------------------------------------------ who is there
 
     def joins(self, slot: int) -> None:
-        self._shares[slot] = _Share()
+        self._shares[slot] = _WorkerPart()
 
     def lost(self, slot: int) -> None:
         """The worker is gone, and so is all that it did."""
@@ -78,7 +78,7 @@ class Handout:
         return dealt
 
     @staticmethod
-    def _idle(share: _Share) -> bool:
+    def _idle(share: _WorkerPart) -> bool:
         return not share.busy and not share.asked
 
     def reported(self, slot: int, done: Iterable[int]) -> None:
@@ -96,10 +96,10 @@ class Handout:
         able = {s: self._left(share) for s, share in self._shares.items() if self._may_give(share)}
         return max(able, key=lambda slot: able[slot]) if able else None
 
-    def _may_give(self, share: _Share) -> bool:
+    def _may_give(self, share: _WorkerPart) -> bool:
         return share.busy and not share.asked and not share.spent and len(share.given) > 1
 
-    def _left(self, share: _Share) -> float:
+    def _left(self, share: _WorkerPart) -> float:
         return sum(self._sizes[job] for job in share.given)
 
     def asked(self, slot: int) -> None:
@@ -108,9 +108,9 @@ class Handout:
     def given_back(self, slot: int, jobs: Iterable[int] | None) -> None:
         """The answer: what the worker will not do, perhaps nothing; None if it had not begun."""
         share = self._shares[slot]
-        share.asked = False
         back = list(jobs or ())
-        share.spent = jobs is not None and not back
+        share.spent = share.asked and jobs is not None and not back  # an answer of a list before says nothing of this
+        share.asked = False
         share.given = [job for job in share.given if job not in back]
         self._wait(back)
 

@@ -7,10 +7,10 @@ from typing import Any, final
 
 from torch import Tensor
 
-from fedavg.fleets.pool import Finished, Pool
+from fedavg.fleets.pool import Finished, WorkerPool
 from fedavg.fleets.ray.actor import Actor
 from fedavg.fleets.ray.crew import Crew
-from fedavg.fleets.ray.dispatch import Dispatch, Means, Shared
+from fedavg.fleets.ray.dispatch import Dispatch, Means, SharedInputs
 from fedavg.fleets.ray.station import Facts
 from fedavg.fleets.watchdog import Watchdog
 from fedavg.fleets.worker import Job
@@ -22,7 +22,7 @@ log = logging.getLogger("fedavg.run")
 
 
 @final
-class ActorPool(Pool):
+class ActorPool(WorkerPool):
     """One actor per core of a cluster. What clients keep is kept here, and travels with the jobs."""
 
     def __init__(
@@ -53,7 +53,7 @@ class ActorPool(Pool):
         return [member.introduction.pid for member in self.crew.members.values()]
 
     def share(self, vector: Tensor) -> None:
-        self._shared = Shared(vector)
+        self._shared = SharedInputs(vector)
         if self._shared.pieces and not self._told_of_full:
             self._told_of_full = True
             log.warning(

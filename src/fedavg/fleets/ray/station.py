@@ -26,15 +26,15 @@ from fedavg.engine.trainer import Trainer
 from fedavg.errors import FedAvgError
 from fedavg.fleets.ray.pieces import PIECE_BYTES
 from fedavg.fleets.ray.rings import RingPlace, add_rings, new_ring
-from fedavg.fleets.worker import Job, Result, Trained, TrainJob, Worker
+from fedavg.fleets.worker import Job, JobResult, Trained, TrainJob, Worker
 from fedavg.plan import Plan
 from fedavg.setup import Setup, population_of, probed, proved_trainer, resolve, resolve_data
 from fedavg.states import packed, unpacked
 from fedavg.types import FederatedData
 
 #: What `fetch` takes: a client's ring, update or state, or the sum.
-Key = tuple[str, int]
-SUM: Final[Key] = ("sum", 0)
+FetchKey = tuple[str, int]
+SUM: Final[FetchKey] = ("sum", 0)
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Introduction:
 
 
 @dataclass(frozen=True)
-class Report:
+class StationReport:
     """What became of the jobs of one call: those that were done, by number, and the seconds that each took."""
 
-    results: dict[int, Result]
+    results: dict[int, JobResult]
     seconds: dict[int, float]
     error: FedAvgError | None
     #: What can be fetched now, and its bytes.
-    held: dict[Key, int]
+    held: dict[FetchKey, int]
 
 
 def facts_of(setup: Setup, data: FederatedData, trainer: Trainer) -> Facts:
@@ -97,7 +97,7 @@ def _rounding(setup: Setup, data: FederatedData, trainer: Trainer) -> str:
 class _Carried:
     """What clients keep, for the time of one call: it came with the call, and is fetched after it."""
 
-    def __init__(self, held: dict[Key, bytes | bytearray]) -> None:
+    def __init__(self, held: dict[FetchKey, bytes | bytearray]) -> None:
         self.came: dict[int, bytearray] = {}
         self._held = held
 
@@ -121,7 +121,7 @@ class Station:
         size = len(trainer.weights)
         ring, self._place = new_ring(self._setup.update_size(size))
         self._size = len(ring)
-        self._held: dict[Key, bytes | bytearray] = {}
+        self._held: dict[FetchKey, bytes | bytearray] = {}
         self._arriving = b""
         self._carried = _Carried(self._held)
         states = self._carried if self._setup.keeps_state else None
@@ -157,13 +157,13 @@ class Station:
         for piece in pieces:
             kept += piece
 
-    def do(self, call: int, jobs: list[tuple[int, Job]]) -> Report:
+    def do(self, call: int, jobs: list[tuple[int, Job]]) -> StationReport:
         """Do the jobs, but those that are given back meanwhile."""
         self._held.clear()
         with self._lock:
             self._queue = deque(jobs)
             self._call = call
-        results: dict[int, Result] = {}
+        results: dict[int, JobResult] = {}
         seconds: dict[int, float] = {}
         error: FedAvgError | None = None
         while error is None and (begun := self._next()):
@@ -176,7 +176,7 @@ class Station:
             if error is None:
                 results[index] = self._without_update(job, done)
         self._carried.came.clear()
-        return Report(results, seconds, error, {key: len(held) for key, held in self._held.items()})
+        return StationReport(results, seconds, error, {key: len(held) for key, held in self._held.items()})
 
     def _next(self) -> tuple[int, Job] | None:
         with self._lock:
@@ -184,7 +184,7 @@ class Station:
             self._current, self._began = begun[0] if begun else -1, monotonic()
         return begun
 
-    def _without_update(self, job: Job, result: Result) -> Result:
+    def _without_update(self, job: Job, result: JobResult) -> JobResult:
         """A client's update, or its ring elements, is fetched in pieces."""
         if not isinstance(job, TrainJob) or not isinstance(result, Trained):
             return result
@@ -202,7 +202,7 @@ class Station:
         self._held[SUM] = add_rings(rings, self._size).tobytes()
         return len(self._held[SUM])
 
-    def fetch(self, key: Key, first: int, count: int) -> list[bytes]:
+    def fetch(self, key: FetchKey, first: int, count: int) -> list[bytes]:
         """So many pieces of something held."""
         view = memoryview(self._held[key])
         starts = ((first + place) * PIECE_BYTES for place in range(count))

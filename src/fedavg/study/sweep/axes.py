@@ -29,27 +29,28 @@ class Axis:
     high: float | None = None
     log: bool = False
 
-    @property
-    def is_range(self) -> bool:
-        return self.low is not None
 
+def split_axis(text: str) -> tuple[str, str]:
+    """OPTION=VALUES, as on the command line.
 
-def parse_axis(text: str) -> Axis:
-    """`lr=0.03:0.3:7log` (seven values on a logarithmic scale), `E=1:20:5lin`, `E=1,5`, `algorithm=fedavg,scaffold`.
-
-    >>> parse_axis("lr=0.01:1:3log").values
-    (0.01, 0.1, 1.0)
-    >>> parse_axis("E=1,5").values
-    ('1', '5')
+    >>> split_axis("lr=0.01:1:3log")
+    ('lr', '0.01:1:3log')
     """
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise PlanError(f"--grid: got '{text}'; expected OPTION=VALUES, as in lr=0.03:0.3:7log or E=1,5")
-    return make_axis(name.strip(), values)
+    return name.strip(), values
 
 
 def make_axis(name: str, values: str | Sequence[Any]) -> Axis:
-    """An axis from text, or from a list of values (parts may be objects)."""
+    """An axis from a list of values (parts may be objects), or from text: `0.03:0.3:7log` (seven values on a
+    logarithmic scale), `1:20:5lin`, `1,5`, `fedavg,scaffold`.
+
+    >>> make_axis("lr", "0.01:1:3log").values
+    (0.01, 0.1, 1.0)
+    >>> make_axis("E", "1,5").values
+    ('1', '5')
+    """
     _check_name(name)
     if isinstance(values, str) and (match := _RANGE.fullmatch(values.strip())):
         return _range(name, *match.groups())

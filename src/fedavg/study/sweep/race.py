@@ -11,7 +11,7 @@ from itertools import groupby
 from math import ceil, inf
 
 from fedavg.campaign.execute import Need
-from fedavg.campaign.racing import TRAILING, Outcome, lag, outcome, stages
+from fedavg.campaign.racing import TRAILING, Standing, lag, outcome, stages
 from fedavg.campaign.records import ABANDONED, CAP, DIVERGED, TARGET, Record, Records
 from fedavg.metrics.goal import Goal
 from fedavg.plan import Plan
@@ -19,8 +19,8 @@ from fedavg.study.sweep.points import Point
 
 
 @dataclass(frozen=True)
-class Rules:
-    """How the runs of a sweep are judged, and whether those that can not win are given up."""
+class RaceRules:
+    """How the runs of a sweep are judged, and whether those that cannot win are given up."""
 
     goal: Goal
     keep_all: bool = False
@@ -49,7 +49,7 @@ def groups(points: Sequence[Point]) -> list[list[Point]]:
     return [[point for _, point in rivals] for _, rivals in groupby(keyed, key=lambda pair: str(pair[1].rivals))]
 
 
-def needs(group: Sequence[Point], records: Records, rules: Rules) -> list[Need]:
+def needs(group: Sequence[Point], records: Records, rules: RaceRules) -> list[Need]:
     """What these points still need: the race on the first seed, then the other seeds of those that are left."""
     first = _race(group, records, rules) if rules.races and len(group) > 1 else _to_the_end(group, records, rules)
     if first:
@@ -60,7 +60,7 @@ def needs(group: Sequence[Point], records: Records, rules: Rules) -> list[Need]:
     return [_need(plan, plan.rounds, rules) for plan in plans if not finished(records.find(plan))]
 
 
-def given_up(group: Sequence[Point], records: Records, rules: Rules) -> dict[str, GivenUp]:
+def given_up(group: Sequence[Point], records: Records, rules: RaceRules) -> dict[str, GivenUp]:
     """By name, the points that are out of the race by what is known so far."""
     dropped: dict[str, GivenUp] = {}
     if not rules.races or len(group) == 1:
@@ -74,7 +74,7 @@ def given_up(group: Sequence[Point], records: Records, rules: Rules) -> dict[str
     return dropped
 
 
-def _race(group: Sequence[Point], records: Records, rules: Rules) -> list[Need]:
+def _race(group: Sequence[Point], records: Records, rules: RaceRules) -> list[Need]:
     dropped = given_up(group, records, rules)
     alive = [point for point in group if point.name not in dropped]
     for end, _ in _ends(group, records, rules):
@@ -84,12 +84,12 @@ def _race(group: Sequence[Point], records: Records, rules: Rules) -> list[Need]:
     return []
 
 
-def _to_the_end(group: Sequence[Point], records: Records, rules: Rules) -> list[Need]:
+def _to_the_end(group: Sequence[Point], records: Records, rules: RaceRules) -> list[Need]:
     plans = [point.plans[0] for point in group]
     return [_need(plan, plan.rounds, rules) for plan in plans if not finished(records.find(plan))]
 
 
-def _ends(group: Sequence[Point], records: Records, rules: Rules) -> Iterator[tuple[int, bool]]:
+def _ends(group: Sequence[Point], records: Records, rules: RaceRules) -> Iterator[tuple[int, bool]]:
     """The ends of the stages; the last is the plan's, or where the first one reached the target."""
     plan = group[0].plans[0]
     crossed = [_at(point, records, rules, plan.rounds).crossed for point in group]
@@ -106,11 +106,11 @@ def _arrived(record: Record | None, end: int) -> bool:
     return record is not None and (finished(record) or record.rounds_run >= end)
 
 
-def _at(point: Point, records: Records, rules: Rules, end: int) -> Outcome:
+def _at(point: Point, records: Records, rules: RaceRules, end: int) -> Standing:
     """How far a point's first run had come by this round, whatever it has done since."""
     record = records.find(point.plans[0])
     if record is None:
-        return Outcome(0, None, -inf)
+        return Standing(0, None, -inf)
     seen = [(round, value) for round, value in zip(record.rounds, record.values, strict=True) if round <= end]
     sign = 1.0 if rules.goal.higher_is_better else -1.0
     target = None if rules.goal.target is None else sign * rules.goal.target
@@ -118,7 +118,7 @@ def _at(point: Point, records: Records, rules: Rules, end: int) -> Outcome:
     return outcome([round for round, _ in seen], scores, target, record.diverged and record.rounds_run <= end, -inf)
 
 
-def _losers(known: dict[Point, Outcome], end: int, last: bool) -> dict[str, GivenUp]:
+def _losers(known: dict[Point, Standing], end: int, last: bool) -> dict[str, GivenUp]:
     """At the end of a stage, by name: those that diverged, and those that are too far behind the leader."""
     lost = {point.name: GivenUp(result.rounds, "diverged") for point, result in known.items() if result.diverged}
     alive = {point: result for point, result in known.items() if not result.diverged}
@@ -137,7 +137,7 @@ def _losers(known: dict[Point, Outcome], end: int, last: bool) -> dict[str, Give
     }
 
 
-def _need(plan: Plan, cap: int, rules: Rules) -> Need:
+def _need(plan: Plan, cap: int, rules: RaceRules) -> Need:
     if cap < plan.rounds:
         return Need(plan, None, cap, ABANDONED, "a stage of the race ended", metric=rules.goal.metric, thrifty=False)
     return Need(plan, None, cap, CAP, f"all {cap} rounds done", metric=rules.goal.metric, thrifty=False)

@@ -1,7 +1,7 @@
 """`sweep`: runs the points of a sweep side by side, and gives back one table."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
+from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, Say, check_report
 from fedavg.campaign.here import known_here, pursue_here
 from fedavg.campaign.records import Records
 from fedavg.checks import goal_of
@@ -21,14 +21,12 @@ from fedavg.plan import Plan, check_plan
 from fedavg.setup import resolve_task
 from fedavg.study.sweep.axes import Axis, Settings, axes_of, grid
 from fedavg.study.sweep.points import Point, points_of, shown
-from fedavg.study.sweep.race import Rules, finished, groups, needs
+from fedavg.study.sweep.race import RaceRules, finished, groups, needs
 from fedavg.study.sweep.search import Drawing, at_random, by_optuna, parse_drawing
 from fedavg.study.sweep.tally import DONE, NOT_DONE, Entry, ranked, tally
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -88,11 +86,11 @@ def sweep(
     say: Say | None = None,
     command: str = "fedavg.sweep",
 ) -> SweepResult:
-    """Run a plan for every combination of the grid's values and for so many seeds, and compare what comes out.
+    """Run a plan for every combination of the grid's values and for several seeds, and compare the results.
 
-    `grid` has lists of values or ranges (`"0.03:0.3:7log"`) by the name of an option. Learning rates that can not win
-    are given up, unless `keep_all`. Runs are kept in the directory: what is there is not run again, and what was
-    stopped goes on. `search`: `"random:20"` or `"optuna:30"` draw points instead of running them all.
+    `grid` has lists of values or ranges (`"0.03:0.3:7log"`) by the name of an option. Learning rates that cannot win
+    are dropped, unless `keep_all`. Runs are kept in the directory: finished ones are not run again, and stopped
+    ones are resumed. `search`: `"random:20"` or `"optuna:30"` draw points instead of running them all.
 
     >>> from tempfile import TemporaryDirectory
     >>> plan = Plan(data="mnist", C=0.02, rounds=1)
@@ -106,8 +104,8 @@ def sweep(
         raise PlanError(f"seeds: got {seeds!r}; expected how many, as in seeds=3")
     folder = Path(directory)
     goal = goal_of(plan, resolve_task(plan))
-    rules = Rules(goal, keep_all or search is not None)
-    work = _Work(plan, axes_of(grid), seeds, parse_drawing(search) if search else None, rules, folder, command)
+    rules = RaceRules(goal, keep_all or search is not None)
+    work = _SweepWork(plan, axes_of(grid), seeds, parse_drawing(search) if search else None, rules, folder, command)
     outlay = Outlay(jobs or cores(), budget_s, plan.data_dir)
     records = work.pursue(outlay, say or (lambda _: None))
     entries = ranked(tally(work.points(records), records, rules), rules)
@@ -117,14 +115,14 @@ def sweep(
 
 
 @dataclass(frozen=True)
-class _Work:
+class _SweepWork:
     """A sweep as aims for a campaign."""
 
     plan: Plan
     axes: Sequence[Axis]
     seeds: int
     drawing: Drawing | None
-    rules: Rules
+    rules: RaceRules
     folder: Path
     command: str
 
@@ -192,7 +190,7 @@ def _group_name(group: Sequence[Point]) -> str:
     return " ".join(f"{name}={shown(value)}" for name, value in group[0].rivals) or "sweep"
 
 
-def _group_needs(group: Sequence[Point], rules: Rules, records: Records) -> list[Need]:
+def _group_needs(group: Sequence[Point], rules: RaceRules, records: Records) -> list[Need]:
     return needs(group, records, rules)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from fedavg.campaign.records import DIVERGED, Record, Records
 from fedavg.runlog.curves import rounds_to_target
 from fedavg.study.sweep.points import Point, shown
-from fedavg.study.sweep.race import Rules, finished, given_up, groups
+from fedavg.study.sweep.race import RaceRules, finished, given_up, groups
 
 DONE: Final = "done"
 GIVEN_UP: Final = "given up"
@@ -62,7 +62,7 @@ class Entry:
         }
 
 
-def tally(points: Sequence[Point], records: Records, rules: Rules) -> list[Entry]:
+def tally(points: Sequence[Point], records: Records, rules: RaceRules) -> list[Entry]:
     """An entry for each point, in their order."""
     dropped = {
         name: out for group in groups(points) for name, out in given_up(group, records, rules).items()
@@ -70,19 +70,19 @@ def tally(points: Sequence[Point], records: Records, rules: Rules) -> list[Entry
     return [_entry(point, records, rules, dropped.get(point.name)) for point in points]
 
 
-def ranked(entries: Sequence[Entry], rules: Rules) -> list[Entry]:
+def ranked(entries: Sequence[Entry], rules: RaceRules) -> list[Entry]:
     """The best first: fewest rounds to the target where there is one, else the best value; then what is not done."""
     return sorted(entries, key=lambda entry: _rank(entry, rules))
 
 
-def _rank(entry: Entry, rules: Rules) -> tuple[bool, float, float]:
+def _rank(entry: Entry, rules: RaceRules) -> tuple[bool, float, float]:
     value = entry.best.mean if entry.best else inf
     worse = value if not rules.goal.higher_is_better else -value
     rounds = entry.rounds_to_target.mean if entry.rounds_to_target else inf
     return entry.status != DONE, rounds, worse if entry.best else inf
 
 
-def _entry(point: Point, records: Records, rules: Rules, out: Any) -> Entry:
+def _entry(point: Point, records: Records, rules: RaceRules, out: Any) -> Entry:
     runs = [run for plan in point.plans if (run := records.find(plan)) is not None and (run.rounds or run.diverged)]
     complete = [run for run in runs if finished(run) and not run.diverged]
     diverged = [run for run in runs if run.stopped == DIVERGED]
@@ -110,7 +110,7 @@ def _entry(point: Point, records: Records, rules: Rules, out: Any) -> Entry:
     )
 
 
-def _rounds(runs: Sequence[Record], rules: Rules) -> Span | None:
+def _rounds(runs: Sequence[Record], rules: RaceRules) -> Span | None:
     if rules.goal.target is None:
         return None
     up = bool(rules.goal.higher_is_better)

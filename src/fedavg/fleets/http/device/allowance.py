@@ -2,7 +2,7 @@
 
 A day is 24 hours of the machine's own uptime, sleep included. The wall clock has no say: setting it, or a network that
 sets it, gives no round more. Time between two boots, and before the last note of an earlier boot, does not count, so
-that at worst a device does less than its user allowed.
+that at worst a device does less than its owner allowed.
 """
 
 import time

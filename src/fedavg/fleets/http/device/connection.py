@@ -17,7 +17,7 @@ class Connection:
 
     `ca` is the authority of the server's certificate, `cert` and `key` are the device's own, for a server that asks for
     one (PEM files). `insecure` allows plain HTTP to this very machine, to try things out. With `give_up_after_s` the
-    device ends with an error if the server is away for so long; else it waits for ever.
+    device ends with an error if the server is away for that long; otherwise it waits for ever.
 
     >>> from fedavg import Connection
     >>> Connection(give_up_after_s=60.0).insecure
@@ -51,6 +51,8 @@ def check_url(url: str, insecure: bool) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise FleetError(f"got '{url}'; expected the address of a server, as in https://server.example:8443")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise FleetError(f"got '{url}'; expected the address alone, as in {parts.scheme}://{parts.netloc}")
     loopback = parts.hostname in ("127.0.0.1", "localhost", "::1")
     if parts.scheme == "http" and not (insecure and loopback):
         raise FleetError(

@@ -6,15 +6,15 @@ from typing import Final, Literal
 
 from fedavg.fleets.http.protocol.messages import Eligibility
 
-Choice = Literal["auto", "yes", "no"]
+YesNoAuto = Literal["auto", "yes", "no"]
 
 _POWER: Final = Path("/sys/class/power_supply")
 #: A machine is idle while fewer processes than this share of its cores want to run.
 _BUSY: Final = 0.5
 
 
-def look(charging: Choice, unmetered: Choice, idle: Choice) -> Eligibility:
-    """What holds now; `auto` looks at the machine, and takes what it can not know for granted."""
+def look(charging: YesNoAuto, unmetered: YesNoAuto, idle: YesNoAuto) -> Eligibility:
+    """What holds now; `auto` looks at the machine, and takes what it cannot know for granted."""
     return Eligibility(
         charging=_on_power() if charging == "auto" else charging == "yes",
         unmetered=unmetered != "no",

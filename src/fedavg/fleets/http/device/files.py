@@ -38,7 +38,7 @@ class DeviceFiles:
                 self._directory.chmod(0o700)
         except OSError as error:
             raise FleetError(
-                f"{self._directory} can not be this device's folder: {error.strerror}; expected for --state one that "
+                f"{self._directory} cannot be this device's folder: {error.strerror}; expected for --state one that "
                 "belongs to this user"
             ) from None
 
@@ -52,7 +52,7 @@ class DeviceFiles:
         try:
             return self.path(name).read_bytes()
         except OSError as error:
-            raise FleetError(f"can not read {self.path(name)}: {error.strerror}; {_remedy(name)}") from None
+            raise FleetError(f"cannot read {self.path(name)}: {error.strerror}; {_remedy(name)}") from None
 
     def write(self, name: str, data: bytes) -> None:
         write_atomically(self.path(name), data, private=True)

@@ -1,6 +1,6 @@
 """A device's side of an evaluation: it judges a model on what it holds out, and sends sums only.
 
-What may be asked follows from the device's own copy of the plan: a server can not have a model judged where the plan
+What may be asked follows from the device's own copy of the plan: a server cannot have a model judged where the plan
 does not say so, nor see one device's sums where the plan has secure aggregation.
 """
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
+from importlib.metadata import version
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 
@@ -20,6 +21,7 @@ import httpx2 as httpx
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
 from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, Problem
+from fedavg.fleets.http.protocol.silence import is_mistake, why_silent
 from fedavg.fleets.http.protocol.strict import MessageRefused, dump, parse
 
 log = logging.getLogger("fedavg.device")
@@ -221,9 +223,9 @@ class Link:
                 wait = self._refused(reply, pause, signed_again)
                 signed_again += 1
             except httpx.TransportError as error:
-                log.warning("the server does not answer", extra={"url": self._url, "detail": str(error)[:200]})
-                if isinstance(error, httpx.ConnectError) and "certificate" in str(error).lower():
-                    raise FleetError(f"{self._url}: {error}; give the server's authority with --ca") from None
+                log.warning("the server does not answer", extra={"detail": why_silent(self._url, error)[:400]})
+                if isinstance(error, httpx.ConnectError) and is_mistake(error):
+                    raise FleetError(why_silent(self._url, error)) from None
             self._check_patience(began)
             if wait:
                 self._pause(wait * random.uniform(0.5, 1.5))
@@ -233,7 +235,10 @@ class Link:
 
     def _check_patience(self, began: float) -> None:
         if self._patience_s is not None and monotonic() - began > self._patience_s:
-            raise FleetError(f"{self._url} has not answered for {self._patience_s:g} s; is the server running?")
+            raise FleetError(
+                f"{self._url} has not answered for {self._patience_s:g} s; is the server running? The log says what "
+                "went wrong each time"
+            )
 
     def _refused(self, reply: Reply, pause: float, signed_again: int) -> float:
         """How long to wait before another try; raises if there is no use in one."""
@@ -259,7 +264,7 @@ class Link:
         return httpx.Client(
             verify=verify,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            headers={"Accept-Encoding": "identity"},
+            headers={"Accept-Encoding": "identity", "User-Agent": f"fedavg/{version('fedavg')}"},
             follow_redirects=False,
             trust_env=True,
         )

@@ -26,7 +26,7 @@ class Local:
         return len(self._examples)
 
     def refresh(self, trainer: Trainer) -> None:
-        """What can not be trained on like the examples before is an error of whoever gave them."""
+        """What cannot be trained on like the examples before is an error of whoever gave them."""
         examples = self._source.read(self._setup.task.classes)
         if examples is self._examples:
             return

@@ -47,7 +47,7 @@ class Models:
         try:
             data = self._link.download(f"/v1/models/{offer.model}", 4 * offer.numbers)
         except (ServerRefused, BadAnswer) as error:
-            raise NoModel(f"the model {offer.model[:16]}… can not be fetched: {error}") from None
+            raise NoModel(f"the model {offer.model[:16]}… cannot be fetched: {error}") from None
         if len(data) != 4 * offer.numbers or not _is(data, offer):
             raise NoModel(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
         log.info("fetched", extra={"round": offer.round, "changes": None})

@@ -32,7 +32,7 @@ def resolve_sent(run: TakenRun, tasks: Mapping[str, Task], allowed: Sequence[str
     except FedAvgError:
         raise
     except Exception as error:  # whatever a parser trips over in a stranger's text is the stranger's mistake
-        raise FleetError(f"the server's plan can not be read: {str(error)[:200]}") from None
+        raise FleetError(f"the server's plan cannot be read: {str(error)[:200]}") from None
     task = str(sent.task)
     if task not in tasks:
         raise FleetError(f"the server's plan is for task '{task}'; this device has {_listed(tasks)}")

@@ -1,4 +1,4 @@
-"""What this device's user asks of any server. A plan or an offer that gives less, or asks for more, is declined.
+"""What this device's owner asks of any server. A plan or an offer that gives less, or asks for more, is declined.
 
 The plan and every offer come from the server: nothing in them is taken on trust beyond what the device's own task, its
 own copy of the plan and its user's policy imply. A reason is one of `messages.REPORTS`: it travels to the operator.
@@ -13,7 +13,6 @@ from fedavg.dp.accounting import EveryRound, spending
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol.messages import WorkOffer
 from fedavg.plan import Plan
-from fedavg.privacy.shares import SharedNoise
 from fedavg.setup import Setup
 from fedavg.stages.stage import Stage
 
@@ -49,14 +48,14 @@ class Ended(FleetError):
 
 
 class NoModel(FleetError):
-    """The model of an offer can not be had."""
+    """The model of an offer cannot be had."""
 
     reason: Final = "no-model"
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What the device's user asks for; by default only what any device needs.
+    """What the device's owner asks of servers; by default only what any device needs.
 
     >>> from fedavg import Policy
     >>> Policy(require_secagg=True, min_cohort=20).max_epochs is None
@@ -81,7 +80,7 @@ class Policy:
 
 
 def check_plan(policy: Policy, setup: Setup, pinned: bool) -> None:
-    """Refuses a plan that this device's user would not agree to. `pinned`: the user has named an authority."""
+    """Refuses a plan that this device's owner would not agree to. `pinned`: the user has named an authority."""
     if policy.require_secagg and setup.secagg is None:
         raise Declined("no-secagg", "the plan has no secure aggregation; this device asks for it (--require-secagg)")
     signed = setup.secagg is not None and setup.secagg.signed
@@ -128,7 +127,7 @@ def _check_work(plan: Plan, offer: WorkOffer) -> None:
 
 def fewest_survivors(policy: Policy, setup: Setup) -> int:
     """The fewest clients whose sum this device helps to open: with noise in shares, as many as make up all of it."""
-    shared = [stage.least for stage in setup.stages if _adds(stage, "clients") and isinstance(stage, SharedNoise)]
+    shared = [stage.least for stage in setup.stages if _adds(stage, "clients")]
     return max(policy.min_cohort, *(shared if policy.require_dp else ()), 0)
 
 

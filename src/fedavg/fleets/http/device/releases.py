@@ -122,7 +122,7 @@ class Releases:
             return {}
         except (ValueError, KeyError, TypeError, AttributeError):
             raise FleetError(
-                f"{self._spent} can not be read, and without it nobody knows what this device has spent; restore it"
+                f"{self._spent} cannot be read, and without it nobody knows what this device has spent; restore it"
             ) from None
 
 

@@ -31,7 +31,7 @@ class Source(ABC):
 
 
 @final
-class Given(Source):
+class GivenExamples(Source):
     """Examples from Python, or a function that gives them whenever it is called.
 
     They are an `Examples`, a pair (x, y) or a PyTorch dataset. A function may give the very object that it gave before:
@@ -112,7 +112,7 @@ def source_of(given: Any) -> Source:
         return given
     if isinstance(given, str | Path):
         return Files(Path(given), "label")
-    return Given(given)
+    return GivenExamples(given)
 
 
 def read_some(source: Source, classes: Classes) -> Examples:

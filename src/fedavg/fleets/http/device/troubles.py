@@ -9,7 +9,7 @@ LONGEST_S: Final = 300.0
 
 
 class Troubles:
-    """A server that goes on offering what this device can not do does not keep it busy; nor does what stands between.
+    """A server that goes on offering what this device cannot do does not keep it busy; nor does what stands between.
 
     >>> troubles = Troubles()
     >>> rests = [troubles.rest() for _ in range(4)]

@@ -5,7 +5,7 @@ A certificate is good from a day before it was made, so that a device whose cloc
 
 import datetime
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,13 +14,15 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedavg.errors import FedAvgError
 from fedavg.files import write_atomically
 
 DAY: Final = datetime.timedelta(days=1)
+#: How long an authority is good for, if what it certifies is not to be good for longer.
+CA_DAYS: Final = 3650
 #: Every use of a key that a certificate can name.
 _USES: Final = (
     "digital_signature",
@@ -84,19 +86,63 @@ class Issuer:
 
 
 def make_certificates(directory: Path, hosts: Sequence[str], days: int = 365, clients: int = 0) -> Paths:
-    """A new authority, a server's certificate for `hosts` (names and addresses) and as many clients' as asked for."""
+    """A new authority, a server's certificate for `hosts` (names and addresses) and as many clients' as asked for.
+
+    The authority outlives them, so that they can be renewed under it.
+    """
     if not hosts or days < 1 or clients < 0:
         raise CertificateError(f"got hosts {list(hosts)}, {days} days, {clients} clients; expected a host and a day")
-    alternative = _alternative(hosts)
+    _alternative(hosts)  # refused before anything is written
     paths = _free_paths(directory, clients)
     now = datetime.datetime.now(datetime.UTC)
     name, key = _name("fedavg development CA"), ec.generate_private_key(ec.SECP256R1())
-    issuer = Issuer(name, key, now - DAY, now + days * DAY)
-    _write(paths.ca, issuer.certify(issuer.name, issuer.key, _authority_extensions()), issuer.key)
-    _issue(issuer, paths.server, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, [alternative])
-    for number, pair in enumerate(paths.clients):
-        _issue(issuer, pair, f"client-{number}", ExtendedKeyUsageOID.CLIENT_AUTH, [])
+    authority = Issuer(name, key, now - DAY, now + max(CA_DAYS, days) * DAY)
+    _write(paths.ca, authority.certify(name, key, _authority_extensions()), key)
+    _issue_all(Issuer(name, key, now - DAY, now + days * DAY), paths, hosts)
     return paths
+
+
+def renew_certificates(directory: Path, hosts: Sequence[str] = (), days: int = 365) -> Paths:
+    """New keys and certificates in the place of those in the directory, of the server and of all clients, under the
+    same authority: who trusts it need not be told. Without `hosts`, for those of the server's certificate before."""
+    paths = _paths(directory, len(list(directory.glob("client-*.pem"))))
+    now = datetime.datetime.now(datetime.UTC)
+    ca = _certificate(paths.ca.certificate)
+    left = (ca.not_valid_after_utc - now) // DAY
+    if not 1 <= days <= left:
+        raise CertificateError(
+            f"--days: got {days}; the authority {paths.ca.certificate} is good for {max(left, 0)} more days: expected "
+            "at most as many, or a new authority in another directory"
+        )
+    issuer = Issuer(ca.subject, _private_key(paths.ca), now - DAY, now + days * DAY)
+    _issue_all(issuer, paths, hosts or _hosts(_certificate(paths.server.certificate)))
+    return paths
+
+
+class ServerCertificate:
+    """What a server shows, and whom it lets in, from files that may be changed while it runs.
+
+    Connections that are there stay as they are; `reload` is for those that come later.
+    """
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
+        self._files = (cert, key, client_ca)
+        self._latest = self.context = server_context(*self._files)
+        self.context.sni_callback = self._choose
+        self.pem = cert.read_text()
+
+    def reload(self, before: Callable[[str], None] = lambda _: None) -> None:
+        """Read the files again. `before` is told the new certificate, PEM, before anybody is shown it.
+
+        If they cannot be used, or `before` fails, all stays as it was.
+        """
+        context, pem = server_context(*self._files), self._files[0].read_text()
+        before(pem)
+        self._latest, self.pem = context, pem
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Asked in each handshake, also by clients that name no server."""
+        connection.context = self._latest
 
 
 def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
@@ -107,6 +153,9 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
     if client_ca is not None:
         _trust(context, client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
+        # A session that is resumed shows no certificate: one of an authority that is trusted no more would go on.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
     return context
 
 
@@ -125,22 +174,80 @@ def client_context(ca: Path | None = None, cert: Path | None = None, key: Path |
     return context
 
 
-def _free_paths(directory: Path, clients: int) -> Paths:
-    """Where the files go; refused if one of them is there, for others may rely on it."""
+def check_admitted(server: ssl.SSLContext, shown: CertifiedKey) -> None:
+    """Refuse a certificate that a server would not let in as a client's."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE  # what the server shows is not the question
+    _load_pair(client, shown.certificate, shown.key)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
+    left = list(ends)
+    while left:
+        for end in tuple(left):
+            try:
+                end.do_handshake()
+                left.remove(end)
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as error:
+                raise CertificateError(
+                    f"{shown.certificate} is not let in by --client-ca: {error.reason or error}; expected a "
+                    "certificate for a client (TLS client authentication) that this authority has signed"
+                ) from error
 
+
+def _paths(directory: Path, clients: int) -> Paths:
     def pair(name: str) -> CertifiedKey:
         return CertifiedKey(directory / f"{name}.pem", directory / f"{name}.key")
 
-    paths = Paths(pair("ca"), pair("server"), tuple(pair(f"client-{number}") for number in range(clients)))
+    return Paths(pair("ca"), pair("server"), tuple(pair(f"client-{number}") for number in range(clients)))
+
+
+def _free_paths(directory: Path, clients: int) -> Paths:
+    """Where the files go; refused if one of them is there, for others may rely on it."""
+    paths = _paths(directory, clients)
     for taken in (paths.ca, paths.server, *paths.clients):
         for path in (taken.certificate, taken.key):
             if path.exists():
-                raise CertificateError(f"{path} is there already; remove it or choose another directory")
+                raise CertificateError(f"{path} is there already; choose another directory, or --renew")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CertificateError(f"can not make {directory}: {error.strerror}") from error
+        raise CertificateError(f"cannot make {directory}: {error.strerror}") from error
     return paths
+
+
+def _issue_all(issuer: Issuer, paths: Paths, hosts: Sequence[str]) -> None:
+    _issue(issuer, paths.server, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, [_alternative(hosts)])
+    for number, pair in enumerate(paths.clients):
+        _issue(issuer, pair, f"client-{number}", ExtendedKeyUsageOID.CLIENT_AUTH, [])
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CertificateError(
+            f"cannot renew: {path}: {error}; expected a directory that 'fedavg certs' made"
+        ) from None
+
+
+def _private_key(pair: CertifiedKey) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(pair.key.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise CertificateError(f"cannot renew: {pair.key}: {error}; expected the authority's own key") from None
+    if (
+        not isinstance(key, ec.EllipticCurvePrivateKey)
+        or key.public_key() != _certificate(pair.certificate).public_key()
+    ):
+        raise CertificateError(f"cannot renew: {pair.key} is not the key of {pair.certificate}; expected that one")
+    return key
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 def _issue(
@@ -200,11 +307,11 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         # An encrypted key would otherwise be asked for on the terminal.
         context.load_cert_chain(cert, key, password=lambda: "")
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise CertificateError(f"can not use certificate {cert} with key {key}: {error}") from error
+        raise CertificateError(f"cannot use certificate {cert} with key {key}: {error}") from error
 
 
 def _trust(context: ssl.SSLContext, ca: Path) -> None:
     try:
         context.load_verify_locations(ca)
     except OSError as error:
-        raise CertificateError(f"can not use {ca} as a certificate authority: {error}") from error
+        raise CertificateError(f"cannot use {ca} as a certificate authority: {error}") from error

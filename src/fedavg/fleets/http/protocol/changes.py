@@ -15,7 +15,7 @@ from fedavg.errors import DataError
 _LENGTH: Final = Struct("<I")
 
 
-class Changes:
+class KeptChanges:
     """The server's side: the changes that it still has."""
 
     def __init__(self, frames: Sequence[bytes]) -> None:

@@ -32,7 +32,7 @@ from fedavg.errors import FedAvgError
 from fedavg.files import write_atomically
 
 PROTOCOL: Final = "fedavg-v1"
-#: What stands in the place of a client's number as long as it has none.
+#: What stands in place of a client's number as long as it has none.
 ENROL: Final = "enrol"
 TOKEN_PREFIX: Final = "fedavg_join_"
 #: How far a request may fall behind the newest of its client and still be taken.
@@ -47,7 +47,7 @@ CLIENT, EPOCH, COUNTER, BODY, SIGNATURE = (
     "FedAvg-Signature",
 )
 
-RefusedReason = Literal["malformed", "stale-epoch", "bad-signature", "replayed", "too-old", "body-mismatch"]
+RequestRefusal = Literal["malformed", "stale-epoch", "bad-signature", "replayed", "too-old", "body-mismatch"]
 
 
 class KeyFileError(FedAvgError):
@@ -61,7 +61,7 @@ class SignatureRefused(FedAvgError):
     after a restart, signs again with a larger one.
     """
 
-    def __init__(self, reason: RefusedReason, message: str, highest: int | None = None) -> None:
+    def __init__(self, reason: RequestRefusal, message: str, highest: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.highest = highest
@@ -270,7 +270,7 @@ def _read_private(path: Path) -> bytes:
                 )
             return file.read()
     except OSError as error:
-        raise KeyFileError(f"can not read the key {path}: {error.strerror}") from error
+        raise KeyFileError(f"cannot read the key {path}: {error.strerror}") from error
 
 
 def _parse_key(pem: bytes, path: Path) -> Ed25519PrivateKey:

@@ -9,7 +9,6 @@ from typing import Final, Literal
 from fedavg.fleets.http.protocol.strict import (
     LINE,
     LINES,
-    Choice,
     Flag,
     Integer,
     Key,
@@ -17,6 +16,7 @@ from fedavg.fleets.http.protocol.strict import (
     Nested,
     Nullable,
     Number,
+    OneOf,
     TableOf,
     Text,
     item,
@@ -227,7 +227,7 @@ REPORTS: Final[dict[str, str]] = {
     "session-left": "the session of secure aggregation was not as it should be",
     "out-of-time": "the deadline of the offer is over",
     "bad-offer": "the offer asks for more than the plan or the device's own task implies",
-    "bad-plan": "the plan can not be used here",
+    "bad-plan": "the plan cannot be used here",
     "no-secagg": "the device asks for secure aggregation, and the plan has none",
     "unsigned-session": "the device asks for signed sessions, and those of the plan are not",
     "no-authority": "sessions are signed, and the device has no authority or no voucher",
@@ -246,8 +246,8 @@ class ReportRequest:
 
     round: int = item(COUNT, "the round of the offer; 0 if it is the plan that is declined")
     attempt: int = item(ATTEMPT, "the attempt of the offer")
-    kind: Literal["failed", "declined"] = item(Choice(("failed", "declined")), "failed while training, or never began")
-    reason: str = item(Choice(tuple(REPORTS)), "why, for programs")
+    kind: Literal["failed", "declined"] = item(OneOf(("failed", "declined")), "failed while training, or never began")
+    reason: str = item(OneOf(tuple(REPORTS)), "why, for programs")
     blames: int | None = item(Nullable(CLIENT), "the client that spoiled a session of secure aggregation, or null")
     detail: str = item(Text(LINES, 0, 500, "printable text"), "what went wrong, without personal data")
 
@@ -259,6 +259,21 @@ class NewToken:
     uses: int | None = item(Nullable(Integer(1, LARGEST)), "how many clients may use it; null for any number")
     label: str = item(Text(LINE, 0, 64, "printable text"), "what it is for, for the operator")
     client: int | None = item(Nullable(CLIENT), "the client number that it is for, or null for any")
+    hours: float | None = item(Nullable(HOURS), "how long it is good for; null for ever")
+
+
+#: What whoever operates a server may be allowed: everything; to submit runs; to look.
+OPERATE: Final = "operator"
+SUBMIT: Final = "submitter"
+VIEW: Final = "viewer"
+
+
+@dataclass(frozen=True)
+class NewRole:
+    """POST /admin/roles: a token for somebody who operates the server too, or in part."""
+
+    role: Literal["operator", "submitter", "viewer"] = item(OneOf((OPERATE, SUBMIT, VIEW)), "what it is good for")
+    label: str = item(Text(LINE, 1, 64, "printable text"), "who it is for: a name that no other such token has")
     hours: float | None = item(Nullable(HOURS), "how long it is good for; null for ever")
 
 
@@ -278,6 +293,13 @@ class Extension:
     rounds: int | None = item(Nullable(ROUND), "so many rounds in all from now on, or null for as many as before")
     lr: float | None = item(Nullable(Number(0, 1e12, above=True)), "the learning rate from `from_round` on, or null")
     from_round: int | None = item(Nullable(ROUND), "the first round of that rate; null for the next one")
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """POST /admin/runs/{run}/rollback: back to the state after an earlier round."""
+
+    to_round: int = item(Integer(0, LARGEST), "the round whose state the run goes on from; 0 for before the first")
 
 
 @dataclass(frozen=True)
@@ -314,6 +336,7 @@ PROBLEMS: Final[dict[str, int]] = {
     "too-old": 401,
     "admin-token": 401,
     "revoked": 403,
+    "wrong-role": 403,
     "token-unknown": 403,
     "token-used": 403,
     "token-expired": 403,
@@ -351,8 +374,10 @@ MESSAGES: Final = (
     UpdateAnswer,
     ReportRequest,
     NewToken,
+    NewRole,
     NewRun,
     Extension,
+    Rollback,
     Selection,
     Problem,
 )

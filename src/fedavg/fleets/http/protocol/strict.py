@@ -17,13 +17,13 @@ from fedavg.errors import FedAvgError
 MAX_DEPTH: Final = 4
 
 T = TypeVar("T")
-RefusedReason = Literal["bad-json", "too-large", "bad-field"]
+MessageRefusal = Literal["bad-json", "too-large", "bad-field"]
 
 
 class MessageRefused(FedAvgError):
     """A message is not what the protocol says; `field` is the dotted path of the culprit, if it is one field."""
 
-    def __init__(self, reason: RefusedReason, detail: str, field: str | None = None) -> None:
+    def __init__(self, reason: MessageRefusal, detail: str, field: str | None = None) -> None:
         super().__init__(detail)
         self.reason = reason
         self.field = field
@@ -134,7 +134,7 @@ class Key(Rule):
 
 
 @dataclass(frozen=True)
-class Choice(Rule):
+class OneOf(Rule):
     names: tuple[str, ...]
 
     def check(self, value: object, path: str) -> object:
@@ -224,7 +224,7 @@ def item(rule: Rule, help: str) -> Any:
 
 def tag(name: str) -> Any:
     """The field by which the kinds of one answer are told apart."""
-    return field(init=False, default=name, metadata={"rule": Choice((name,)), "help": "the kind of answer"})
+    return field(init=False, default=name, metadata={"rule": OneOf((name,)), "help": "the kind of answer"})
 
 
 def parse(kind: type[T], body: bytes, limit: int) -> T:
@@ -287,7 +287,7 @@ def _check_names(value: dict[str, object], known: list[str], path: str) -> None:
 
 def _variant(variants: list[type], value: dict[str, object], path: str) -> type:
     by_tag = {variant.__dataclass_fields__["type"].default: variant for variant in variants}  # type: ignore[attr-defined]
-    Choice(tuple(by_tag)).check(value.get("type"), _join(path, "type"))
+    OneOf(tuple(by_tag)).check(value.get("type"), _join(path, "type"))
     return by_tag[value["type"]]
 
 

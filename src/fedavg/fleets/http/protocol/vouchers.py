@@ -73,7 +73,7 @@ def load_public(path: Path) -> bytes:
     try:
         key = load_pem_public_key(path.read_bytes())
     except OSError as error:
-        raise KeyFileError(f"can not read the public key {path}: {error.strerror}") from None
+        raise KeyFileError(f"cannot read the public key {path}: {error.strerror}") from None
     except (ValueError, UnsupportedAlgorithm):
         raise KeyFileError(f"{path} holds no public key; expected PEM, such as authority.pub or device.pub") from None
     if not isinstance(key, Ed25519PublicKey):

@@ -128,11 +128,11 @@ class DecodedUpdate:
 
 
 def check_names(metrics: Iterable[str]) -> None:
-    """PlanError if a header can not carry numbers by these names."""
+    """PlanError if a header cannot carry numbers by these names."""
     try:
         METRICS.check(dict.fromkeys(metrics, 0.0), "metrics")
     except MessageRefused as error:
-        raise PlanError(f"what clients measure can not be sent: {error}") from None
+        raise PlanError(f"what clients measure cannot be sent: {error}") from None
 
 
 def max_frame_bytes(numbers: int, codec: Codec) -> int:

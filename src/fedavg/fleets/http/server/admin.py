@@ -12,10 +12,12 @@ from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import NewToken, Selection
 from fedavg.fleets.http.server.app import FleetApp
 from fedavg.fleets.http.server.bodies import parse_body
-from fedavg.fleets.http.server.gates import Call, Endpoint, OfOperator, SmallBody
+from fedavg.fleets.http.server.gates import Call, Endpoint, SmallBody
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.refusals import Refusal
+from fedavg.fleets.http.server.roles import OPERATORS, VIEWERS, Keyring, OfRole, RoleEndpoints, token_id
 from fedavg.fleets.http.server.store import ClientRow, Store, TokenRow
+from fedavg.fleets.http.server.store.sightings import Sighting
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -23,13 +25,14 @@ log = logging.getLogger("fedavg.fleet")
 class Admin:
     """Status, what privacy was spent, join tokens, approval, revocation and an orderly stop."""
 
-    def __init__(self, app: Callable[[], FleetApp], store: Store, token_hash: bytes, stop: Callable[[], None]) -> None:
+    def __init__(self, app: Callable[[], FleetApp], store: Store, keyring: Keyring, stop: Callable[[], None]) -> None:
         """`app` gives the application of the run that is offered now."""
         self._of_run, self._store, self._stop_server = app, store, stop
-        operator, small = OfOperator(token_hash), SmallBody()
+        operator, viewer, small = OfRole(keyring, OPERATORS), OfRole(keyring, VIEWERS), SmallBody()
         endpoints = [
-            Endpoint("GET", "/admin/status", self._status, [operator]),
-            Endpoint("GET", "/admin/ledger", self._ledger, [operator]),
+            Endpoint("GET", "/admin/status", self._status, [viewer]),
+            Endpoint("GET", "/admin/ledger", self._ledger, [viewer]),
+            Endpoint("GET", "/admin/metrics", self._metrics, [viewer]),
             Endpoint("GET", "/admin/clients", self._clients, [operator]),
             Endpoint("POST", "/admin/clients/revoke", self._revoke, [operator, small]),
             Endpoint("POST", "/admin/clients/approve", self._approve, [operator, small]),
@@ -37,6 +40,7 @@ class Admin:
             Endpoint("POST", "/admin/tokens", self._new_token, [operator, small]),
             Endpoint("POST", "/admin/tokens/{id}/withdraw", self._withdraw, [operator]),
             Endpoint("POST", "/admin/stop", self._stop, [operator]),
+            *RoleEndpoints(keyring).endpoints,
         ]
         self.routes: list[BaseRoute] = [endpoint.route(app().answered) for endpoint in endpoints]
 
@@ -51,21 +55,28 @@ class Admin:
     async def _status(self, _: Call) -> Response:
         return JSONResponse(self._app.status(operator=True))
 
+    async def _metrics(self, call: Call) -> Response:
+        return await self._app.watching.all_metrics(call)
+
     async def _ledger(self, _: Call) -> Response:
         """What each committed round cost of its clients' privacy, as it was committed with the round."""
-        return JSONResponse({"ledger": await self._app.blocking(self._store.ledger)})
+        return JSONResponse({"ledger": await self._app.blocking(self._app.ledger)})
 
     async def _clients(self, _: Call) -> Response:
         rows: list[ClientRow] = await self._app.blocking(self._store.clients)
-        return JSONResponse({"clients": [_shown_client(row) for row in rows]})
+        await self._app.hear_of_all()
+        sightings: dict[int, Sighting] = await self._app.blocking(self._hub.sightings.all)
+        states = self._hub.presence.states()
+        shown = [_shown_client(row, states.get(row.k, "away"), sightings.get(row.k, Sighting())) for row in rows]
+        return JSONResponse({"clients": shown})
 
     async def _revoke(self, call: Call) -> Response:
-        return await self._change(call, self._store.revoke)
+        return await self._change(call, self._store.revoke, "revoked")
 
     async def _approve(self, call: Call) -> Response:
-        return await self._change(call, self._store.approve)
+        return await self._change(call, self._store.approve, "approved")
 
-    async def _change(self, call: Call, change: Callable[[list[int]], None]) -> Response:
+    async def _change(self, call: Call, change: Callable[[list[int]], None], done: str) -> Response:
         """Revoke or approve the clients that a selection is true of; the answer says which they are."""
         selection = parse_body(Selection, call.body)
         selected = _selected(selection, time())
@@ -73,8 +84,9 @@ class Admin:
         chosen = [row.k for row in rows if selected(row)]
         await self._app.blocking(change, chosen)
         fresh = await self._app.blocking(self._store.clients)
-        self._hub.know([row for row in fresh if row.k in set(chosen)])
-        log.warning("clients changed", extra={"change": change.__name__, "clients": chosen})
+        self._app.know([row for row in fresh if row.k in set(chosen)])
+        for k in chosen:
+            log.warning(f"client {done}", extra={"client": k, "by": call.who})
         return JSONResponse({"clients": chosen})
 
     async def _tokens(self, _: Call) -> Response:
@@ -87,37 +99,40 @@ class Admin:
         expires = None if message.hours is None else int(time() + 3600 * message.hours)
         hashed = keys.token_hash(token)
         await self._app.blocking(self._store.add_token, hashed, message.uses, message.label, message.client, expires)
-        return JSONResponse({"token": token, "id": _token_id(hashed), "uses": message.uses, "client": message.client})
+        log.info("token made", extra={"token": token_id(hashed), "uses": message.uses, "by": call.who})
+        return JSONResponse({"token": token, "id": token_id(hashed), "uses": message.uses, "client": message.client})
 
     async def _withdraw(self, call: Call) -> Response:
         """No more clients come by this token; those that did stay (revoke them by the token's id)."""
         wanted = str(call.request.path_params["id"])
         rows: list[TokenRow] = await self._app.blocking(self._store.tokens)
-        found = [row.hash for row in rows if _token_id(row.hash) == wanted]
+        found = [row.hash for row in rows if token_id(row.hash) == wanted]
         for hashed in found:
             await self._app.blocking(self._store.remove_token, hashed)
         if not found:
             raise Refusal("token-unknown", f"there is no token '{wanted[:20]}'; GET /admin/tokens lists them")
+        log.info("token withdrawn", extra={"token": wanted, "by": call.who})
         return JSONResponse({"id": wanted, "withdrawn": True})
 
-    async def _stop(self, _: Call) -> Response:
+    async def _stop(self, call: Call) -> Response:
+        log.info("told to stop", extra={"by": call.who})
         self._stop_server()
         return JSONResponse({"stopping": True})
 
 
-def _token_id(hashed: bytes) -> str:
-    """How operators name a token: who knows it can not enrol by it."""
-    return hashed.hex()[:16]
-
-
-def _shown_client(row: ClientRow) -> dict[str, object]:
+def _shown_client(row: ClientRow, state: str, sighting: Sighting) -> dict[str, object]:
     return {
         "client": row.k,
         "name": row.name,
+        "last_seen": sighting.seen or None,
         "examples": row.examples,
+        "state": state,
+        "failures": sighting.failures,
+        "last_failure": sighting.failure,
+        "version": sighting.version,
         "revoked": row.revoked,
         "approved": row.approved,
-        "token": _token_id(row.token),
+        "token": token_id(row.token),
         "address": row.address,
         "enrolled": row.enrolled,
     }
@@ -125,7 +140,7 @@ def _shown_client(row: ClientRow) -> dict[str, object]:
 
 def _shown_token(row: TokenRow, now: float) -> dict[str, object]:
     return {
-        "id": _token_id(row.hash),
+        "id": token_id(row.hash),
         "label": row.label,
         "uses_left": row.uses,
         "used": row.used,
@@ -140,7 +155,7 @@ def _selected(selection: Selection, now: float) -> Callable[[ClientRow], bool]:
     if (k := selection.client) is not None:
         checks.append(lambda row: row.k == k)
     if (token := selection.token) is not None:
-        checks.append(lambda row: _token_id(row.token) == token)
+        checks.append(lambda row: token_id(row.token) == token)
     if selection.address is not None:
         network = _network(selection.address)
         checks.append(lambda row: _within(row.address, network))

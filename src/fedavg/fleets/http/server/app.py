@@ -8,30 +8,28 @@ with a machine-readable reason; it never answers 500.
 import asyncio
 import logging
 from base64 import b64decode
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import time
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from fedavg.fleets.http.protocol import keys
 from fedavg.fleets.http.protocol.messages import (
     Enrolled,
     EnrolRequest,
     Holding,
+    PlanAnswer,
     PollAnswer,
     PollRequest,
     ReportRequest,
     Settling,
 )
 from fedavg.fleets.http.protocol.wire import UpdateRefused
-from fedavg.fleets.http.server import metrics
 from fedavg.fleets.http.server.bodies import parse_body
 from fedavg.fleets.http.server.downloads import ASK_AGAIN, file_answer
 from fedavg.fleets.http.server.gates import (
@@ -54,21 +52,21 @@ from fedavg.fleets.http.server.gates import (
 )
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.limits import Buckets
+from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS, Refusal
 from fedavg.fleets.http.server.rounds import Receipt
 from fedavg.fleets.http.server.signatures import Elsewhere, Signatures
 from fedavg.fleets.http.server.storage import storage_failures
-from fedavg.fleets.http.server.store import EnrolRefused, Store
+from fedavg.fleets.http.server.store import ClientRow, EnrolRefused, Store
+from fedavg.fleets.http.server.store.sightings import SightingRows
 from fedavg.fleets.http.server.taking import OfferedRun, OfService
 from fedavg.fleets.http.server.turns import UPLOAD_BYTES, Turns
+from fedavg.fleets.http.server.waiting import HeldPolls
+from fedavg.fleets.http.server.watching import Watching
 from fedavg.plan import Plan
 
 log = logging.getLogger("fedavg.fleet")
 
-#: Held polls that are answered at a time when a round begins, and the seconds between (more if the loop is busy): all
-#: of a cohort at once would keep everyone else waiting, and come back with their updates at once.
-WAKE: Final = 20
-WAKE_S: Final = 0.005
 #: The status of an update frame that is refused; its reason is a `wire.UpdateFault`.
 UPDATE_REFUSED: Final = 422
 
@@ -82,7 +80,7 @@ class FleetApp:
         hub: Hub,
         store: Store,
         elsewhere: Elsewhere | None = None,
-        requests: metrics.Requests | None = None,
+        requests: Requests | None = None,
         service: OfService | None = None,
     ) -> None:
         """The plan is None while a service has no run. `elsewhere` is what other replicas know, if there are any;
@@ -91,11 +89,19 @@ class FleetApp:
         self._service = service or OfService()
         self._rounds = self._service.rounds or store
         self._offered = OfferedRun(self._service.number, plan.to_toml(), plan.digest, str(plan.task)) if plan else None
-        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
-        self._signatures = Signatures(hub.presence, elsewhere)
+        #: The number of the run that is offered, if one is.
+        self.run = self._offered.number if self._offered else None
+        self._held = HeldPolls()
+        #: Clients that have taken up the run.
+        self.took: set[int] = set()
+        hub.sightings.rows = SightingRows(store.connections)
+        self._signatures = Signatures(hub.presence, elsewhere, self._service.guard)
         #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
         self._workers = self._service.workers or ThreadPoolExecutor(2, thread_name_prefix="update")
-        self.requests = requests or metrics.Requests()
+        self.requests = requests or Requests()
+        self._turns = Turns(UPLOAD_BYTES)
+        runs = self._service.runs
+        self.watching = Watching(hub, self.requests, self._turns, elsewhere, runs)
         #: What every request passes first.
         self.answered = Answered(self.requests, lambda: self.epoch)
         self.asgi = Starlette(
@@ -112,7 +118,7 @@ class FleetApp:
         by_address = PacedByAddress(Buckets(rate=50, burst=500))
         signed = [Signed(self._signatures), paced]
         invited = [UploadToken(hub.intake.token_source), paced]
-        upload = OneUpload(Turns(UPLOAD_BYTES), hub.intake.frame_limit, self._workers)
+        upload = OneUpload(self._turns, hub.intake.frame_limit, self._workers)
         secagg = self._plan is not None and self._plan.secagg != "none"
         masked = Existing(secagg, "this run has no secure aggregation, and so no sessions")
         applying = Applying(self._signatures, None if self._service.many or not self._plan else str(self._plan.task))
@@ -129,9 +135,7 @@ class FleetApp:
             Endpoint("GET", f"{rounds}/session", self._session_message, [masked, *signed, small, of_round]),
             Endpoint("PUT", f"{rounds}/session", self._session_answer, [masked, *signed, of_round, message, upload]),
             Endpoint("POST", "/v1/report", self._report, [*signed, small]),
-            Endpoint("GET", "/healthz", self._health),
-            Endpoint("GET", "/metrics", self._metrics),
-            Endpoint("GET", "/v1/status", self._status),
+            *self.watching.endpoints,
         ]
 
     @property
@@ -140,29 +144,24 @@ class FleetApp:
 
     def run_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on the hub can wake polls that are held in this loop."""
-
-        def wake(clients: Iterable[int]) -> None:
-            with suppress(RuntimeError):  # the loop has ended: nobody waits any more
-                loop.call_soon_threadsafe(self._wake, loop, deque(clients))
-
-        self._hub.shared.wake = wake
+        self._hub.shared.wake = self._held.waker(loop)
 
     @property
     def hub(self) -> Hub:
         return self._hub
 
+    @property
+    def plan_answer(self) -> PlanAnswer | None:
+        return self._offered.answer if self._offered else None
+
+    def know(self, rows: Sequence[ClientRow]) -> None:
+        """Clients as the database has them; in a service all runs hear of them."""
+        (self._service.tell or self._hub.know)(rows)
+
     def close(self) -> None:
+        self._hub.sightings.keep()
         if self._service.workers is None:
             self._workers.shutdown()
-
-    def _wake(self, loop: asyncio.AbstractEventLoop, clients: deque[int]) -> None:
-        woken = 0
-        while clients and woken < WAKE:
-            for poll in self._waiting.get(clients.popleft(), ()):
-                _settle(poll)
-                woken += 1
-        if clients:
-            loop.call_later(WAKE_S, self._wake, loop, clients)
 
     # Handlers
 
@@ -180,16 +179,21 @@ class FleetApp:
             )  # fmt: skip
         except EnrolRefused as error:
             raise Refusal(error.reason, str(error)) from None
-        self._hub.know([row])
-        log.info("client enrolled", extra={"client": row.k, "examples": row.examples, "approved": row.approved})
+        self.know([row])
+        log.info(
+            "client enrolled",
+            extra={"client": row.k, "examples": row.examples, "approved": row.approved, "address": call.address},
+        )
         plan = self._offered.answer if self._offered and self._offered.is_for(row) else None
         run, text, digest = (plan.run, plan.plan, plan.plan_digest) if plan else (None, None, None)
         return json_answer(Enrolled(client=row.k, epoch=self.epoch, run=run, plan=text, plan_digest=digest))
 
     async def _poll(self, call: Call) -> Response:
         message = parse_body(PollRequest, call.body)
+        self._see(call)
         if self._offered is None or message.run != self._offered.name:
             return json_answer(await self._not_taken(call.k, message))
+        self.took.add(call.k)
         eligible = message.eligible
         ready = eligible.charging and eligible.unmetered and eligible.idle
         if ready:
@@ -201,29 +205,39 @@ class FleetApp:
         if answer is None and may_wait and self._hub.presence.hold(call.k):
             held = True
             try:
-                await self._woken(call.k, message.wait_s)
+                await self._held.woken(call.k, message.wait_s)
             finally:
                 self._hub.presence.release(call.k)
             await self._catch_up()
             self._signatures.check_revoked(call.k)
-            answer = self._hub.polls.answer(call.k)
+            answer = self._hub.polls.answer(call.k) or self._service.another_plan(call.k, self._service.number)
         answer = answer or self._hub.polls.wait_answer(held)
         if message.holding is not None and isinstance(answer, Settling):
             answer = replace(answer, counted=await self._counted(call.k, message.holding))
         return json_answer(answer)
 
+    def _see(self, call: Call) -> None:
+        """Note that a client is there; what is noted is written down now and then, while nobody waits for it."""
+        sightings = self._hub.sightings
+        sightings.see(call.k, call.request.headers.get("user-agent", ""))
+        if sightings.due:
+            asyncio.get_running_loop().run_in_executor(None, sightings.keep)
+
     async def _not_taken(self, k: int, message: PollRequest) -> PollAnswer:
         """A client that has not taken up the run which is offered is told of it, if it is one for this client."""
         row = self._hub.presence.client(k)
-        if self._offered and row and self._offered.is_for(row) and not self._hub.polls.finished:
+        over = self._hub.polls.finished and (k not in self.took or k in self._hub.polls.told())
+        if self._offered and row and self._offered.is_for(row) and not over:
             return self._offered.answer
         held = message.wait_s > 0 and not self._hub.shared.stopping and self._hub.presence.hold(k)
         if held:
             try:
-                await self._woken(k, message.wait_s)
+                await self._held.woken(k, message.wait_s)
             finally:
                 self._hub.presence.release(k)
             self._signatures.check_revoked(k)
+            if (plan := self._service.another_plan(k, 0)) is not None:
+                return plan
         return replace(self._hub.polls.wait_answer(held), committed=0)
 
     async def _recount(self, k: int, examples: int) -> None:
@@ -238,6 +252,11 @@ class FleetApp:
         if self._elsewhere is not None:
             await self._elsewhere.catch_up()
 
+    async def hear_of_all(self) -> None:
+        """Learn who is there from other replicas, for an operator who asks."""
+        if self._elsewhere is not None:
+            await self._elsewhere.hear_of_all()
+
     async def _counted(self, k: int, held: Holding) -> bool | None:
         """Is the update that a client holds part of its round? None while that is open; without names nobody knows."""
         if held.round > self._hub.history.last or self._hub.guards.anonymous:
@@ -247,27 +266,6 @@ class FleetApp:
             counted = await self.blocking(self._rounds.counted, held.round)
             self._hub.history.remember(held.round, counted)
         return held.attempt == counted.attempt and k in counted.clients
-
-    async def _woken(self, k: int, seconds: float) -> None:
-        """Until there is something for the client, or the time is over. A bare future is what the least memory holds.
-
-        One poll of a client is held, the newest: an older one is of a connection that it has given up, and its end
-        leaves the new one be.
-        """
-        loop = asyncio.get_running_loop()
-        for older in self._waiting.get(k, ()):
-            _settle(older)
-        poll: asyncio.Future[None] = loop.create_future()
-        waiting = self._waiting.setdefault(k, set())
-        waiting.add(poll)
-        timer = loop.call_later(seconds, _settle, poll)
-        try:
-            await poll
-        finally:
-            timer.cancel()
-            waiting.discard(poll)
-            if not waiting:
-                del self._waiting[k]
 
     async def _model(self, call: Call) -> Response:
         """Content-addressed, so it never changes and anyone may keep it; ranges let a cut download go on."""
@@ -352,30 +350,15 @@ class FleetApp:
         )  # fmt: skip
         return receipt(Receipt.ACCEPTED)
 
-    async def _health(self, _: Call) -> Response:
-        stopping = self._hub.shared.stopping
-        return Response(b"stopping\n" if stopping else b"ok\n", 503 if stopping else 200, media_type="text/plain")
-
-    async def _metrics(self, _: Call) -> Response:
-        text = metrics.render(self._hub.status(), self.requests)
-        return Response(text, media_type="text/plain; version=0.0.4")
-
-    async def _status(self, _: Call) -> Response:
-        """Where the run is: numbers only, nothing about any client."""
-        return JSONResponse(self.status())
-
     def status(self, operator: bool = False) -> dict[str, Any]:
         """Where the run is; of replicas, as all of them together have it."""
-        own = self._hub.status()
-        own |= {"requests_refused": dict(self.requests.by_reason)} if operator else {}
-        return own if self._elsewhere is None else self._elsewhere.overview(own, operator)
+        return self.watching.status(operator)
+
+    def ledger(self) -> list[dict[str, object]]:
+        """What each committed round of the run cost of its clients' privacy."""
+        return self._rounds.ledger()
 
     async def blocking(self, call: Callable[..., Any], *arguments: object) -> Any:
         """A call of the database, which may take its time, in a thread."""
         with storage_failures():
             return await asyncio.get_running_loop().run_in_executor(None, call, *arguments)
-
-
-def _settle(poll: "asyncio.Future[None]") -> None:
-    if not poll.done():
-        poll.set_result(None)

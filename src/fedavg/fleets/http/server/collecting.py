@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from math import inf
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
+from fedavg.fleets.http.protocol.messages import JUDGING
 from fedavg.fleets.http.server.claims import Claims
 from fedavg.fleets.http.server.conduct import Conduct, outstanding
 from fedavg.fleets.http.server.guards import Guards
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from fedavg.fleets.http.server.secure import SecureRound
 
 
+#: Why a client is not in a sum, where it neither failed nor was refused.
+LATE: Final = "late"
+NOT_WAITED_FOR: Final = "not waited for"
+REVOKED: Final = "revoked"
+
+
 class Collecting:
     """Thread-safe; every method takes the locks by itself."""
 
@@ -34,6 +41,8 @@ class Collecting:
         #: closed round's sum is whole.
         self.adding = Lock()
         self.current: UnderWay | None = None
+        #: The attempt that waits, with what there is of it, while its model is judged.
+        self.waiting: UnderWay | None = None
 
     def weight_cap(self) -> float:
         """What an update counts for at most, of a round that begins now."""
@@ -52,6 +61,7 @@ class Collecting:
         The attempt that is under way already stays as it is: others may count on what this server has of it.
         """
         with self._shared.changed:
+            self._presence.beginning = False
             if self.current and not session and self.current.round.continues(round):
                 self.current.round.deadline = round.deadline
                 self._shared.wake(round.invited)
@@ -67,12 +77,29 @@ class Collecting:
     def aside(self) -> Iterator[None]:
         """Collect something else meanwhile; afterwards the round before is as it was."""
         with self._shared.changed:
-            before, opened = self.current, set(self._presence.opened)
+            opened = set(self._presence.opened)
+        self.put_aside()
         try:
             yield
         finally:
-            with self.adding, self._shared.changed:
-                self.current, self._presence.opened = before, opened
+            self.take_back()
+            with self._shared.changed:
+                self._presence.opened = opened
+
+    def put_aside(self) -> None:
+        """The attempt under way waits; one that does so already goes on waiting."""
+        with self.adding, self._shared.changed:
+            self.waiting, self.current = self.waiting or self.current, None
+
+    def take_back(self) -> None:
+        """The attempt that waits is the one under way; if none does, there is none."""
+        with self.adding, self._shared.changed:
+            self.current, self.waiting = self.waiting, None
+
+    def drop(self) -> None:
+        """Nothing is collected here any more."""
+        with self.adding, self._shared.changed:
+            self.current = self.waiting = None
 
     def wait(self) -> RoundPhase:
         """Wait until the round under way is full, over or abandoned, or the server is to stop."""
@@ -109,6 +136,22 @@ class Collecting:
                 self._shared.changed.notify_all()
             return True
 
+    def keeps(self, k: int) -> bool:
+        """Must this client stay? It is or will be invited, or a sum that may be its own is not committed yet."""
+        with self._shared.changed:
+            if self.current is None or self._presence.beginning:
+                return self._presence.beginning
+            round = self.current.round
+            if round.phase is RoundPhase.COMMITTING or round.attempt >= JUDGING:
+                return True
+            return round.phase is RoundPhase.COLLECTING and k in round.invited and k not in round.failed
+
+    def awaited(self) -> list[int]:
+        """Who is invited and has not answered."""
+        with self._shared.changed:
+            round = self.current.round if self.current else None
+            return [k for k in round.invited if round.wants(k)] if round else []
+
     def lose(self, clients: Iterable[int]) -> None:
         """Nobody waits for these clients any more."""
         with self.adding, self._shared.changed:
@@ -136,10 +179,16 @@ class Collecting:
         with self._shared.changed:
             assert self.current
             round, why = self.current.round, self.current.why
-            silent = "late" if monotonic() >= round.deadline else "not waited for"
+            silent = LATE if monotonic() >= round.deadline else NOT_WAITED_FOR
             for k in sorted(set(round.invited) - round.accepted):
-                found.setdefault("revoked" if k in self._presence.revoked else why.get(k, silent), []).append(k)
+                found.setdefault(REVOKED if k in self._presence.revoked else why.get(k, silent), []).append(k)
         return found
+
+    def not_in_the_sum(self) -> tuple[int, int, dict[str, list[int]]]:
+        """The round and attempt that is over, and by reason the clients that are not in its sum."""
+        with self._shared.changed:
+            assert self.current
+            return self.current.round.round, self.current.round.attempt, self.missing()
 
     def counted(self) -> list[int]:
         """The clients whose updates are in the sum, where they are known."""
@@ -148,7 +197,7 @@ class Collecting:
             return sorted(source for source in accepted if isinstance(source, int))
 
     def spoiled(self, reason: str) -> list[int]:
-        """What came out of the attempt can not be used: who stands out by the size of its update rests."""
+        """What came out of the attempt cannot be used: who stands out by the size of its update rests."""
         with self._shared.changed:
             if self.current is None:
                 return []

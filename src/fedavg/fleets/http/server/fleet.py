@@ -27,13 +27,13 @@ from fedavg.errors import DiskError, FedAvgError, PlanError
 from fedavg.fleets.attendance import Attendance
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet, join
 from fedavg.fleets.http.protocol.wire import check_names
-from fedavg.fleets.http.server.gathering import Gathering, OwnSum, Total, summed
+from fedavg.fleets.http.server.gathering import Gathering, OwnSum, Total, collected, summed
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation, Invitations
 from fedavg.fleets.http.server.judging import Judging
 from fedavg.fleets.http.server.lookback import Lookback, losses_of, seconds_of
-from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
-from fedavg.fleets.http.server.store import Deposed, Store, StoreError
+from fedavg.fleets.http.server.rounds import OpenRound, Rules
+from fedavg.fleets.http.server.store import ATTEMPTS_APART, Deposed, Store, StoreError
 from fedavg.fleets.http.server.underway import Group
 from fedavg.fleets.worker import judged, test_pieces
 from fedavg.metrics import add_up, report
@@ -165,14 +165,14 @@ class HttpFleet(Fleet):
 
     def _sample(self, present: Population, round: int) -> list[int]:
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
-        plan = self._setup.plan
+        plan, attempt = self._setup.plan, self._attempt % ATTEMPTS_APART  # of a restored run, as without that
         if memory := self._lookback.memory(present):  # chosen by what is known of them, all of them
             size = self._rules.invited(cohort_size(plan.C, present))
-            return sample_cohort(plan, present, round, self._attempt, size=size, memory=memory)
-        first = sample_cohort(plan, present, round, self._attempt)
+            return sample_cohort(plan, present, round, attempt, size=size, memory=memory)
+        first = sample_cohort(plan, present, round, attempt)
         others = np.setdiff1d(eligible(present), np.array(first, np.int64))
         extra = min(self._rules.invited(len(first)) - len(first), len(others))
-        rng = seeds.rng(plan.seed, round, seeds.NONE, f"over-selection {self._attempt}")
+        rng = seeds.rng(plan.seed, round, seeds.NONE, f"over-selection {attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
 
     def _wait_for_clients(self) -> None:
@@ -181,6 +181,7 @@ class HttpFleet(Fleet):
             self._check_stop()
             called = self._hub.presence.call_back(needed - there)
             log.info("waiting for clients", extra={"there": there, "needed": needed, "called_back": called})
+        self._check_stop()
 
     @property
     def _patience_s(self) -> float:
@@ -204,6 +205,7 @@ class HttpFleet(Fleet):
         self._begin(work.round, cohort.clients, invitation)
         collect = self._collect_masked if self._setup.secagg else self._collect
         result = collect(invitation)
+        self._hub.note_missing()
         self._lookback.learn(work.round, cohort.clients, self._hub.collecting.counted(), result)
         if isinstance(result, Abandoned):
             self._check_stop()
@@ -241,17 +243,17 @@ class HttpFleet(Fleet):
             self.ledger.settle(Attempt(round, attempt, "abandoned", tuple(self._cohort), opened))
         log.warning("abandoned", extra={"round": round, "attempt": attempt, "reason": reason})
         self._attempt += 1
+        self._hub.rest_after_failure()
 
     def _collect(self, invitation: Invitation) -> CohortResult | Abandoned:
         """The sum over the updates that came, or why the round is abandoned."""
-        collecting, gathering = self._hub.collecting, self._gathering
-        cap = self.retried(lambda: gathering.open(invitation.round, collecting.weight_cap()))
-        collecting.open(invitation.round, invitation.groups, cap=cap)
-        while collecting.wait() is RoundPhase.COMMITTING:
-            totals = self.retried(gathering.totals)
-            if totals is not None:
-                return self._result(invitation, totals)
-        return Abandoned(collecting.abandoned_because())
+        totals = self._totals(invitation)
+        if totals is None:
+            return Abandoned(self._hub.collecting.abandoned_because())
+        return self._result(invitation, totals)
+
+    def _totals(self, invitation: Invitation) -> Sequence[Total] | None:
+        return collected(invitation, self._hub.collecting, self._gathering, self.retried)
 
     def _collect_masked(self, invitation: Invitation) -> CohortResult | Abandoned:
         """The same under secure aggregation: nothing but the sum is ever seen here."""
@@ -369,7 +371,7 @@ class HttpFleet(Fleet):
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
         able = np.flatnonzero(held_out(self._sizes(opened=True), self._setup.plan.holdout))
         phase_s = self._phase_s if self._setup.secagg else 0.0
-        judging = Judging(self._setup, self._hub, self._rules, self._authority, phase_s)
+        judging = Judging(self._setup, self._hub, self._rules, self._totals, self._authority, phase_s)
         found = judging.judged(weights, round, self._attempt, able)
         self._check_stop()
         return found
@@ -383,7 +385,7 @@ class HttpFleet(Fleet):
             except (StoreError, DiskError) as error:
                 if isinstance(error, StoreError) and not error.retryable:
                     raise
-                log.error("can not write; trying again", extra={"detail": str(error)})
+                log.error("cannot write; trying again", extra={"detail": str(error)})
             self._hub.shared.pause(pause)
             self._check_stop()
             pause = min(2 * pause, longest)

@@ -5,13 +5,14 @@ gates stand before which endpoint is declared where the endpoints are (`app.py`,
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -22,11 +23,16 @@ from fedavg.fleets.http.protocol.messages import PROTOCOL, EnrolRequest, UpdateA
 from fedavg.fleets.http.protocol.strict import dump
 from fedavg.fleets.http.server.bodies import MESSAGE_BYTES, Body, check_body, parse_body, read_body
 from fedavg.fleets.http.server.limits import Buckets
+from fedavg.fleets.http.server.logs import SeldomBy
 from fedavg.fleets.http.server.metrics import Requests
-from fedavg.fleets.http.server.refusals import Refusal, pace, problem
+from fedavg.fleets.http.server.refusals import Refusal, pace, problem, refused_to
 from fedavg.fleets.http.server.rounds import Receipt
 from fedavg.fleets.http.server.signatures import Signatures
 from fedavg.fleets.http.server.turns import BEGINNING, Turns
+
+_refused = SeldomBy(logging.getLogger("fedavg.fleet"), "request refused")
+#: Refusals that belong to the way of things: a server was started again, or an update came too late.
+_ORDINARY: Final = ("stale-epoch", "replayed", "too-old", "wrong-round", "round-closed", "no-such-model")
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,9 @@ class Call:
     round: int = 0
     attempt: int = 0
     body: bytes = b""
-    #: What whoever asked may do, of those who operate the server.
+    #: Of those who operate the server: what whoever asked may do, and the label of the token.
     role: str = ""
+    who: str = ""
 
     @property
     def k(self) -> int:
@@ -103,10 +110,20 @@ class Answered(Gate):
         except Refusal as refusal:
             response = problem(refusal, self._epoch() if refusal.error == "stale-epoch" else None)
             self._requests.refused(refusal.error)
+            _tell(call, refusal)
         except ClientDisconnect:
             response = Response(status_code=400)
         self._requests.answered(response.status_code)
         return response
+
+
+def _tell(call: Call, refusal: Refusal) -> None:
+    """A line of the log, by client or by whose token it was; strangers share one for each reason, however many."""
+    level = logging.INFO if refusal.error in _ORDINARY else logging.WARNING
+    _refused.tell(
+        (refusal.error, refusal.by), level, reason=refusal.error, status=refusal.status, detail=refusal.detail[:300],
+        address=call.address, request=f"{call.request.method} {call.request.url.path[:200]}", **refusal.by_name,
+    )  # fmt: skip
 
 
 class PacedByAddress(Gate):
@@ -139,7 +156,8 @@ class Signed(Gate):
 
     async def __call__(self, call: Call, then: Handler) -> Response:
         fields, client = await self._signatures.signed(call.request)
-        return await then(replace(call, fields=fields, source=client.k))
+        with refused_to(client.k):
+            return await then(replace(call, fields=fields, source=client.k))
 
 
 class SmallBody(Gate):
@@ -242,19 +260,6 @@ class OneUpload(Gate):
         if call.request.scope["scheme"] == "https":  # of TLS, what an upload filled stays in memory with its connection
             answer.headers["connection"] = "close"
         return answer
-
-
-class OfOperator(Gate):
-    """Shows the operator's token."""
-
-    def __init__(self, token_hash: bytes) -> None:
-        self._token_hash = token_hash
-
-    async def __call__(self, call: Call, then: Handler) -> Response:
-        scheme, _, token = call.request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not keys.matches(token, self._token_hash):
-            raise Refusal("admin-token", "this needs 'Authorization: Bearer' with the admin token")
-        return await then(replace(call, role="operator"))
 
 
 def receipt(verdict: Receipt) -> Response:

@@ -1,20 +1,24 @@
 """How the sum of a round that is closed comes together: all of it is here, or replicas have parts of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import fsum
+from typing import Any
 
 from torch import Tensor
 
 from fedavg.fleets.attendance import Attendance
 from fedavg.fleets.fleet import CohortResult
 from fedavg.fleets.http.server.collecting import Collecting
-from fedavg.fleets.http.server.rounds import OpenRound
+from fedavg.fleets.http.server.invitations import Invitation
+from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase
 from fedavg.fleets.http.server.underway import Received
 from fedavg.metrics import Measure
 from fedavg.metrics.training import sums_over
 from fedavg.types import Sum, Update
 
+#: Asks the database until it answers.
+Retried = Callable[[Callable[[], Any]], Any]
 #: Of a group: the sum, float64, or the single updates by client; and what was received.
 Total = tuple[Tensor, dict[int, Update], list[Received]]
 
@@ -42,6 +46,19 @@ class OwnSum(Gathering):
 
     def totals(self) -> Sequence[Total]:
         return self._collecting.totals()
+
+
+def collected(
+    invitation: Invitation, collecting: Collecting, gathering: Gathering, retried: Retried
+) -> Sequence[Total] | None:
+    """Ask those who are invited, and wait: what there is of each group, or None if the attempt is abandoned."""
+    cap = retried(lambda: gathering.open(invitation.round, collecting.weight_cap()))
+    collecting.open(invitation.round, invitation.groups, cap=cap)
+    while collecting.wait() is RoundPhase.COMMITTING:
+        totals: Sequence[Total] | None = retried(gathering.totals)
+        if totals is not None:
+            return totals
+    return None
 
 
 def summed(

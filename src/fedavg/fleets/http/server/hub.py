@@ -5,31 +5,51 @@ Handlers run in the event loop and in its threads; the server loop runs in the m
 whoever adds to the sum or closes the round. Whoever needs both takes the second one first.
 """
 
+import logging
 from collections.abc import Sequence
+from time import monotonic
+from typing import Final
 
 from fedavg.fleets.http.server.claims import Alone, Claims
-from fedavg.fleets.http.server.collecting import Collecting
+from fedavg.fleets.http.server.collecting import NOT_WAITED_FOR, REVOKED, Collecting
 from fedavg.fleets.http.server.conduct import Conduct
 from fedavg.fleets.http.server.guards import Guards
 from fedavg.fleets.http.server.history import History
 from fedavg.fleets.http.server.intake import Intake
-from fedavg.fleets.http.server.metrics import Updates
+from fedavg.fleets.http.server.metrics import Progress, Updates
 from fedavg.fleets.http.server.offered import OfferedModels
 from fedavg.fleets.http.server.polls import Polls
 from fedavg.fleets.http.server.presence import Presence
 from fedavg.fleets.http.server.sessions import Sessions
 from fedavg.fleets.http.server.shared import Shared
+from fedavg.fleets.http.server.sightings import Sightings
 from fedavg.fleets.http.server.store import ClientRow
+
+log = logging.getLogger("fedavg.fleet")
+
+#: Seconds from the beginning of an attempt that was abandoned to the next: after the first, and at the most.
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 60.0
+#: Reasons that say nothing against a client: it was not needed, or is gone for good.
+_NO_FAILURE: Final = (NOT_WAITED_FOR, REVOKED)
+
+
+def pause_after(failures: int, took_s: float, deadline_s: float) -> float:
+    """Seconds until the next attempt, after so many in a row of which the last took so long."""
+    apart = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 20), LONGEST_PAUSE_S, deadline_s)
+    return max(0.0, apart - took_s)
 
 
 class Hub:
     """One of each part, all under one lock. `rest_s` is how long a client is not invited after its first strike."""
 
-    def __init__(self, guards: Guards, rest_s: float = 60.0, claims: Claims | None = None) -> None:
-        self.guards = guards
+    def __init__(
+        self, guards: Guards, rest_s: float = 60.0, claims: Claims | None = None, sightings: Sightings | None = None
+    ) -> None:
+        self.guards, self.sightings = guards, sightings or Sightings()
         claims = claims or Alone()
         self.shared = Shared()
-        self.updates = Updates()
+        self.updates, self.progress = Updates(), Progress()
         conduct = Conduct(rest_s)
         self.presence = Presence(self.shared, conduct)
         self.models = OfferedModels(self.shared)
@@ -56,7 +76,37 @@ class Hub:
     def committed(self, round: int) -> None:
         """The round is on the disk: clients may let go of their updates."""
         with self.shared.changed:
-            self.history.commit(round, self.collecting.done())
+            counted = self.collecting.done()
+            self.history.commit(round, counted)
+        self.sightings.counted(counted.clients if counted else ())
+
+    def note_missing(self) -> None:
+        """An attempt is over: tell of each client that was asked and is not in its sum, where they are known."""
+        if self.guards.anonymous or self.shared.over:
+            return
+        round, attempt, missing = self.collecting.not_in_the_sum()
+        for reason, clients in missing.items():
+            self.progress.missing[reason] += len(clients)
+            failed = reason not in _NO_FAILURE
+            if failed:
+                self.sightings.failed(clients, reason)
+            for k in clients:
+                level = logging.WARNING if failed else logging.INFO
+                log.log(
+                    level, "client missing", extra={"client": k, "round": round, "attempt": attempt, "reason": reason}
+                )
+
+    def rest_after_failure(self) -> None:
+        """An attempt was abandoned: each time in a row, it is longer until another begins.
+
+        One that took its whole deadline has been pause enough: a crowd of the mute does not hold up the others.
+        """
+        failures, current = self.progress.gave_up(), self.collecting.current
+        if current is None:
+            return
+        pause_s = pause_after(failures, monotonic() - current.began, current.round.deadline - current.began)
+        log.info("pausing before another attempt", extra={"failures": failures, "seconds": round(pause_s, 2)})
+        self.shared.pause(pause_s)
 
     def stop(self) -> None:
         with self.shared.changed:

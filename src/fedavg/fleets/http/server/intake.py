@@ -138,7 +138,7 @@ class Intake:
                 self._shared.changed.notify_all()
 
     def _bounded(self, collected: Collected, source: int | bytes) -> Expected:
-        """No client counts for more than the examples that it said it has, nor says what these can not give."""
+        """No client counts for more than the examples that it said it has, nor says what these cannot give."""
         expected = collected.group.expected
         most = expected.max_weight
         if isinstance(source, int):

@@ -5,7 +5,7 @@ to be committed. Whoever does not answer in time is left out; an evaluation that
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from secrets import token_bytes
 from time import monotonic
@@ -20,8 +20,10 @@ from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol import sums
 from fedavg.fleets.http.protocol.messages import JUDGING, JudgeOffer
 from fedavg.fleets.http.protocol.wire import Expected
+from fedavg.fleets.http.server.gathering import Total
 from fedavg.fleets.http.server.hub import Hub
-from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase, Rules
+from fedavg.fleets.http.server.invitations import Invitation
+from fedavg.fleets.http.server.rounds import OpenRound, Rules
 from fedavg.fleets.http.server.underway import Group
 from fedavg.fleets.worker import Evaluated, judged_by_clients, judged_together, judges, unclipped
 from fedavg.metrics.spread import OnClients, names_of_sums
@@ -37,11 +39,21 @@ log = logging.getLogger("fedavg.fleet")
 class Judging:
     """Asks the devices that are there, as many as the plan says.
 
-    `authority` vouches for them in signed sessions of secure aggregation, of which each phase may take `phase_s`.
+    `totals` is how what they answer comes together; None if too few do. `authority` vouches for them in signed sessions
+    of secure aggregation, of which each phase may take `phase_s`.
     """
 
-    def __init__(self, setup: Setup, hub: Hub, rules: Rules, authority: bytes | None, phase_s: float) -> None:
-        self._setup, self._hub, self._rules, self._authority, self._phase_s = setup, hub, rules, authority, phase_s
+    def __init__(
+        self,
+        setup: Setup,
+        hub: Hub,
+        rules: Rules,
+        totals: Callable[[Invitation], Sequence[Total] | None],
+        authority: bytes | None,
+        phase_s: float,
+    ) -> None:
+        self._setup, self._hub, self._rules, self._totals = setup, hub, rules, totals
+        self._authority, self._phase_s = authority, phase_s
         self._metrics = setup.task.judged_by
         self._names = names_of_sums(self._metrics)
 
@@ -51,32 +63,31 @@ class Judging:
         if not clients:
             log.warning("not judged", extra={"round": round, "reason": "no client that holds examples out is there"})
             return None
-        (model,) = self._hub.models.publish([Part(clients, weights)])
-        opened = self._round(clients, round, JUDGING + attempt, model)
-        group = Group(frozenset(clients), self._offer(opened, len(weights)), self._expected(opened), self._arrived)
-        down = 4 * len(weights) * len(clients)
+        invitation = Asking(self._setup, self._hub, self._rules).invitation(clients, round, JUDGING + attempt, weights)
         with self._hub.collecting.aside():
-            found = self._masked(opened, group, down) if self._setup.secagg else self._collected(opened, group, down)
+            found = self._masked(invitation) if self._setup.secagg else self._collected(invitation)
         if isinstance(found, OnClients):
             log.info("judged", extra={"round": round, "clients": found.clients})
             return found
         log.warning("not judged", extra={"round": round, "reason": found})
         return None
 
-    def _collected(self, opened: OpenRound, group: Group, down: int) -> OnClients | str:
-        self._hub.collecting.open(opened, [group])
-        if self._hub.collecting.wait() is not RoundPhase.COMMITTING:
+    def _collected(self, invitation: Invitation) -> OnClients | str:
+        totals = self._totals(invitation)
+        if totals is None:
             return self._hub.collecting.abandoned_because()
-        ((_, _, received),) = self._hub.collecting.totals()
+        ((_, _, received),) = totals
         pieces = [Evaluated(self._by_metric(each.metrics)) for each in received]
         named = self._setup.shows_updates and not self._hub.guards.anonymous
         clients = [each.client for each in received if each.client is not None] if named else []
-        return judged_by_clients(self._metrics, pieces, sum(each.bytes_up for each in received), down, clients)
+        up, down = sum(each.bytes_up for each in received), invitation.bytes_down
+        return judged_by_clients(self._metrics, pieces, up, down, clients)
 
-    def _masked(self, opened: OpenRound, group: Group, down: int) -> OnClients | str:
+    def _masked(self, invitation: Invitation) -> OnClients | str:
         """Nothing but the sum over all devices is ever seen here."""
         from fedavg.secagg import SecAggError
 
+        opened, (group,) = invitation.round, invitation.groups
         try:
             secure = self._session(opened)
             self._hub.collecting.open(opened, [replace(group, offer=replace(group.offer, session=secure.name))], secure)
@@ -87,8 +98,9 @@ class Judging:
             return self._hub.collecting.abandoned_because()
         decoded = self._hub.sessions.encoding.decode(aggregate.ring, len(aggregate.survivors))
         up, more = self._hub.sessions.bytes_sent()
+        down = invitation.bytes_down + more
         try:
-            return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down + more)
+            return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down)
         except FleetError as error:  # one client's doing must not end the run
             return str(error)
 
@@ -101,6 +113,26 @@ class Judging:
             token_bytes(16), opened.round, opened.model, len(opened.invited), 0, self._names
         )
         return SecureRound(ServerSession(terms, opened.invited, self._authority), self._phase_s)
+
+    def _by_metric(self, named: Mapping[str, float]) -> dict[str, list[float]]:
+        return {
+            name: [named[f"{name}.{place}"] for place in range(metric.size)] for name, metric in self._metrics.items()
+        }
+
+
+class Asking:
+    """How clients are asked to judge a model: every replica asks in the same words."""
+
+    def __init__(self, setup: Setup, hub: Hub, rules: Rules) -> None:
+        self._setup, self._hub, self._rules = setup, hub, rules
+        self._names = names_of_sums(setup.task.judged_by)
+
+    def invitation(self, clients: Sequence[int], round: int, attempt: int, weights: Tensor) -> Invitation:
+        """The model is on offer from now on."""
+        (model,) = self._hub.models.publish([Part(list(clients), weights)])
+        opened = self._round(clients, round, attempt, model)
+        group = Group(frozenset(clients), self._offer(opened, len(weights)), self._expected(opened), self._arrived)
+        return Invitation(opened, [group], [1.0], [0], 4 * len(weights) * len(clients))
 
     def _round(self, clients: Sequence[int], round: int, attempt: int, model: str) -> OpenRound:
         goal = len(clients)
@@ -138,8 +170,3 @@ class Judging:
         return Update(
             torch.zeros_like(vector), weight, dict(zip(self._names, sums.joined(vector).tolist(), strict=True))
         )
-
-    def _by_metric(self, named: Mapping[str, float]) -> dict[str, list[float]]:
-        return {
-            name: [named[f"{name}.{place}"] for place in range(metric.size)] for name, metric in self._metrics.items()
-        }

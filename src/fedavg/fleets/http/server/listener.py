@@ -267,6 +267,6 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise FleetError(
-            f"can not listen on {host}:{port}: {error.strerror}; expected a free port of this machine"
+            f"cannot listen on {host}:{port}: {error.strerror}; expected a free port of this machine"
         ) from None
     return listener

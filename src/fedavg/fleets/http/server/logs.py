@@ -3,11 +3,17 @@
 import json
 import logging
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
 from threading import Lock
 from time import monotonic
-from typing import Final
+from types import TracebackType
+from typing import Any, Final
+
+from fedavg.errors import FedAvgError
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -22,7 +28,11 @@ class JsonLines(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        try:
+            return json.dumps(line, default=str, allow_nan=False)
+        except ValueError:  # a loss that is no number is none of JSON's
+            plain = json.loads(json.dumps(line, default=str), parse_constant=str)
+            return json.dumps(plain)
 
 
 class Seldom:
@@ -45,12 +55,76 @@ class Seldom:
         self._log.log(self._level, self._event, extra={"detail": str(detail), "times": times})
 
 
+class SeldomBy:
+    """Something that many may do again and again: of each source, told at once and then every so many seconds.
+
+    `most` sources are remembered; beyond, the ones that were not heard of for longest are forgotten.
+    """
+
+    def __init__(self, log: logging.Logger, event: str, pause_s: float = 10.0, most: int = 10_000) -> None:
+        self._log, self._event, self._pause_s, self._most = log, event, pause_s, most
+        self._lock = Lock()
+        self._told: dict[object, tuple[float, int]] = {}
+
+    def tell(self, source: object, level: int, **what: object) -> None:
+        """The line says how often it happened since the last one of this source."""
+        with self._lock:
+            until, times = self._told.pop(source, (-inf, 0))
+            now, times = monotonic(), times + 1
+            silent = now < until
+            self._told[source] = (until, times) if silent else (now + self._pause_s, 0)
+            if len(self._told) > self._most:
+                del self._told[next(iter(self._told))]
+        if not silent:
+            self._log.log(level, self._event, extra={**what, "times": times})
+
+
+class StderrLines(logging.StreamHandler[Any]):
+    """Writes to whatever stderr is at the time."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(JsonLines())
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Send the fleet's log, and what the HTTP server itself has to say, to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    for name, least in (("fedavg", level), ("uvicorn", logging.ERROR)):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.setLevel(least)
-        logger.propagate = False
+    """Every line on stderr is JSON from now on: the fleet's own, those of libraries, warnings, and tracebacks."""
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, StderrLines)]:
+        root.removeHandler(handler)
+    root.addHandler(StderrLines())
+    logging.getLogger("fedavg").setLevel(level)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # anybody can have it warn of requests that are none
+    logging.captureWarnings(True)
+    sys.excepthook = lambda *error: _crash("the main thread", error)
+    threading.excepthook = lambda hook: _crash(
+        hook.thread.name if hook.thread else "a thread",
+        (hook.exc_type, hook.exc_value or hook.exc_type(), hook.exc_traceback),
+    )
+    sys.unraisablehook = lambda hook: _crash(
+        repr(hook.object)[:200], (hook.exc_type, hook.exc_value or hook.exc_type(), hook.exc_traceback)
+    )
+
+
+def _crash(where: str, error: tuple[type[BaseException], BaseException, TracebackType | None]) -> None:
+    logging.getLogger("fedavg").critical("uncaught", exc_info=error, extra={"where": where})
+
+
+@contextmanager
+def told_in_the_log(*ordinary: type[FedAvgError]) -> Iterator[None]:
+    """A mistake or a trouble that ends the program is a line of the log too, and not told in another way.
+
+    `ordinary` are those that are none: the program was to end so.
+    """
+    try:
+        yield
+    except FedAvgError as error:
+        level = logging.INFO if isinstance(error, ordinary) else logging.CRITICAL
+        what = {"reason": type(error).__name__, "detail": str(error)}
+        logging.getLogger("fedavg").log(level, "ended", extra=what)
+        error.told = True
+        raise

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedavg.fleets.fleet import Abandoned, CohortResult
 from fedavg.fleets.http.server.gathering import Total
-from fedavg.samplers.memory import Memory, Seen, from_slots, grown, learned, to_slots
+from fedavg.samplers.memory import CohortSeen, Memory, from_slots, grown, learned, to_slots
 from fedavg.types import Population, Slots
 
 
@@ -43,7 +43,7 @@ class Lookback:
         there = np.pad(self._there, (0, count - len(self._there)))
         counted = np.isin(clients, np.array(reported if isinstance(result, CohortResult) else (), np.int64))
         losses, seconds = (_of(clients, told) for told in _told(result))
-        self._memory = learned(self._memory, Seen(round, there, clients, counted, losses, seconds))
+        self._memory = learned(self._memory, CohortSeen(round, there, clients, counted, losses, seconds))
 
     def slots(self) -> Slots:
         return to_slots(self._memory) if self._memory else {}

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from torch import Tensor
 
-from fedavg.fleets.http.protocol.changes import Changes
+from fedavg.fleets.http.protocol.changes import KeptChanges
 from fedavg.fleets.http.server.shared import Shared
 from fedavg.types import Part
 
@@ -26,7 +26,7 @@ class OfferedModels:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._contents: dict[str, bytes] = {}
-        self._changes: dict[str, Changes] = {}
+        self._changes: dict[str, KeptChanges] = {}
         self._latest: list[str] = []
         #: The model that clients may take away, if there is one yet.
         self.released: Released | None = None
@@ -35,7 +35,7 @@ class OfferedModels:
         """Offer models for download; returns their SHA-256. Those before stay for who still fetches them."""
         data = [part.shared.numpy().astype("<f4", copy=False).tobytes() for part in parts]
         digests = [sha256(content).hexdigest() for content in data]
-        changes = {digest: Changes(part.frames) for digest, part in zip(digests, parts, strict=True)}
+        changes = {digest: KeptChanges(part.frames) for digest, part in zip(digests, parts, strict=True)}
         with self._shared.changed:
             self._contents = {digest: self._contents[digest] for digest in self._latest}
             self._contents |= zip(digests, data, strict=True)

@@ -60,6 +60,11 @@ class Polls:
     def finished(self) -> bool:
         return self._done is not None
 
+    def told(self) -> set[int]:
+        """Who knows that the run is over."""
+        with self._shared.changed:
+            return set(self._told)
+
     def all_told(self) -> bool:
         """Does every client know that the run is over? A server that was just restarted has seen none of them yet."""
         with self._shared.changed:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median_low
 from time import monotonic
 from typing import Final, NamedTuple
@@ -25,6 +26,18 @@ class Word(NamedTuple):
     there: bool
 
 
+@dataclass
+class Turn:
+    """Whether a run may begin a round now. One that is alone always may; of several, the one that was given a turn."""
+
+    several: bool = False
+    given: bool = False
+
+    @property
+    def mine(self) -> bool:
+        return self.given or not self.several
+
+
 class Presence:
     """Thread-safe; every method takes the lock by itself."""
 
@@ -38,6 +51,11 @@ class Presence:
         self._away: dict[int, float] = {}
         #: What other replicas heard of clients: by replica, when each of them was there, or said that it is not.
         self._elsewhere: dict[int, dict[int, Word]] = {}
+        self.turn = Turn()
+        #: Whether enough were there and a round of them is about to be opened.
+        self.beginning = False
+        #: How many clients the server loop waits for; None while it does not.
+        self.lacking: int | None = None
         #: Only clients whose owners allow this task take part; None: all do.
         self.task: str | None = None
         self.revoked: set[int] = set()
@@ -139,6 +157,15 @@ class Presence:
                     sizes[k] = self._clients[k].examples
             return sizes
 
+    def there(self) -> set[int]:
+        """Who is there now and may be invited."""
+        return {int(k) for k in np.flatnonzero(self.sizes())}
+
+    def away(self) -> list[int]:
+        """Who has said lately that it is not there for work."""
+        with self._shared.changed:
+            return [k for k, said in self._away.items() if said >= monotonic() - PRESENT_S]
+
     def _may_come(self, k: int) -> bool:
         """Another replica may have heard of a client that is not known here yet."""
         row = self._clients.get(k)
@@ -154,6 +181,26 @@ class Presence:
             for k, word in words.items():
                 last[k] = max(last.get(k, word), word)
         return {k: word.said for k, word in last.items() if word.there}
+
+    def states(self) -> dict[int, str]:
+        """What each client is now, in a word."""
+        with self._shared.changed:
+            there, now = self._heard_of(), monotonic()
+            return {k: self._state(row, k in there, now) for k, row in self._clients.items()}
+
+    def _state(self, row: ClientRow, there: bool, now: float) -> str:
+        if row.revoked or row.k in self.revoked:
+            return "revoked"
+        if not row.approved:
+            return "waiting"  # for the operator's approval
+        if self._conduct.rests(row.k, now):
+            return "resting"
+        return "there" if there else "away"
+
+    def _heard_of(self) -> set[int]:
+        """Who has been heard of lately, whether or not it may be invited."""
+        since = monotonic() - PRESENT_S
+        return {k for k, seen in self._last_seen().items() if seen >= since or self._held[k]}
 
     # What replicas tell each other
 
@@ -177,7 +224,7 @@ class Presence:
             self._elsewhere = {replica: words for replica, words in self._elsewhere.items() if replica in others}
 
     def shut_out(self, population: int) -> int:
-        """Of the first so many numbers, how many can not come: revoked, at rest, or bound by a sum they have opened."""
+        """Of the first so many numbers, how many cannot come: revoked, at rest, or bound by a sum they have opened."""
         with self._shared.changed:
             out = self.revoked | self.opened | self._conduct.resting(monotonic())
             return sum(k < population for k in out)
@@ -194,13 +241,22 @@ class Presence:
             return self._conduct.call_back(self._last_seen(), count, monotonic())
 
     def wait(self, wanted: Callable[[], int], timeout: float) -> int:
-        """Wait until as many clients with examples are there as are wanted, or for so long; returns how many are."""
+        """Wait until as many clients with examples are there as are wanted, or for so long; returns how many are.
+
+        If there are enough, it is also the run's turn, which is used up.
+        """
         until = monotonic() + timeout
         with self._shared.changed:
-            while (there := self._present(needed := wanted())) < needed and not self._shared.over:
-                if (left := until - monotonic()) <= 0:
+            while True:
+                needed = wanted()
+                there, left = self._present(needed), until - monotonic()
+                enough = there >= needed
+                if self._shared.over or (enough and self.turn.mine) or (left <= 0 and not enough):
                     break
-                self._shared.changed.wait(min(left, 1.0))
+                self.lacking = needed
+                self._shared.changed.wait(1.0 if enough else min(left, 1.0))
+            if enough:
+                self.lacking, self.turn.given, self.beginning = None, False, True
             return there
 
     def _present(self, needed: int) -> int:

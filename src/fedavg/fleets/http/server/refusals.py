@@ -1,6 +1,7 @@
 """How a request is refused: a reason for programs, with its HTTP status, and one for people."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -22,6 +23,23 @@ class Refusal(Exception):
         super().__init__(detail)
         self.error, self.detail, self.headers = error, detail, headers or {}
         self.status = PROBLEMS[error] if status is None else status
+        #: Whose request it is, once that is known: a client's number, or the label of an operator's token.
+        self.by: int | str | None = None
+
+    @property
+    def by_name(self) -> dict[str, int | str]:
+        """Whose request it is, by the name that logs have for it."""
+        return {} if self.by is None else {"client" if isinstance(self.by, int) else "by": self.by}
+
+
+@contextmanager
+def refused_to(by: int | str) -> Iterator[None]:
+    """What is refused in here is refused to this client, or this holder of a token."""
+    try:
+        yield
+    except Refusal as refusal:
+        refusal.by = by
+        raise
 
 
 def problem(refusal: Refusal, epoch: str | None = None) -> Response:

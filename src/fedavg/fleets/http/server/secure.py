@@ -36,7 +36,7 @@ class SecureRound:
     silent: set[int] = field(default_factory=set)
     #: The messages of the last phase, until the session is on the disk.
     held: dict[int, bytes] = field(default_factory=dict)
-    #: When the last phase is given up: clients that have opened the sum can not help to open another of this round.
+    #: When the last phase is given up: clients that have opened the sum cannot help to open another of this round.
     last_deadline: float = 0.0
 
     @classmethod
@@ -115,9 +115,9 @@ class SecureRound:
 def implausible(
     decoded: DecodedSum, encoding: Encoding, examples: Sequence[int], bounds: Mapping[str, tuple[float, float]]
 ) -> str | None:
-    """Why a sum can not come from clients with so many examples that kept to the terms; None if it can.
+    """Why a sum cannot come from clients with so many examples that kept to the terms; None if it can.
 
-    A masked update can not be looked at, so that this is all there is: a client that stays within it is believed.
+    A masked update cannot be looked at, so that this is all there is: a client that stays within it is believed.
     """
     most = sum(min(n, encoding.weight_cap) for n in examples)
     if not 0 < decoded.weight <= most * (1 + 1e-9):

@@ -95,7 +95,7 @@ class Sessions:
             self._conduct.strike((session.silent | round.failed) - excused, monotonic())
 
     def discard(self) -> list[int]:
-        """The sum of the session is one that its clients can not have: nobody counts, and some rest."""
+        """The sum of the session is one that its clients cannot have: nobody counts, and some rest."""
         with self._shared.changed:
             round, _ = self._current()
             survivors = [k for k in round.accepted if isinstance(k, int)]

@@ -17,7 +17,7 @@ NOBODYS_KEY: Final = keys.ClientKey.generate().public
 
 
 class Elsewhere(ABC):
-    """What a replica can not know by itself of a request: the others may have seen it before."""
+    """What a replica cannot know by itself of a request: the others may have seen it before."""
 
     @property
     @abstractmethod
@@ -37,6 +37,10 @@ class Elsewhere(ABC):
         """Afterwards this replica knows all that any of them did before the call."""
 
     @abstractmethod
+    async def hear_of_all(self) -> None:
+        """Learn from the others who is there."""
+
+    @abstractmethod
     def overview(self, own: Mapping[str, Any], operator: bool) -> dict[str, Any]:
         """The status of all replicas together, from that of this one."""
 
@@ -44,9 +48,12 @@ class Elsewhere(ABC):
 class Signatures:
     """Checks the signatures of requests against the clients that are enrolled, here or `elsewhere`."""
 
-    def __init__(self, presence: Presence, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self, presence: Presence, elsewhere: Elsewhere | None = None, guard: keys.ReplayGuard | None = None
+    ) -> None:
+        """`guard` is one that several runs share: what one of them has taken, no other takes again."""
         self._presence, self._elsewhere = presence, elsewhere
-        self._own = keys.ReplayGuard()
+        self._own = guard or keys.ReplayGuard()
 
     @property
     def epoch(self) -> str:

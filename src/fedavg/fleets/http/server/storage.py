@@ -20,4 +20,4 @@ def storage_failures() -> Iterator[None]:
         _failures.tell(error)
         if not error.retryable:
             raise Refusal("storage-refused", str(error)) from None
-        raise Refusal("storage", "the server can not write at the moment; come back", later(5)) from None
+        raise Refusal("storage", "the server cannot write at the moment; come back", later(5)) from None

@@ -1,9 +1,11 @@
-"""The run that a server offers, and what it is to a service that has several, one after another."""
+"""The run that a server offers, and what it is to a service that has several."""
 
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
+from fedavg.fleets.http.protocol.keys import ReplayGuard
 from fedavg.fleets.http.protocol.messages import PlanAnswer, Taken
 from fedavg.fleets.http.server.store import ClientRow, Store, allows
 
@@ -39,3 +41,10 @@ class OfService:
     #: The database of the run, where it is not that of the clients.
     rounds: Store | None = None
     workers: ThreadPoolExecutor | None = None
+    guard: ReplayGuard | None = None
+    #: Tells all runs of clients that are new or changed.
+    tell: Callable[[Sequence[ClientRow]], None] | None = None
+    #: The plan of the run that a client is at by now, if it is another than the one of this number.
+    another_plan: Callable[[int, int], PlanAnswer | None] = lambda _client, _number: None
+    #: How many runs the service has, by state.
+    runs: Callable[[], Mapping[str, int]] | None = None

@@ -34,6 +34,15 @@ class Turns:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._fast_lane = asyncio.Semaphore(FAST_LANE)
 
+    @property
+    def waiting(self) -> int:
+        """How many uploads wait for their turn."""
+        return len(self._waiting)
+
+    @property
+    def under_way(self) -> int:
+        return self._under_way
+
     @asynccontextmanager
     async def one(self, size: int) -> AsyncIterator[None]:
         await self._wait(size)

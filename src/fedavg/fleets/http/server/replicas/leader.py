@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Final
 
 from fedavg.errors import FleetError
+from fedavg.fleets.http.protocol.messages import JUDGING
 from fedavg.fleets.http.server.gathering import Gathering, Total
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.logs import Seldom
@@ -18,7 +19,7 @@ from fedavg.fleets.http.server.replicas.peers import Peers, Silent
 from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase
 from fedavg.fleets.http.server.store import Deposed, StoreError
 from fedavg.fleets.http.server.store.leadership import Leadership
-from fedavg.fleets.http.server.store.together import ReplicaRow, Together
+from fedavg.fleets.http.server.store.together import Judges, ReplicaRow, Together
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -37,7 +38,7 @@ class Leader(Gathering):
         self._leadership = leadership
         self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="leader")
         self._silent: dict[int, float] = {}
-        self._unasked = Seldom(log, "can not ask the replicas")
+        self._unasked = Seldom(log, "cannot ask the replicas")
         #: Held while replicas are given up, or a round is sealed: what was gathered is not given up afterwards.
         self._sealing = Lock()
         self._ended = Event()
@@ -74,7 +75,7 @@ class Leader(Gathering):
             except StoreError as error:
                 self._unasked.tell(error)
             except Exception:
-                log.exception("can not ask the replicas")
+                log.exception("cannot ask the replicas")
 
     def _ask_all(self) -> None:
         others = [row for row in self._together.replicas() if row.id != self._member.replica]
@@ -109,7 +110,9 @@ class Leader(Gathering):
 
     def open(self, round: OpenRound, cap: float) -> float:
         self._member.sealed = False
-        return self._together.open(round.round, round.attempt, round.goal, cap)
+        judges = Judges(round.model, tuple(sorted(round.invited)), self._member.replica)
+        judging = judges if round.attempt >= JUDGING else None
+        return self._together.open(round.round, round.attempt, round.goal, cap, judging)
 
     def totals(self) -> Sequence[Total] | None:
         current = self._hub.collecting.current
@@ -136,7 +139,7 @@ class Leader(Gathering):
         return [joined(parts) for parts in zip(*found, strict=True)]
 
     def _parts(self, of: int, rows: dict[int, ReplicaRow], round: int, attempt: int) -> Sequence[PartOfGroup]:
-        """What a replica has of the sum; nothing if it can not be had."""
+        """What a replica has of the sum; nothing if it cannot be had."""
         if of == self._member.replica:
             return self._member.parts(round, attempt) or ()
         try:

@@ -10,12 +10,14 @@ import logging
 import secrets
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import inf
 from threading import Event, RLock, Thread
 from time import monotonic
 from typing import Any, Final
 
 from fedavg.fleets.http.protocol import keys
+from fedavg.fleets.http.protocol.certs import CertifiedKey
 from fedavg.fleets.http.protocol.messages import DoneAnswer
 from fedavg.fleets.http.server.claims import Claims
 from fedavg.fleets.http.server.hub import Hub
@@ -25,12 +27,13 @@ from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.refusals import pace
 from fedavg.fleets.http.server.replicas.overview import overview, told
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, part_of
+from fedavg.fleets.http.server.replicas.peers import Peers, Silent
 from fedavg.fleets.http.server.rounds import Receipt
 from fedavg.fleets.http.server.signatures import Elsewhere
 from fedavg.fleets.http.server.storage import storage_failures
-from fedavg.fleets.http.server.store import RoundRow, StoreError
+from fedavg.fleets.http.server.store import StoreError
 from fedavg.fleets.http.server.store.heartbeats import Heartbeat, Heartbeats
-from fedavg.fleets.http.server.store.together import ReplicaRow, Together, View
+from fedavg.fleets.http.server.store.together import ReplicaRow, SharedView, Together
 
 log = logging.getLogger("fedavg.fleet")
 
@@ -63,9 +66,11 @@ class SharedClaims(Claims):
 
 
 class Member(Elsewhere):
-    """`invitation` gives what the clients of an open round are asked for, as the leader does, from the database alone.
+    """`invitation` gives what the clients of an open attempt are asked for, as the leader does.
 
-    It is None if the database has gone on meanwhile. `certificate` is what this replica listens with, PEM.
+    It is None if that is not to be had, since the database has gone on meanwhile, or the leader does not answer.
+    `certificate` is what this replica listens with, PEM, and `shown` what it shows to
+    others that ask for one.
     """
 
     def __init__(
@@ -74,7 +79,8 @@ class Member(Elsewhere):
         claims: SharedClaims,
         hub: Hub,
         certificate: str | None,
-        invitation: Callable[[RoundRow, float], Invitation | None],
+        shown: CertifiedKey | None,
+        invitation: Callable[[SharedView], Invitation | None],
         heartbeats: Heartbeats,
         requests: Requests,
     ) -> None:
@@ -84,9 +90,13 @@ class Member(Elsewhere):
         self._heard, self._next_beat = monotonic(), -inf
         self._url, self._certificate = "", certificate
         self.key = keys.ClientKey.generate()
+        #: Asks the others in the name of this one.
+        self.peers = Peers(self.key, lambda: self.replica, shown)
         self._epoch = together.epoch()
         self._version = self._claimed = -1
         self._changed = 0
+        #: Since when the attempt is open that is followed.
+        self._begun = 0.0
         self._looking = RLock()
         self._others: dict[int, ReplicaRow] = {}
         self._threads = ThreadPoolExecutor(ASKING, thread_name_prefix="database")
@@ -110,6 +120,13 @@ class Member(Elsewhere):
         self.look()
         self._thread.start()
 
+    def certify(self, certificate: str) -> None:
+        """This replica is about to listen with another certificate, PEM: the others trust both from now on."""
+        with self._looking:
+            self._certificate = f"{self._certificate or ''}\n{certificate}"
+            self._together.certify(self.replica, self._certificate)
+            self._certificate = certificate  # should it join anew, it listens with this one
+
     def close(self) -> None:
         self._ended.set()
         if self._thread.is_alive():
@@ -129,6 +146,8 @@ class Member(Elsewhere):
         with self._looking:
             self._term, self.sealed = term, False
             self._version = -1
+            if self._hub.collecting.waiting:  # the leader that had its model judged is no more
+                self._hub.collecting.take_back()
         self._next_beat = -inf
 
     async def known(self, replica: int) -> ReplicaRow | None:
@@ -142,10 +161,10 @@ class Member(Elsewhere):
         """What is summed up here of an attempt; an update that is being added is waited for."""
         collecting = self._hub.collecting
         with collecting.adding:
-            current = collecting.current
-            if current is None or (current.round.round, current.round.attempt) != (round, attempt):
-                return None
-            return [part_of(each) for each in current.collected]
+            for known in (collecting.current, collecting.waiting):
+                if known and (known.round.round, known.round.attempt) == (round, attempt):
+                    return [part_of(each) for each in known.collected]
+            return None
 
     # What request handlers ask
 
@@ -171,6 +190,16 @@ class Member(Elsewhere):
         head = await self._ask(self._together.head, self.replica)
         if head is None or head.version > self._version:
             await self._ask(self.look)
+
+    async def hear_of_all(self) -> None:
+        if not self.leading:  # which hears from all of them all the time
+            await self._ask(self._hear_of_all)
+
+    def _hear_of_all(self) -> None:
+        for row in self._together.replicas():
+            if row.id != self.replica:
+                with suppress(Silent):
+                    self._hub.presence.hear(row.id, self.peers.present(row))
 
     def overview(self, own: Mapping[str, Any], operator: bool) -> dict[str, Any]:
         return overview(own, self.replica, self._beats, monotonic() - self._heard, operator)
@@ -198,7 +227,7 @@ class Member(Elsewhere):
                     log.error("the database is away", extra={"detail": str(error)})
                 away = True
             except Exception:  # whatever it was: this replica goes on looking, and says so
-                log.exception("can not follow")
+                log.exception("cannot follow")
 
     def _beat(self) -> None:
         """Tell of this replica, if it is time to, and hear of the others."""
@@ -229,42 +258,56 @@ class Member(Elsewhere):
                 log.warning("given up by the others, and joins anew", extra={"replica": self._claims.replica})
             self._claims.replica = secrets.randbelow(2**62) + 1
             self._together.join(ReplicaRow(self.replica, self._url, self.key.public, self._certificate))
-            if collecting.current:
-                for each in collecting.current.collected:
+            for known in (collecting.current, collecting.waiting):
+                for each in known.collected if known else ():
                     each.empty()
 
-    def _apply(self, view: View) -> None:
+    def _apply(self, view: SharedView) -> None:
         if view.clients:
             self._hub.know(view.clients)
-        if not self.leading:
-            self._follow(view)
+        known = self.leading or self._follow(view)
         self._note_claims(view)
         if view.done and self.done is None:
             over = json.loads(view.done)
             self.done = DoneAnswer(round=over["round"], model=over["model"], more=False, counted=None)
             self._hub.polls.finish(self.done)
         self._epoch, self._changed = view.head.epoch, view.changed
-        self._version, self._claimed = view.head.version, view.head.claimed
+        self._version, self._claimed = view.head.version if known else -1, view.head.claimed
 
-    def _follow(self, view: View) -> None:
-        """Offer the round that is open, as the leader does, or none."""
-        collecting, shared = self._hub.collecting, self._hub.shared
+    def _follow(self, view: SharedView) -> bool:
+        """Offer what is open, as the leader does, or nothing; false if it is not to be had yet."""
+        collecting, row = self._hub.collecting, view.open
         if view.last_round > self._hub.history.last:
             self._hub.history.commit(view.last_round, None)
-        current, row = collecting.current, view.open
         if row is None:
-            with collecting.adding, shared.changed:
-                collecting.current = None
-            return
-        if current is None or (current.round.round, current.round.attempt) != (row.round, row.attempt):
-            with collecting.adding, shared.changed:
-                collecting.current = None
-            invitation = self._invitation(row, monotonic() - view.age_s)
-            if invitation is not None:
-                collecting.open(invitation.round, invitation.groups, cap=view.cap)
-                log.info("following", extra={"round": row.round, "attempt": row.attempt})
+            collecting.drop()
+            return True
+        if self._follows(view):
+            return True
+        if view.model_at:
+            collecting.put_aside()
+        else:
+            collecting.take_back()
+            if self._follows(view):
+                return True
+        with collecting.adding, self._hub.shared.changed:
+            collecting.current = None
+        invitation = self._invitation(view)
+        if invitation is None:
+            return False
+        collecting.open(invitation.round, invitation.groups, cap=view.cap)
+        self._begun = view.begun
+        log.info("following", extra={"round": row.round, "attempt": row.attempt})
+        return True
 
-    def _note_claims(self, view: View) -> None:
+    def _follows(self, view: SharedView) -> bool:
+        """Is what is open under way here? A model may be judged a second time, if the first leader died meanwhile."""
+        current, row = self._hub.collecting.current, view.open
+        if current is None or row is None or (current.round.round, current.round.attempt) != (row.round, row.attempt):
+            return False
+        return view.model_at is None or view.begun == self._begun
+
+    def _note_claims(self, view: SharedView) -> None:
         collecting, shared = self._hub.collecting, self._hub.shared
         with collecting.adding, shared.changed:
             current, row = collecting.current, view.open

@@ -63,9 +63,7 @@ def parse_parts(data: bytes) -> list[PartOfGroup]:
         slices = [torch.from_numpy(numbers[start:end]) for start, end in pairwise(ends)]
         return [_parsed(head, ring) for head, ring in zip(heads, slices, strict=True)]
     except (ValueError, KeyError, TypeError) as error:
-        raise FleetError(
-            f"a replica's part of the sum can not be read: {error}; do all run the same version?"
-        ) from None
+        raise FleetError(f"a replica's part of the sum cannot be read: {error}; do all run the same version?") from None
 
 
 def _parsed(head: dict[str, Any], ring: Tensor) -> PartOfGroup:

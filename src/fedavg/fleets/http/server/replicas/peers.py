@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute
 
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol import keys
+from fedavg.fleets.http.protocol.certs import CertifiedKey
 from fedavg.fleets.http.server.gates import Call, Endpoint, Gate, Handler, OfRound
 from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, dump_parts, parse_parts
@@ -40,11 +41,13 @@ class Silent(FleetError):
 
 
 class Peers:
-    """Asks other replicas in the name of this one. `key` is its own, `replica` gives its number of the moment."""
+    """Asks other replicas in the name of this one. `key` is its own, `replica` gives its number of the moment; `shown`
+    is the certificate for those who ask their clients for one."""
 
-    def __init__(self, key: keys.ClientKey, replica: Callable[[], int]) -> None:
-        self._key, self._replica, self._counter = key, replica, count(1)
-        self._clients: dict[int, httpx.Client] = {}
+    def __init__(self, key: keys.ClientKey, replica: Callable[[], int], shown: CertifiedKey | None = None) -> None:
+        self._key, self._replica, self._shown, self._counter = key, replica, shown, count(1)
+        #: With what each of them is known by.
+        self._clients: dict[int, tuple[str | None, httpx.Client]] = {}
 
     def close(self) -> None:
         self.forget(())
@@ -52,7 +55,7 @@ class Peers:
     def forget(self, others: Iterable[int]) -> None:
         """Only these are there still."""
         for replica in set(self._clients) - set(others):
-            self._clients.pop(replica).close()
+            self._clients.pop(replica)[1].close()
 
     def present(self, of: ReplicaRow) -> Words:
         """What a replica has heard of clients."""
@@ -62,6 +65,16 @@ class Peers:
     def parts(self, of: ReplicaRow, round: int, attempt: int) -> list[PartOfGroup]:
         """What a replica has summed up of an attempt."""
         return parse_parts(self._ask(of, f"/internal/rounds/{round}/{attempt}/sum", SUM_S))
+
+    def model(self, of: ReplicaRow, digest: str) -> bytes:
+        """A model that a replica offers, by the SHA-256 of its bytes, which needs no signature."""
+        try:
+            answer = self._client(of).get(f"/v1/models/{digest}", timeout=ANSWER_S)
+        except httpx.TransportError as error:
+            raise Silent(f"{of.url} does not give model {digest}: {error}") from None
+        if answer.status_code != httpx.codes.OK or sha256(answer.content).hexdigest() != digest:
+            raise Silent(f"{of.url} does not give model {digest}: {answer.status_code}")
+        return bytes(answer.content)
 
     def _ask(self, of: ReplicaRow, path: str, seconds: float) -> bytes:
         counter, asking = next(self._counter), self._replica()
@@ -82,17 +95,23 @@ class Peers:
         return bytes(answer.content)
 
     def _client(self, of: ReplicaRow) -> httpx.Client:
-        if of.id not in self._clients:
-            verify = _pinned(of.certificate) if of.certificate else True
-            self._clients[of.id] = httpx.Client(base_url=of.url, verify=verify, trust_env=False)
-        return self._clients[of.id]
+        known = self._clients.get(of.id)
+        if known is None or known[0] != of.certificate:
+            verify = _pinned(of.certificate, self._shown) if of.certificate else True
+            known = self._clients[of.id] = (
+                of.certificate, httpx.Client(base_url=of.url, verify=verify, trust_env=False),
+            )  # fmt: skip
+        return known[1]
 
 
-def _pinned(certificate: str) -> ssl.SSLContext:
-    """Trusts this very certificate and no other, whatever name it is for."""
+def _pinned(certificate: str, shown: CertifiedKey | None) -> ssl.SSLContext:
+    """Trusts this very certificate and no other (two while it is renewed), whatever name it is for; and shows one of
+    its own, if there is one."""
     context = ssl.create_default_context(cadata=certificate)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if shown:
+        context.load_cert_chain(shown.certificate, shown.key)
     return context
 
 

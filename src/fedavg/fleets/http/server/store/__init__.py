@@ -5,7 +5,9 @@ as the transaction), so no two of them, in whatever process, can see the same to
 under a digest. A single client's update never comes here.
 """
 
+from fedavg.fleets.http.server.store.changes import ATTEMPTS_APART, ChangeLog
 from fedavg.fleets.http.server.store.rows import (
+    Change,
     ClientRow,
     Counted,
     Deposed,
@@ -21,6 +23,9 @@ from fedavg.fleets.http.server.store.runs import Runs
 from fedavg.fleets.http.server.store.store import Store
 
 __all__ = [
+    "ATTEMPTS_APART",
+    "Change",
+    "ChangeLog",
     "ClientRow",
     "Counted",
     "Deposed",

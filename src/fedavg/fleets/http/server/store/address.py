@@ -11,6 +11,15 @@ from fedavg.fleets.http.server.store.rows import StoreError
 from fedavg.fleets.http.server.store.sqlite import SQLite
 
 
+def is_postgresql(url: str | None) -> bool:
+    return url is not None and url.startswith(("postgresql:", "postgresql+"))
+
+
+def file_of(url_or_path: str) -> Path:
+    """The file of an SQLite database."""
+    return Path(database_at(url_or_path).name)
+
+
 def database_at(url_or_path: str | Path, part: str | None = None) -> Database:
     """`part` is a schema of a PostgreSQL database; files have none."""
     if isinstance(url_or_path, Path) or "://" not in url_or_path:
@@ -18,7 +27,7 @@ def database_at(url_or_path: str | Path, part: str | None = None) -> Database:
     try:
         url = make_url(url_or_path)
     except ArgumentError as error:
-        raise StoreError("the database's URL can not be read; expected a path, sqlite:/// or postgresql://") from error
+        raise StoreError("the database's URL cannot be read; expected a path, sqlite:/// or postgresql://") from error
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
         return SQLite(Path(str(url.database)))
     if url.get_backend_name() == "postgresql":

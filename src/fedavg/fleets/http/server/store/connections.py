@@ -50,7 +50,7 @@ class Connections:
         """A transaction that only the leader may make. One that was paused, and is led by another now, is `Deposed`."""
         with self.write(doing) as connection:
             if self.term is not None and self.term != term_of(connection):
-                raise Deposed(f"can not {doing}: another replica leads, in a later term than {self.term}")
+                raise Deposed(f"cannot {doing}: another replica leads, in a later term than {self.term}")
             yield connection
 
     @contextmanager
@@ -98,7 +98,7 @@ class Connections:
     @contextmanager
     def failing(self, doing: str) -> Iterator[None]:
         """No failure of the database leaves this module but as a `StoreError`."""
-        where = f"can not {doing} in {self.database.name}"
+        where = f"cannot {doing} in {self.database.name}"
         try:
             yield
         except DamagedRow as error:

@@ -88,7 +88,7 @@ def _welcome_back(connection: Connection, there: ClientRow, who: Applicant, want
     if there.revoked:
         raise EnrolRefused("revoked", f"client {there.k} was shut out by the server's operator")
     if wanted not in (None, there.k):
-        raise EnrolRefused("number-taken", f"this key is client {there.k} already, it can not be {wanted} as well")
+        raise EnrolRefused("number-taken", f"this key is client {there.k} already, it cannot be {wanted} as well")
     now = replace(there, examples=who.examples, tasks=who.tasks)
     if now != there:
         values = {"examples": who.examples, "tasks": _listed(who.tasks), "changed": next_change(connection)}

@@ -2,14 +2,17 @@
 
 import json
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
 from fedavg.fleets.http.server.store.rows import RoundRow, StoreError
-from fedavg.fleets.http.server.store.schema import rounds, states
+from fedavg.fleets.http.server.store.schema import notes, rounds, states
 from fedavg.fleets.http.server.store.sealed import insert_row, one_row
 from fedavg.privacy.served import Attempt
+
+#: The note of the first number that an attempt may have, in a database that was restored from a copy.
+ATTEMPTS_FROM: Final = "attempts-from"
 
 
 def this(round: int, attempt: int) -> ColumnElement[bool]:
@@ -25,6 +28,11 @@ def last_attempt(connection: Connection, round: int) -> int | None:
     return latest
 
 
+def next_attempt(connection: Connection, round: int) -> int:
+    latest, first = last_attempt(connection, round), one_row(connection, notes, notes.c.key == ATTEMPTS_FROM)
+    return max(0 if latest is None else latest + 1, 0 if first is None else int(first.value))
+
+
 def open_round(connection: Connection) -> RoundRow | None:
     row = one_row(connection, rounds, rounds.c.state == "collecting")
     if row is None:
@@ -34,7 +42,8 @@ def open_round(connection: Connection) -> RoundRow | None:
 
 def attempt_of(row: Any) -> Attempt:
     counted = None if row.counted is None else tuple(json.loads(row.counted))
-    return Attempt(row.round, row.attempt, row.state, tuple(json.loads(row.cohort)), counted)
+    state = "undone" if row.undone else row.state
+    return Attempt(row.round, row.attempt, state, tuple(json.loads(row.cohort)), counted)
 
 
 def begin(connection: Connection, wanted: RoundRow) -> None:
@@ -45,7 +54,7 @@ def begin(connection: Connection, wanted: RoundRow) -> None:
     if there is not None:
         same = (there.round, there.attempt) == (round, attempt)
         raise StoreError(
-            f"round {round}, attempt {attempt} can not begin: round {there.round}, attempt {there.attempt} is open"
+            f"round {round}, attempt {attempt} cannot begin: round {there.round}, attempt {there.attempt} is open"
             f"{' with other values' if same else ''}; commit or abandon that first"
         )
     expect_next(connection, round, "begin")
@@ -59,14 +68,14 @@ def begin(connection: Connection, wanted: RoundRow) -> None:
 def expect_next(connection: Connection, round: int, doing: str) -> None:
     last = last_round(connection)
     if round != last + 1:
-        raise StoreError(f"round {round} can not {doing}: {last} rounds are committed, the next one is {last + 1}")
+        raise StoreError(f"round {round} cannot {doing}: {last} rounds are committed, the next one is {last + 1}")
 
 
 def expect_open(connection: Connection, round: int, attempt: int, doing: str) -> RoundRow:
     there = open_round(connection)
     if there is None or (there.round, there.attempt) != (round, attempt):
         found = "none is" if there is None else f"round {there.round}, attempt {there.attempt} is"
-        raise StoreError(f"round {round}, attempt {attempt} can not be {doing}: it is not open ({found})")
+        raise StoreError(f"round {round}, attempt {attempt} cannot be {doing}: it is not open ({found})")
     return there
 
 

@@ -8,7 +8,7 @@ from fedavg.errors import FedAvgError
 #: Clients that one run can have: messages number them below this, and servers keep tables of them.
 MOST_CLIENTS: Final = 2**20
 
-RefusedReason = Literal[
+EnrolmentRefusal = Literal[
     "token-unknown", "token-used", "token-expired", "number-taken", "number-too-large", "fleet-full", "revoked"
 ]
 
@@ -28,7 +28,7 @@ class Deposed(StoreError):
 class EnrolRefused(FedAvgError):
     """A client was not let in; `reason` is for machines, the message for people."""
 
-    def __init__(self, reason: RefusedReason, message: str) -> None:
+    def __init__(self, reason: EnrolmentRefusal, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -96,6 +96,17 @@ class SubmittedRun:
     by: str
     changes: tuple[dict[str, object], ...] = ()
     init_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an operator changed of a run, after which round, when (seconds since 1970) and by which role."""
+
+    what: str
+    after_round: int
+    at: int
+    by: str
+    entry: dict[str, object]
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,19 @@
 
 import json
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
 
-from fedavg.fleets.http.server.store.connections import Connections
+from fedavg.fleets.http.server.store.connections import Connections, write_note
 from fedavg.fleets.http.server.store.rows import StoreError, SubmittedRun
-from fedavg.fleets.http.server.store.schema import runs
+from fedavg.fleets.http.server.store.schema import notes, runs
 from fedavg.fleets.http.server.store.sealed import insert_row, one_row, rows, update_rows
+
+#: The note of the first number that a new run may have, in a database that was restored from a copy.
+RUNS_FROM: Final = "runs-from"
+#: A restored service numbers its new runs from the next multiple of this.
+RUNS_APART: Final = 1000
 
 
 class Runs:
@@ -23,13 +28,26 @@ class Runs:
     ) -> int:
         """A new run, at the end of the queue; returns its number. One with `init_sha256` waits for that model."""
         with self._db.write("submit a run") as connection:
-            number = int(connection.scalar(select(func.max(runs.c.number))) or 0) + 1
+            number = self._next_number(connection)
             insert_row(
                 connection, runs, number=number, name=name, plan_toml=plan_toml, plan_digest=plan_digest,
                 state="incomplete" if init_sha256 else "queued", detail="", submitted=int(now), by=by, changes="[]",
                 init_sha256=init_sha256,
             )  # fmt: skip
         return number
+
+    @staticmethod
+    def _next_number(connection: Connection) -> int:
+        """After all that are there; in a service that was restored from a copy, after all that may have been."""
+        first = one_row(connection, notes, notes.c.key == RUNS_FROM)
+        latest = int(connection.scalar(select(func.max(runs.c.number))) or 0)
+        return max(latest + 1, 1 if first is None else int(first.value))
+
+    def restored(self) -> None:
+        """This is a copy. Runs that it knows nothing of may have been submitted since: their numbers are left out."""
+        with self._db.write("note that this is a copy") as connection:
+            beyond = RUNS_APART * (self._next_number(connection) // RUNS_APART + 1)
+            write_note(connection, RUNS_FROM, str(beyond))
 
     def give_model(self, number: int, content: bytes) -> None:
         """The model that a run was to start from is here: it waits for its turn from now on."""
@@ -51,18 +69,25 @@ class Runs:
         with self._db.read("read the runs") as connection:
             return [_run(row) for row in rows(connection, runs, order=runs.c.number)]
 
+    def count(self) -> dict[str, int]:
+        """How many runs there are, by state."""
+        with self._db.read("count the runs") as connection:
+            found = connection.execute(select(runs.c.state, func.count()).group_by(runs.c.state)).all()
+        return {str(state): int(number) for state, number in found}
+
     def one(self, number: int) -> SubmittedRun:
         with self._db.read(f"read run {number}") as connection:
             return _run(_found(connection, number))
 
-    def next(self) -> SubmittedRun | None:
-        """The run that was under way, or the first of those that wait for their turn."""
+    def next(self, count: int = 1) -> list[SubmittedRun]:
+        """The runs that are under way, then the first of those that wait for their turn; so many at the most."""
         with self._db.read("read the runs") as connection:
-            for state in ("running", "queued"):
-                found = rows(connection, runs, runs.c.state == state, order=runs.c.number, limit=1)
-                if found:
-                    return _run(found[0])
-        return None
+            found = [
+                row
+                for state in ("running", "queued")
+                for row in rows(connection, runs, runs.c.state == state, order=runs.c.number, limit=count)
+            ]
+        return [_run(row) for row in found[:count]]
 
     def set_state(self, number: int, state: str, detail: str = "") -> None:
         with self._db.write(f"note what became of run {number}") as connection:

@@ -73,6 +73,8 @@ rounds = _table(
     Column("reason", Text),
     Column("metrics", Text),
     Column("counted", Text),
+    #: 1 if it was committed, and the run was rolled back to an earlier round since: what it released stays released.
+    Column("undone", Integer, info={LATER: True}),
 )
 states = _table(
     "states",
@@ -83,6 +85,17 @@ states = _table(
 )
 ledger = _table(
     "ledger", Column("round", BigInteger, primary_key=True, autoincrement=False), Column("entry", Text, nullable=False)
+)
+#: What operators changed of a run: more rounds, another rate, a return to an earlier round, a restored copy.
+changes = _table(
+    "changes",
+    Column("number", BigInteger, CheckConstraint("number >= 1"), primary_key=True, autoincrement=False),
+    Column("what", Text, nullable=False),
+    Column("after_round", BigInteger, nullable=False),
+    #: Seconds since 1970.
+    Column("at", BigInteger, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("entry", Text, nullable=False),
 )
 
 runs = _table(
@@ -101,6 +114,24 @@ runs = _table(
     #: The model that it starts from, safetensors, and its SHA-256; null if it starts from its task's own.
     Column("init_sha256", Text),
     Column("init", LargeBinary),
+)
+#: Tokens of those who operate the server, besides the operator's own; each is known by its label.
+roles = _table(
+    "roles",
+    Column("hash", LargeBinary, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("label", Text, nullable=False, unique=True),
+    Column("made", BigInteger, nullable=False),
+    Column("expires", BigInteger),
+)
+#: When a client was last seen (seconds since 1970), what it runs, and how often it failed since an update counted.
+sightings = _table(
+    "sightings",
+    Column("k", BigInteger, CheckConstraint("k >= 0"), primary_key=True, autoincrement=False),
+    Column("seen", BigInteger, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("failures", BigInteger, CheckConstraint("failures >= 0"), nullable=False),
+    Column("failure", Text, nullable=False),
 )
 
 Index("clients_by_change", clients.c.changed)
@@ -150,6 +181,17 @@ MIGRATIONS: list[tuple[str, ...]] = [
         "CREATE TABLE runs (number BIGINT PRIMARY KEY CHECK (number >= 1), name TEXT NOT NULL, plan_toml TEXT NOT NULL,"
         ' plan_digest TEXT NOT NULL, state TEXT NOT NULL, detail TEXT NOT NULL, submitted BIGINT NOT NULL, "by" TEXT'
         " NOT NULL, changes TEXT NOT NULL, init_sha256 TEXT, init {blob}, digest TEXT NOT NULL DEFAULT '')",
+    ),
+    (
+        "CREATE TABLE roles (hash {blob} PRIMARY KEY, role TEXT NOT NULL, label TEXT NOT NULL UNIQUE, made BIGINT NOT"
+        " NULL, expires BIGINT, digest TEXT NOT NULL DEFAULT '')",
+        "CREATE TABLE sightings (k BIGINT PRIMARY KEY CHECK (k >= 0), seen BIGINT NOT NULL, version TEXT NOT NULL,"
+        " failures BIGINT NOT NULL CHECK (failures >= 0), failure TEXT NOT NULL, digest TEXT NOT NULL DEFAULT '')",
+    ),
+    (
+        "ALTER TABLE rounds ADD COLUMN undone INTEGER",
+        "CREATE TABLE changes (number BIGINT PRIMARY KEY CHECK (number >= 1), what TEXT NOT NULL, after_round BIGINT"
+        " NOT NULL, at BIGINT NOT NULL, \"by\" TEXT NOT NULL, entry TEXT NOT NULL, digest TEXT NOT NULL DEFAULT '')",
     ),
 ]
 

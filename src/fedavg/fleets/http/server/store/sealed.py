@@ -40,7 +40,7 @@ def _encoded(value: object) -> bytes:
 
 
 def insert_row(connection: Connection, table: Table, **values: Any) -> None:
-    """Columns that are not given are null; those that can not be must be given."""
+    """Columns that are not given are null; those that cannot be must be given."""
     row = {column.name: values.get(column.name) for column in table.c if column.name != DIGEST}
     connection.execute(insert(table).values(**row, digest=seal(table, row)))
 
@@ -87,8 +87,15 @@ def _shown(value: object) -> str:
 def check_all(connection: Connection) -> None:
     """Every row of every table."""
     for table in metadata.sorted_tables:
-        for row in _all(connection, table):
-            _check(connection, table, row)
+        for _ in all_rows(connection, table):
+            pass
+
+
+def all_rows(connection: Connection, table: Table) -> Iterator[Row[Any]]:
+    """Every row of a table, each checked, without all of them in memory at once."""
+    for row in _all(connection, table):
+        _check(connection, table, row)
+        yield row
 
 
 def seal_all(connection: Connection) -> None:

@@ -83,7 +83,7 @@ class SQLite:
             return os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         except OSError as error:
             raise StoreError(
-                f"can not open {path}: {error.strerror}; make its directory and give this user access to it",
+                f"cannot open {path}: {error.strerror}; make its directory and give this user access to it",
                 retryable=error.errno in (errno.ENOSPC, errno.EDQUOT),
             ) from error
 

@@ -28,7 +28,7 @@ from fedavg.fleets.http.server.store.sealed import (
 from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt
 
-#: Blobs kept besides the newest, so that a damaged one is not the end of a run.
+#: Blobs kept besides the newest, so that a damaged one is not the end of a run, unless more are asked for.
 OLD_STATES_KEPT: Final = 2
 
 
@@ -37,6 +37,7 @@ class Store:
 
     def __init__(self, connections: Connections) -> None:
         self._db = connections
+        self.old_states_kept = OLD_STATES_KEPT
 
     @classmethod
     def open(cls, url_or_path: str | Path, part: str | None = None) -> Self:
@@ -109,11 +110,6 @@ class Store:
                 "was made for or another database"
             )
         return RunRow(there.plan_toml, there.plan_digest, there.engine)
-
-    def change_plan(self, plan_toml: str, plan_digest: str) -> None:
-        """The run goes on by another plan."""
-        with self._db.leading("change the plan") as connection:
-            update_rows(connection, run, run.c.id == 1, plan_toml=plan_toml, plan_digest=plan_digest)
 
     # ------------------------------------------------------------------ notes
 
@@ -263,7 +259,7 @@ class Store:
             if len(set(counted)) != len(counted):
                 raise StoreError(f"round {round} counts clients {list(counted)}; expected each of them once")
             progress.insert_state(connection, round, state_blob, model_sha256)
-            connection.execute(delete(states).where(states.c.round < round - OLD_STATES_KEPT))
+            connection.execute(delete(states).where(states.c.round < round - self.old_states_kept))
             done = {"state": "done", "metrics": json.dumps(dict(row)), "counted": json.dumps(list(counted))}
             update_rows(connection, rounds, progress.this(round, attempt), **done)
             if spent is not None:
@@ -277,8 +273,7 @@ class Store:
     def next_attempt(self, round: int) -> int:
         """The number of the next attempt at a round, from 0."""
         with self._db.read(f"read round {round}") as connection:
-            latest = progress.last_attempt(connection, round)
-        return 0 if latest is None else latest + 1
+            return progress.next_attempt(connection, round)
 
     def last_round(self) -> int:
         """The newest committed round, 0 before the first."""

@@ -8,17 +8,22 @@ little too old would be worse: it would take a request, or an update, a second t
 An update is claimed before it is added to a sum, by a row that names the client and the replica that has it. The row
 exists once, so that no update is in two sums; and it goes with the row of its replica, so that an update whose sum is
 lost can be claimed again.
+
+While devices judge the model of a round, that is the attempt which is open for claims, under a number of its own. The
+claims of the round itself stay: should the leader die meanwhile, replicas still have their parts of its sum.
 """
 
+import json
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from fedavg.fleets.http.protocol.keys import WINDOW, SignatureRefused
+from fedavg.fleets.http.protocol.messages import JUDGING
 from fedavg.fleets.http.server.rounds import Receipt
 from fedavg.fleets.http.server.store import progress
 from fedavg.fleets.http.server.store.connections import Connections
@@ -43,6 +48,9 @@ _TABLES: Final = (
     "CREATE UNLOGGED TABLE IF NOT EXISTS claims (round BIGINT NOT NULL, attempt BIGINT NOT NULL, k BIGINT NOT NULL,"
     " replica BIGINT REFERENCES replicas (id) ON DELETE CASCADE, why TEXT, PRIMARY KEY (round, attempt, k))",
     "CREATE INDEX IF NOT EXISTS claims_by_replica ON claims (replica)",
+    # At most one row: who judges which model, and the replica that has it.
+    "CREATE UNLOGGED TABLE IF NOT EXISTS judging (id INTEGER PRIMARY KEY CHECK (id = 1), round BIGINT NOT NULL,"
+    " attempt BIGINT NOT NULL, model TEXT NOT NULL, clients TEXT NOT NULL, replica BIGINT NOT NULL)",
 )
 _NEW_HEAD: Final = text("INSERT INTO head VALUES (1, :epoch, 1, 0, 0, 0, 0, 0, FALSE, 0) ON CONFLICT (id) DO NOTHING")
 #: A counter is used up in one statement: bit i, from the right, stands for the counter i below the highest.
@@ -81,6 +89,15 @@ class ReplicaRow:
 
 
 @dataclass(frozen=True)
+class Judges:
+    """Who is asked to judge a model, by its SHA-256, and the replica that has it."""
+
+    model: str
+    clients: tuple[int, ...]
+    replica: int
+
+
+@dataclass(frozen=True)
 class Head:
     """What replicas look at all the time."""
 
@@ -92,14 +109,18 @@ class Head:
 
 
 @dataclass(frozen=True)
-class View:
+class SharedView:
     """Everything that replicas must agree on, as it was at one moment."""
 
     head: Head
     last_round: int
+    #: The attempt that is open for claims; if it is to judge a model, `model_at` has that.
     open: RoundRow | None
-    #: Of the open attempt: what an update counts for at most, for how long it has been open, whether it is sealed.
+    model_at: ReplicaRow | None
+    #: Of the open attempt: what an update counts for at most, since when by the database's clock and for how long it
+    #: has been open, whether it is sealed.
     cap: float
+    begun: float
     age_s: float
     sealed: bool
     #: Who is in which replica's sum, and who failed and why.
@@ -151,6 +172,12 @@ class Together:
             connection.execute(text("INSERT INTO replicas VALUES (:id, :url, :key, :certificate)"), vars(row))
             _noticed(connection)
 
+    def certify(self, replica: int, certificate: str) -> None:
+        """A replica is to be known by other certificates, PEM."""
+        with self._db.beside("renew a replica's certificate") as connection:
+            known = {"certificate": certificate, "id": replica}
+            connection.execute(text("UPDATE replicas SET certificate = :certificate WHERE id = :id"), known)
+
     def leave(self, replica: int) -> None:
         """What this replica has summed up is gone with it."""
         with self._db.beside("leave the replicas") as connection:
@@ -159,7 +186,7 @@ class Together:
     def replicas(self) -> list[ReplicaRow]:
         with self._db.beside("read the replicas") as connection:
             found = connection.execute(text("SELECT id, url, key, certificate FROM replicas ORDER BY id")).all()
-        return [ReplicaRow(row.id, row.url, bytes(row.key), row.certificate) for row in found]
+        return [_replica_row(row) for row in found]
 
     def give_up(self, replicas: Collection[int]) -> None:
         """The leader counts on these no more: what they have summed up is void, and open to be claimed again."""
@@ -206,13 +233,18 @@ class Together:
 
     # What the leader decides
 
-    def open(self, round: int, attempt: int, goal: int, cap: float) -> float:
+    def open(self, round: int, attempt: int, goal: int, cap: float, judges: Judges | None = None) -> float:
         """Open an attempt for claims; one that is open stays as it is. Returns what an update counts for at most."""
-        this = {"round": round, "attempt": attempt, "goal": goal, "cap": cap}
+        this = {"round": round, "attempt": attempt, "goal": goal, "cap": cap, "trained": attempt % JUDGING}
         with self._db.leading(f"open round {round}") as connection:
             connection.execute(_NEW_HEAD, {"epoch": secrets.token_urlsafe(16)})
             _lock(connection)
-            connection.execute(text("DELETE FROM claims WHERE round <> :round OR attempt <> :attempt"), this)
+            connection.execute(
+                text("DELETE FROM claims WHERE round <> :round OR attempt NOT IN (:attempt, :trained)"), this
+            )
+            if judges:
+                asked = {"model": judges.model, "clients": json.dumps(judges.clients), "replica": judges.replica}
+                connection.execute(_ASK_JUDGES, this | asked)
             connection.execute(
                 text(
                     "UPDATE head SET round = :round, attempt = :attempt, goal = :goal, cap = :cap,"
@@ -236,7 +268,7 @@ class Together:
         with self._db.beside("look at the replicas") as connection:
             return _head(connection, replica)
 
-    def view(self, replica: int, changed: int) -> View | None:
+    def view(self, replica: int, changed: int) -> SharedView | None:
         """Everything at one moment, with the clients that changed after a change; None if all was lost."""
         with self._db.beside("look at the run") as connection:
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -247,15 +279,17 @@ class Together:
                 text("SELECT *, EXTRACT(EPOCH FROM clock_timestamp()) - begun AS age FROM head")
             ).one()
             opened = progress.open_round(connection)
-            current = opened is not None and (opened.round, opened.attempt) == (row.round, row.attempt)
-            claims, failed = _claims(connection, row.round, row.attempt) if current else ({}, {})
+            asked, model_at = _asked(connection, opened, row)
+            claims, failed = _claims(connection, row.round, row.attempt) if asked else ({}, {})
             fresh = rows(connection, clients, clients.c.changed > changed, order=clients.c.changed)
             over = one_row(connection, notes, notes.c.key == DONE)
-            return View(
+            return SharedView(
                 head,
                 progress.last_round(connection),
-                opened if current else None,
+                asked,
+                model_at,
                 row.cap,
+                row.begun,
                 max(0.0, float(row.age)),
                 row.sealed,
                 claims,
@@ -264,6 +298,33 @@ class Together:
                 fresh[-1].changed if fresh else changed,
                 None if over is None else over.value,
             )
+
+
+_ASK_JUDGES: Final = text(
+    "INSERT INTO judging VALUES (1, :round, :attempt, :model, :clients, :replica) ON CONFLICT (id) DO UPDATE SET"
+    " round = :round, attempt = :attempt, model = :model, clients = :clients, replica = :replica"
+)
+_JUDGES: Final = text(
+    "SELECT j.model, j.clients, r.id, r.url, r.key, r.certificate FROM judging j JOIN replicas r ON r.id = j.replica"
+    " WHERE j.round = :round AND j.attempt = :attempt"
+)
+
+
+def _asked(connection: Connection, opened: RoundRow | None, head: Any) -> tuple[RoundRow | None, ReplicaRow | None]:
+    """What is open for claims, of the round that is open: the attempt itself, or to judge the model that came of it."""
+    if opened is None or (head.round, head.attempt % JUDGING) != (opened.round, opened.attempt):
+        return None, None
+    if head.attempt == opened.attempt:
+        return opened, None
+    row = connection.execute(_JUDGES, {"round": head.round, "attempt": head.attempt}).one_or_none()
+    if row is None:
+        return None, None
+    judges = RoundRow(head.round, head.attempt, "judging", tuple(json.loads(row.clients)), row.model)
+    return judges, _replica_row(row)
+
+
+def _replica_row(row: Any) -> ReplicaRow:
+    return ReplicaRow(row.id, row.url, bytes(row.key), row.certificate)
 
 
 _CLAIM: Final = text(

@@ -1,0 +1,299 @@
+"""Which of the runs that a service has side by side a client is at: one at a time.
+
+Runs take turns with the clients. The one that has waited longest for clients gets all who are free; when its round is
+open, those whom it did not invite are free again, and it is the next one's turn. Who is invited, or is in a sum that is
+not committed yet, stays. When a run is over, all who were there come by once more and are told so.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from threading import RLock
+from time import monotonic
+from typing import Final
+
+from starlette.types import Scope
+
+from fedavg.fleets.http.protocol import keys
+from fedavg.fleets.http.protocol.messages import PlanAnswer
+from fedavg.fleets.http.server.app import FleetApp
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.store import ClientRow, allows
+
+#: Seconds for which a run that is over waits for those who were there, while others are served.
+LINGER_S: Final = 120.0
+_POLL: Final = "/v1/poll"
+_LATEST: Final = "/v1/models/latest"
+
+
+@dataclass
+class Stand:
+    """One run on the floor. `held` is what it holds open."""
+
+    number: int
+    app: FleetApp
+    task: str
+    held: ExitStack
+    #: Since when it has waited for clients, on this process's clock.
+    since: float = field(default_factory=monotonic)
+    #: When it was over.
+    over: float | None = None
+    #: Clients that have been here.
+    visitors: set[int] = field(default_factory=set)
+
+    @property
+    def hub(self) -> Hub:
+        return self.app.hub
+
+    @property
+    def has_turn(self) -> bool:
+        """It may draw a cohort, and has not yet."""
+        return self.hub.presence.turn.given
+
+    def give_turn(self) -> None:
+        """From now on it waits for the turn after this one, however soon its next round begins."""
+        if not self.has_turn:
+            self.since = monotonic()
+        with self.hub.shared.changed:
+            self.hub.presence.turn.given = True
+            self.hub.shared.changed.notify_all()
+
+    def untold(self) -> set[int]:
+        """Who took part and does not know that the run is over."""
+        return set() if self.over is None else self.app.took - self.hub.polls.told() - self.hub.presence.revoked
+
+
+class Floor:
+    """Thread-safe."""
+
+    def __init__(self, front: Callable[["Floor"], FleetApp]) -> None:
+        self._lock = RLock()
+        self._stands: dict[int, Stand] = {}
+        self._at: dict[int, int] = {}
+        #: Whom clients speak with that are at no run.
+        self.front = front(self)
+
+    # Runs come and go
+
+    def put_up(self, stand: Stand) -> None:
+        """Offer a run, in place of an earlier plan of the same one."""
+        with self._lock:
+            before = self._stands.pop(stand.number, None)
+            if before is not None:
+                stand.visitors |= before.visitors
+            for other in [other for other in self._stands.values() if other.over is not None]:
+                if not self._still_wanted(other):
+                    self._drop(other)
+            self._stands[stand.number] = stand
+            self._count()
+        self._wake(self.front)
+        for other in self._all():
+            self._wake(other.app)
+        if before is not None:
+            before.held.close()
+
+    def end(self, number: int) -> None:
+        """The run is over: it stays until those who were there know."""
+        with self._lock:
+            if number in self._stands:
+                self._stands[number].over = monotonic()
+                self._count()
+
+    def take_down(self, number: int) -> None:
+        """Offer a run no more."""
+        with self._lock:
+            stand = self._stands.pop(number, None)
+            if stand is None:
+                return
+            self._at = {k: at for k, at in self._at.items() if at != number}
+            self._count()
+        self._wake(stand.app)
+        stand.held.close()
+
+    def close(self) -> None:
+        for stand in self._all():
+            self.take_down(stand.number)
+
+    def know(self, rows: Sequence[ClientRow]) -> None:
+        """Clients as the database has them, wherever they are."""
+        for hub in (self.front.hub, *(stand.hub for stand in self._all())):
+            hub.know(rows)
+
+    # Where a request goes
+
+    def app_for(self, scope: Scope) -> FleetApp:
+        path = scope["path"]
+        headers = {name: value for name, value in scope["headers"] if name.startswith(b"fedavg-")}
+        found = None
+        if path.startswith("/v1/models/") and path != _LATEST:
+            found = self._first(lambda stand: stand.hub.models.content(path.split("/")[3]) is not None)
+        elif path.endswith("/anonymous"):
+            token = headers.get(b"fedavg-upload-token", b"").decode("latin-1")
+            found = self._first(lambda stand: stand.hub.intake.token_source(token) is not None)
+        elif (client := headers.get(keys.CLIENT.lower().encode(), b"")).isdigit():
+            found = self._of_client(int(client), path)
+        elif path in ("/metrics", "/v1/status"):
+            found = self._shown()
+        return found.app if found else self.front
+
+    def _of_client(self, k: int, path: str) -> Stand | None:
+        with self._lock:
+            stand = self._stands.get(self._at.get(k, 0))
+            if path == _POLL and (stand is None or (stand.over is not None and k not in stand.untold())):
+                stand = self._choice(k)
+                if stand is None:
+                    self._at.pop(k, None)
+                else:
+                    self._at[k] = stand.number
+                    stand.visitors.add(k)
+            if stand is None and path == _LATEST:
+                return max((s for s in self._stands.values() if k in s.visitors), key=lambda s: s.number, default=None)
+            return stand
+
+    def _choice(self, k: int) -> Stand | None:
+        """One that is over and has not told this client; else the first that its owner allows."""
+        row = self.front.hub.presence.client(k)
+        if row is None:
+            return None
+        waiting = [stand for stand in self._stands.values() if k in stand.untold()]
+        live = [stand for stand in self._live() if allows(row, stand.task)]
+        return next(iter((*waiting, *live)), None)
+
+    def another_plan(self, k: int, number: int) -> PlanAnswer | None:
+        """The plan of the run that this client is at by now, if that is another one."""
+        with self._lock:
+            stand = self._stands.get(self._at.get(k, number))
+            return None if stand is None or stand.number == number else stand.app.plan_answer
+
+    def _shown(self) -> Stand | None:
+        """The run that is shown to whoever asks: the first that is under way, or the last."""
+        with self._lock:
+            return next(iter(self._live()), max(self._stands.values(), key=lambda s: s.number, default=None))
+
+    @property
+    def shown(self) -> FleetApp:
+        stand = self._shown()
+        return stand.app if stand else self.front
+
+    # Who moves
+
+    def balance(self) -> None:
+        """Let clients change runs, where one waits for them. Called again and again."""
+        with self._lock:
+            live = self._live()
+            for stand in [stand for stand in self._stands.values() if stand.over is not None]:
+                for k in stand.untold():
+                    if self._free(k):
+                        self._move(k, stand, here=False)
+                if not self._still_wanted(stand) and len(self._stands) > 1:
+                    self._drop(stand)
+            if len(live) > 1:
+                self._take_turns(live)
+
+    def _take_turns(self, live: Sequence[Stand]) -> None:
+        for stand in live:  # a round that was parked invites its clients wherever they are
+            for k in stand.hub.collecting.awaited():
+                if self._at.get(k) != stand.number and self._free(k):
+                    self._move(k, stand)
+        there = {stand.number: stand.hub.presence.there() for stand in live}
+        everyone = {k for clients in there.values() for k in clients}
+        taken: set[int] = set()
+        for stand in self._in_turn(live):
+            needed = stand.hub.presence.lacking or 0
+            allowed = {k for k in everyone - taken if self._allows(k, stand)}
+            if len(allowed) < needed:  # it waits in vain, and others need not
+                continue
+            taken |= allowed
+            moved = {k for k in allowed - there[stand.number] if self._free(k)}
+            for k in moved:
+                self._move(k, stand)
+            if len(moved | (there[stand.number] & allowed)) >= needed:
+                stand.give_turn()
+        for stand in live:
+            self._send_on(stand, live)
+
+    @staticmethod
+    def _in_turn(live: Sequence[Stand]) -> list[Stand]:
+        """The runs that wait for clients or for their turn: one that has not used its turn, then who waits longest."""
+        now = monotonic()
+        waiting = [stand for stand in live if stand.hub.presence.lacking is not None]
+        for stand in live:
+            if stand not in waiting:
+                stand.since = now
+        return sorted(waiting, key=lambda stand: (not stand.has_turn, stand.since, stand.number))
+
+    def _send_on(self, stand: Stand, live: Sequence[Stand]) -> None:
+        """Who does not want this run may want another."""
+        for k in stand.hub.presence.away():
+            if self._at.get(k) == stand.number:
+                others = (other for other in live if k not in other.visitors and self._allows(k, other))
+                if (other := next(others, None)) is not None:
+                    self._move(k, other, here=False)
+
+    def _free(self, k: int) -> bool:
+        stand = self._stands.get(self._at.get(k, 0))
+        if stand is None:
+            return True
+        if stand.hub.polls.finished:  # who was just told fetches the model next, and moves by its next poll
+            return False
+        return not stand.hub.collecting.keeps(k)
+
+    def _allows(self, k: int, stand: Stand) -> bool:
+        row = self.front.hub.presence.client(k)
+        return row is not None and allows(row, stand.task)
+
+    def _move(self, k: int, to: Stand, here: bool = True) -> None:
+        """To another run. Whoever was there for work is `here` for work at once: it comes with its next poll."""
+        before = self._stands.get(self._at.get(k, 0))
+        if before is to:
+            return
+        self._at[k] = to.number
+        to.visitors.add(k)
+        hub = before.hub if before else self.front.hub
+        row = hub.presence.client(k)
+        if row is not None:
+            to.hub.know([row])
+        if before is not None:
+            hub.presence.see(k, False)
+        if here:
+            to.hub.presence.see(k, True)
+        hub.shared.wake([k])
+
+    # Helpers
+
+    def _count(self) -> None:
+        """A run that is alone needs no turn."""
+        live = self._live()
+        for stand in live:
+            with stand.hub.shared.changed:
+                stand.hub.presence.turn.several = len(live) > 1
+                stand.hub.shared.changed.notify_all()
+
+    def _live(self) -> list[Stand]:
+        return sorted((s for s in self._stands.values() if s.over is None), key=lambda stand: stand.number)
+
+    def _still_wanted(self, stand: Stand) -> bool:
+        """Who was just told may fetch the model next."""
+        return stand.over is not None and monotonic() - stand.over < LINGER_S
+
+    def _drop(self, stand: Stand) -> None:
+        del self._stands[stand.number]
+        self._at = {k: at for k, at in self._at.items() if at != stand.number}
+        stand.held.close()
+
+    def _first(self, holds: Callable[[Stand], bool]) -> Stand | None:
+        return next((stand for stand in self._all() if holds(stand)), None)
+
+    def _all(self) -> list[Stand]:
+        with self._lock:
+            return list(self._stands.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anybody to move."""
+        with self._lock:
+            return len(self._live()) > 1 or any(stand.untold() for stand in self._stands.values())
+
+    @staticmethod
+    def _wake(app: FleetApp, clients: Iterable[int] | None = None) -> None:
+        app.hub.shared.wake(app.hub.presence.everyone() if clients is None else clients)

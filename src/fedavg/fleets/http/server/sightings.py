@@ -1,0 +1,134 @@
+"""Who of the clients was seen when, with which version, and how often each failed: for operators, not for decisions.
+
+It is kept in memory, and written down now and then: at once what is asked for, else a failure within a minute, and
+that a client was there once an hour, so that ten thousand of them cost a few writes a second.
+"""
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from threading import Lock
+from time import monotonic, time
+from typing import Final
+
+from fedavg.fleets.http.server.logs import Seldom
+from fedavg.fleets.http.server.store import StoreError
+from fedavg.fleets.http.server.store.sightings import News, Sighting, SightingRows, merged
+
+#: Seconds between writes, and after how many a client that was only there is written down again.
+KEEP_S: Final = 60.0
+SEEN_S: Final = 3600
+#: What a client says of its version is shown to operators, and kept: visible ASCII, and not much.
+_VERSION: Final = re.compile(r"[^ -~]")
+_LONGEST: Final = 64
+
+_unwritten = Seldom(logging.getLogger("fedavg.fleet"), "cannot note when clients were seen")
+
+
+@dataclass
+class _Known:
+    news: News
+    #: When that it was seen was last written down.
+    written: int = 0
+    version: str = ""
+    #: Whether failures may be written down: those of an earlier process are not known here.
+    failing: bool = True
+
+
+class Sightings:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock, self._writing = Lock(), Lock()
+        self._known: dict[int, _Known] = {}
+        self._unwritten: set[int] = set()
+        self._next = -inf
+        #: Where it is kept; without it, nowhere.
+        self.rows: SightingRows | None = None
+
+    def see(self, k: int, version: str) -> None:
+        """A client has asked for work."""
+        now, version = int(time()), _VERSION.sub("?", version)[:_LONGEST]
+        with self._lock:
+            known = self._of(k)
+            known.news = replace(known.news, seen=now, version=version)
+            if abs(now - known.written) >= SEEN_S or version != known.version:
+                self._unwritten.add(k)
+
+    def failed(self, clients: Iterable[int], why: str) -> None:
+        """These were asked for an update that does not count, for this reason."""
+        with self._lock:
+            for k in clients:
+                known = self._of(k)
+                known.news = replace(known.news, failures=known.news.failures + 1, failure=why)
+                known.failing = True
+                self._unwritten.add(k)
+
+    def counted(self, clients: Iterable[int]) -> None:
+        """What these sent is part of a round."""
+        with self._lock:
+            for k in clients:
+                known = self._of(k)
+                known.news = replace(known.news, counted=True, failures=0, failure="")
+                if known.failing:  # else there is nothing to take back
+                    self._unwritten.add(k)
+                known.failing = False
+
+    def _of(self, k: int) -> _Known:
+        return self._known.setdefault(k, _Known(News(0, "")))
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write; true for one who asks."""
+        with self._lock:
+            if (now := monotonic()) < self._next:
+                return False
+            self._next = now + KEEP_S
+            return True
+
+    def keep(self) -> None:
+        """Write down what is new. A database that does not answer is tried again later."""
+        if self.rows is None:
+            return
+        with self._writing:
+            with self._lock:
+                news = {k: self._known[k].news for k in self._unwritten}
+                for k in news:
+                    self._known[k].news = News(news[k].seen, news[k].version)
+                self._unwritten = set()
+            if not news:
+                return
+            try:
+                self.rows.add(news)
+            except StoreError as error:
+                _unwritten.tell(error)
+                self._put_back(news)
+                return
+            with self._lock:
+                for k, new in news.items():
+                    self._known[k].written, self._known[k].version = new.seen, new.version
+
+    def _put_back(self, news: dict[int, News]) -> None:
+        with self._lock:
+            for k, old in news.items():
+                known = self._known[k]
+                new = known.news
+                if not new.counted:
+                    known.news = replace(
+                        new,
+                        counted=old.counted,
+                        failures=old.failures + new.failures,
+                        failure=new.failure or old.failure,
+                    )
+                self._unwritten.add(k)
+
+    def all(self) -> dict[int, Sighting]:
+        """What is known of each client, here or by others who keep it in the same place."""
+        self.keep()
+        found = self.rows.all() if self.rows else {}
+        with self._lock:
+            for k, known in self._known.items():
+                found[k] = merged(found.get(k, Sighting()), known.news)
+        return found

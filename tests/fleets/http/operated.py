@@ -1,0 +1,67 @@
+"""A service in this process for tests, and its operator."""
+
+import threading
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from fedavg.programs.servable import Address, Options
+from fedavg.programs.service import serve_runs
+from fleet_peers import HOST, NUMBERS, Served, fleet_plan
+
+
+class Operated(Served):
+    """A service, as its operator knows it."""
+
+    def submit(self, plan, name="", init=None):
+        return self.admin("POST", "/admin/runs", {"plan": plan.to_toml(), "name": name, "init": init})
+
+    def runs(self):
+        return self.admin("GET", "/admin/runs").json["runs"]
+
+    def state(self, number):
+        return self.runs()[number - 1]["state"]
+
+    def change(self, number, verb, message=None):
+        return self.admin("POST", f"/admin/runs/{number}/{verb}", message)
+
+
+@contextmanager
+def operating(directory, **options):
+    ready, failed, settled = [], [], threading.Event()
+
+    def serve():
+        try:
+            options_of = Options(Address(HOST, 0), directory, **{"minimum": 1, **options})
+            serve_runs(options_of, ["toys", "fleet_peers"], lambda port: (ready.append(port), settled.set()))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            settled.set()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    settled.wait()
+    if not ready:
+        raise failed[0]
+    service = Operated(ready[0], directory)
+    try:
+        yield service
+    finally:
+        with suppress(OSError):
+            service.admin("POST", "/admin/stop")
+        thread.join(120)
+        assert not thread.is_alive()
+    assert not failed, failed
+
+
+def plan(**changes):
+    return fleet_plan(**{"data": "none", "rounds": 1, **changes})
+
+
+def train(peer, rounds, by=1.0):
+    """Take part in so many rounds; each update adds `by` to every weight."""
+    for _ in range(rounds):
+        offer = peer.offer()
+        answer = peer.upload(offer, peer.frame(offer, np.full(NUMBERS, by), 10.0))
+        assert answer.json["accepted"]
