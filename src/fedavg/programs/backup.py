@@ -110,6 +110,8 @@ def _checked(copy: Path) -> Manifest:
     except (OSError, ValueError, TypeError) as error:
         raise FleetError(f"{copy} is no copy of a server ({error}); expected what 'fedavg backup' made") from None
     for file, digest in manifest.files.items():
+        if not (copy / file).resolve().is_relative_to(copy.resolve()):
+            raise FleetError(f"{copy / MANIFEST} names '{file}'; expected only files inside {copy}: take another copy")
         if not (copy / file).is_file() or _digest(copy / file) != digest:
             raise FleetError(f"{copy / file} is damaged or missing; expected SHA-256 {digest}: take another copy")
     return manifest

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -135,6 +136,18 @@ def test_a_copy_that_is_damaged_or_a_place_that_is_not_empty_is_refused(tmp_path
     with pytest.raises(FleetError, match="damaged or missing"):
         restore(tmp_path / "copy", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("outside", ["../stranger", "{tmp}/stranger", "runs/../../stranger"])
+def test_a_copy_that_names_files_outside_itself_is_refused(tmp_path, outside):
+    with operating(tmp_path / "run"):
+        back_up(tmp_path / "copy", tmp_path / "run")
+    (tmp_path / "stranger").write_bytes(b"")
+    manifest = json.loads((tmp_path / "copy" / "backup.json").read_text())
+    manifest["files"][outside.format(tmp=tmp_path)] = sha256(b"").hexdigest()
+    (tmp_path / "copy" / "backup.json").write_text(json.dumps(manifest))
+    with pytest.raises(FleetError, match="expected only files inside"):
+        restore(tmp_path / "copy", tmp_path / "deep" / "er" / "new")
 
 
 def test_a_copy_holds_no_token(tmp_path):
