@@ -4,9 +4,11 @@ Each workload is predicted in a process of its own, then run for as many rounds 
 compared: by the clock, and the time on all cores divided by the workers, which other work on the machine changes less;
 on an idle machine they are the same. Memory is the peak of the process tree, as `benchmarks/memory.py` counts it.
 `ratio` is predicted over measured. The record is written after each workload; rows of workloads that are not asked for
-stay in it. Into docs/results it is written together with the table of docs/performance.md.
+stay in it. Into docs/results it is written together with the table of docs/performance.md. `--held-out` takes plans
+that the model was never fitted to (held_out.py) in place of the workloads.
 
     python benchmarks/estimates.py [W1 W2 ...] [--workers 2] [--out docs/results/estimates.json]
+    python benchmarks/estimates.py --held-out [X1 ...] [--workers 2] [--out docs/results/estimates_held_out.json]
 """
 
 import argparse
@@ -16,23 +18,20 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, median
 from threading import Event, Thread
 from typing import Any
 
-from fedavg.bench.workloads import ROUNDS
+import held_out
+from fedavg.bench.child import our_rounds
+from fedavg.bench.workloads import ROUNDS, plan_of
 from fedavg.machine import cores
+from fedavg.plan import Plan
+from fedavg.study.estimate import derive
 from memory import used
 
-PREDICTS = """
-import json, sys
-from fedavg.bench.workloads import plan_of
-from fedavg.study.estimate import derive
-
-if __name__ == "__main__":
-    print(json.dumps(derive(plan_of(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))))
-"""
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 #: Rounds before those that count.
 COLD = 3
@@ -40,39 +39,67 @@ COLD = 3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=list(ROUNDS))
+    parser.add_argument("workloads", nargs="*")
+    parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--workers", type=int, default=cores())
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", choices=["predict", "run"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    known = json.loads(options.out.read_text())["rows"] if options.out and options.out.exists() else []
+    if options.child:
+        (name,) = options.workloads
+        print(json.dumps(CHILDREN[options.child](plan_for(name, options.workers))))
+    else:
+        compare(chosen(options.workloads, options.held_out), options.workers, options.out)
+
+
+def chosen(asked: list[str], held: bool) -> list[str]:
+    """The whole names of those that are asked for; all of their kind if none is."""
+    known = list(held_out.PLANS if held else ROUNDS)
+    return [name for name in known if name.partition(":")[0] in asked] if asked else known
+
+
+def compare(names: list[str], workers: int, out: Path | None) -> None:
+    known = json.loads(out.read_text())["rows"] if out and out.exists() else []
     rows = {row["workload"]: row for row in known}
-    for workload in options.workloads:
-        rows[workload] = compared(workload, options.workers)
-        print(json.dumps(rows[workload]), flush=True)
-        if options.out:
-            ordered = [rows[name] for name in ROUNDS if name in rows]
-            options.out.write_text(json.dumps({"workers": options.workers, "rows": ordered}, indent=1) + "\n")
-            if options.out.resolve().parent == PAGE.parent / "results":
+    for name in names:
+        rows[name] = compared(name, workers)
+        print(json.dumps(rows[name]), flush=True)
+        if out:
+            ordered = [rows[name] for name in (*ROUNDS, *held_out.PLANS) if name in rows]
+            out.write_text(json.dumps({"workers": workers, "rows": ordered}, indent=1) + "\n")
+            if out.resolve().parent == PAGE.parent / "results":
                 PAGE.write_text(refreshed(PAGE.read_text(), rows))
+
+
+def plan_for(name: str, workers: int) -> Plan:
+    return plan_of(name, ROUNDS[name], workers) if name in ROUNDS else held_out.plan_of(name, workers)
+
+
+def run(plan: Plan) -> dict[str, list[float]]:
+    rounds = list(our_rounds(plan))
+    return {"seconds": [each.seconds for each in rounds], "cpu_seconds": [each.cpu_seconds for each in rounds]}
+
+
+#: What a process of its own does for a plan.
+CHILDREN: dict[str, Callable[[Plan], dict[str, Any]]] = {"predict": derive, "run": run}
 
 
 def refreshed(text: str, rows: dict[str, dict[str, Any]]) -> str:
     """Rows such as '| W1 | 0.94 | 1.01 |' with the record's ratios."""
     for name, row in rows.items():
         cells = f"| {name} | {row['ratio_on_cores']:.2f} | {row['ratio_mb']:.2f} |"
-        text = re.sub(rf"^\| {name} \| [\d.]+ \| [\d.]+ \|$", cells, text, flags=re.MULTILINE)
+        text = re.sub(rf"^\| {re.escape(name)} \| [\d.]+ \| [\d.]+ \|$", cells, text, flags=re.MULTILINE)
     return text
 
 
-def compared(workload: str, workers: int) -> dict[str, Any]:
-    predicted = answer([sys.executable, "-c", PREDICTS, workload, str(ROUNDS[workload]), str(workers)])[0]
-    rounds = str(ROUNDS[workload])
-    truth, peak_mb = answer([sys.executable, "-m", "fedavg.bench.child", "run", workload, rounds, str(workers)])
+def compared(name: str, workers: int) -> dict[str, Any]:
+    child = [sys.executable, __file__, name, "--workers", str(workers), "--child"]
+    (predicted, _), (truth, peak_mb) = answer([*child, "predict"]), answer([*child, "run"])
     # The last round evaluates.
     clock, on_cores = median(truth["seconds"][COLD:-1]), fmean(truth["cpu_seconds"][COLD:-1]) / workers
     seconds, memory = predicted["estimated_s_per_round"], predicted["estimated_peak_mb"]
     return {
-        "workload": workload,
+        "workload": name,
         "predicted_s": seconds,
         "measured_s": round(clock, 4),
         "measured_on_cores_s": round(on_cores, 4),

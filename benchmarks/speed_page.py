@@ -87,7 +87,8 @@ def page(turns: Turns, memory: dict[str, Any] | None, estimates: dict[str, Any] 
         table(["", "must", "measured", ""], must_rows(turns, memory, estimates)),
         "\nMemory is from [memory.json](memory.json) (`benchmarks/memory.py`), predictions from "
         "[estimates.json](estimates.json) (`benchmarks/estimates.py`); "
-        "the prediction of memory has a constant that was chosen on these workloads.\n",
+        "the prediction of memory has a constant that was chosen on these workloads; "
+        "[performance.md](../performance.md) has others.\n",
     ]
     return "\n".join(lines)
 
