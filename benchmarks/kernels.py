@@ -128,7 +128,9 @@ def step(model: str, batch: int) -> Contest:
 
 
 def one_step(trainer: Trainer, examples: Examples) -> None:
-    trainer.epoch(examples, len(examples), trainer.steps(0.0), np.random.default_rng(0))
+    steps = trainer.steps(0.0)
+    for piece in trainer.pieces(examples, len(examples), np.random.default_rng(0)):
+        trainer.epoch_for(piece, steps)(piece, steps)
 
 
 def evaluation(model: str) -> Contest:

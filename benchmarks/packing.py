@@ -65,7 +65,9 @@ def trainer(pack: object, examples: Examples) -> Trainer:
 
 def epoch(trainer: Trainer, clients: list[Examples], batch: int) -> None:
     for examples in clients:
-        trainer.epoch(examples, batch, trainer.steps(0.0), np.random.default_rng(0))
+        steps = trainer.steps(0.0)
+        for piece in trainer.pieces(examples, batch, np.random.default_rng(0)):
+            trainer.epoch_for(piece, steps)(piece, steps)
 
 
 def evaluate(trainer: Trainer, clients: list[Examples]) -> None:

@@ -18,8 +18,11 @@ from fedavg.engine.native_epoch import built
 
 PACKAGE = Path(fedavg.__file__).parent
 PAGE = PACKAGE.parents[1] / "docs" / "architecture.md"
-#: The last function of our own in the server's process, and in a worker's.
-LAST = {"fleets/pool.py": "run", "engine/native_epoch.py": "__call__"}
+#: Where jobs enter the pipe to a worker, where its native code begins, and a function of our own on each stack.
+ENDS = {
+    "multiprocessing/connection.py": ("send", ("fleets/simulated.py", "train")),
+    "engine/native_epoch.py": ("__call__", ("fleets/processes.py", "live")),
+}
 
 
 def own_calls(frame: FrameType | None) -> list[tuple[str, str]]:
@@ -41,10 +44,9 @@ def way_to_the_gradient(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[t
 
     def note(frame: FrameType, event: str, _: object) -> None:  # forked workers inherit it
         path = Path(frame.f_code.co_filename)
-        if event == "call" and frame.f_code.co_name == LAST.get("/".join(path.parts[-2:])):
-            calls = own_calls(frame)
-            if ("fleets/simulated.py", "train") in calls or calls[0][1] == "live":
-                (folder / f"{path.stem}.json").write_text(json.dumps(calls))
+        function, through = ENDS.get("/".join(path.parts[-2:]), ("", None))
+        if event == "call" and frame.f_code.co_name == function and through in (calls := own_calls(frame)):
+            (folder / f"{path.stem}.json").write_text(json.dumps(calls))
 
     sys.setprofile(note)
     try:
@@ -52,7 +54,9 @@ def way_to_the_gradient(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[t
     finally:
         sys.setprofile(None)
     return [
-        tuple(call) for name in ("pool", "native_epoch") for call in json.loads((folder / f"{name}.json").read_text())
+        tuple(call)
+        for name in ("connection", "native_epoch")
+        for call in json.loads((folder / f"{name}.json").read_text())
     ]
 
 

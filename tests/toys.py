@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedavg import ArrayData, Examples, Plan, Task
+from fedavg.engine.pieces import Epochs, cut
 from fedavg.engine.trainer import Trainer
+from fedavg.optimizers import Steps
 
 SIZES = (7, 12, 0, 5, 20, 9)
 
@@ -30,9 +32,22 @@ def toy_data(sizes: tuple[int, ...] = SIZES) -> ArrayData:
     return ArrayData("blobs", x, y, parts, Examples(*blobs(60, seed=2)))
 
 
+def passed(engine: Epochs, examples: Examples, batch: int, steps: Steps) -> Tensor:
+    """One pass of an engine over prepared examples; the sum of the losses."""
+    return torch.stack([engine.epoch_for(piece, steps)(piece, steps) for piece in cut(examples, batch)]).sum()
+
+
 def epoch(trainer: Trainer, examples: Examples, batch: int, lr: float) -> Tensor:
     """One local epoch of the trainer's optimiser, from a fresh start, over the examples in order."""
-    return trainer.epoch(examples, batch, trainer.steps(lr), np.random.default_rng(0))
+    return epoch_by(trainer, examples, batch, trainer.steps(lr))
+
+
+def epoch_by(trainer: Trainer, examples: Examples, batch: int, steps: Steps) -> Tensor:
+    """The same by steps under way; the sum of the losses."""
+    with trainer.explained("trained", examples):
+        pieces = trainer.pieces(examples, batch, np.random.default_rng(0))
+        losses = [trainer.epoch_for(piece, steps)(piece, steps) * piece.share for piece in pieces]
+    return torch.stack(losses).sum()
 
 
 def small_net() -> nn.Module:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedavg import ArrayData, Examples, Plan, load
-from fedavg.client_path import run_client
+from fedavg.client_path import ClientPath
 from fedavg.engine.model import Model
 from fedavg.setup import Setup, population_of, resolve
 from fedavg.sums import ExactSum, to_float
@@ -54,7 +54,11 @@ def seen_by_the_server(setup: Setup, data: ArrayData, clients: list[int]) -> Ten
     weights = trainer.weights.clone()
     ring = ExactSum(torch.zeros(len(weights), dtype=torch.int64))
     for k in clients:
-        message = run_client(setup, trainer, k, data.client(k), setup.plan.work(1), weights, None)
+        work = setup.plan.work(1)
+        path = ClientPath(setup, trainer, k, data.client(k), work, None)
+        with path.training() as client:
+            update = setup.algorithm.client_update(client, weights, work)
+        message = path.message(update)
         ring.add(setup.codec.decode(message.frame, len(weights)), message.weight)
     return to_float(torch.from_numpy(ring._ring))
 

@@ -84,6 +84,26 @@ def check_simulated(draft: Draft) -> None:
                         "as world = 'always'")  # fmt: skip
 
 
+def check_steps(draft: Draft) -> None:
+    """Refuse options of local training that would have no effect."""
+    plan = draft.plan
+    if plan.drop_last and plan.schedule("B").values == {inf}:
+        raise PlanError("drop_last: got true with B=inf, where the only batch of an epoch is never dropped; leave it "
+                        "out, or set B, as in B=10")  # fmt: skip
+    if draft.algorithm.pools_data:
+        _check_pooled(plan)
+
+
+def _check_pooled(plan: Plan) -> None:
+    """A baseline that is not federated has nobody to choose among."""
+    one_client = f"with algorithm '{plan.algorithm}', which has all data in the hands of one client"
+    if plan.C not in (0, default_of("C")):
+        raise PlanError(f"C: got {plan.C:g} {one_client}; leave it out, or set C=0 (one client)")
+    for name in ("sampling", "reducer"):
+        if (got := getattr(plan, name)) != (default := default_of(name)):
+            raise PlanError(f"{name}: got '{got}' {one_client}; expected '{default or 'none'}'")
+
+
 def check_evaluation(draft: Draft) -> None:
     """Refuse an evaluation that nobody can do, and options that would have no effect."""
     plan = draft.plan
@@ -97,10 +117,11 @@ def check_evaluation(draft: Draft) -> None:
     if plan.eval_clients is not None and not draft.judged_by_clients:
         raise PlanError(f"eval_clients: got {plan.eval_clients}, but no client judges the model; expected evaluate "
                         "'clients' or 'server,clients' too")  # fmt: skip
-    for name in ("metrics", "eval_every") if plan.evaluate == "none" and not plan.eval_train else ():
+    judged = draft.judged_by_server or draft.judged_by_clients or plan.eval_train
+    for name in () if judged else ("metrics", "eval_every"):
         if (got := getattr(plan, name)) != default_of(name):
-            raise PlanError(f"{name}: got {got}, but nothing is evaluated; leave it out, or evaluate: 'server' or "
-                            "'clients'")  # fmt: skip
+            raise PlanError(f"{name}: got {got}, but nothing is evaluated; leave it out, or evaluate: 'server' "
+                            "(with a test set) or 'clients' (with a holdout)")  # fmt: skip
     held = draft.population.held_sizes if draft.population else None
     if draft.judged_by_clients and draft.secagg and held is not None:
         able = int(np.count_nonzero(held))

@@ -124,7 +124,11 @@ class Client:
         size, used = self._batch(work.batch)
         for _epoch in range(work.epochs):
             self._go_on()
-            total = self._trainer.epoch(self._ordered(size, used), size, steps, self._augment)
+            examples, total = self._ordered(size, used), torch.zeros(())
+            with self._trainer.explained("trained", examples):
+                for piece in self._trainer.pieces(examples, size, self._augment):
+                    epoch = self._trainer.epoch_for(piece, steps)
+                    total = total + epoch(piece, steps) * piece.share
         self._end(steps)
         return float(total) / used
 
@@ -137,15 +141,13 @@ class Client:
 
     def step(self, number: int, batch: float, lr: float) -> tuple[int, float]:
         """The step with this number (from 1) of endless reshuffled epochs. Returns its batch's size and mean loss."""
-        self._go_on()
         size, used = self._batch(batch)
         epoch, place = divmod(number - 1, self.steps(batch))
         order = seeds.rng(self._seed, epoch, self._k, "epoch order").permutation(self.n)[:used]
         chosen = trees.take(self._examples, torch.from_numpy(order[place * size : (place + 1) * size]))
-        steps = self._begin(lr, None)
-        loss = float(self._trainer.epoch(chosen, len(chosen), steps, self._augment))
-        self._end(steps)
-        return len(chosen), loss / len(chosen)
+        alone = Client(self._k, chosen, self._trainer, self._seed, self._round, self.state, go_on=self._go_on)
+        alone._augment = self._augment  # one sequence of draws for all steps of a round
+        return len(chosen), alone.epochs(Work(self._round, 1, size, lr))
 
     def gradient(self) -> tuple[Tensor, float]:
         """∇F_k at the loaded weights, shape (P,), and the mean loss, over all local data."""

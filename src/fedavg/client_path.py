@@ -1,4 +1,4 @@
-"""The client's path, the same in every fleet: train on own data, pass the stages, encode."""
+"""The client's path, the same in every fleet: own data and state, the client half, the stages, encoding."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from fedavg.errors import Diverged, TaskError
 from fedavg.metrics.training import numbers_sent
 from fedavg.setup import Setup
 from fedavg.states import StateStore
-from fedavg.types import Examples, Work
+from fedavg.types import Examples, Update, Work
 
 
 @dataclass(frozen=True)
@@ -32,49 +32,68 @@ class Message:
     vector: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def run_client(
-    setup: Setup,
-    trainer: Trainer,
-    k: int,
-    examples: Examples,
-    work: Work,
-    shared: Tensor,
-    states: StateStore | None,
-    go_on: Callable[[], None] = lambda: None,
-    *,
-    framed: bool = True,
-) -> Message:
-    """Everything that client k does in a round. Only its result leaves it; what it keeps stays in `states`.
+class ClientPath:
+    """Everything that client k does in a round around the client half of the algorithm, in every fleet:
 
-    `go_on` raises when there is no time left. Where client and server are one process, a lossless codec need not write
-    its frame (`framed`); who adds the vector to a sum does so in `blame_on`.
-    """
-    state = states.load(k, work.round) if states else {}
-    lie, own = setup.lie_of(k), examples
-    if lie:
-        examples = lie.on_examples(examples, seeds.rng(setup.plan.seed, seeds.NONE, k, "attack"))
-    try:
-        with trainer.seeded(seeds.torch_seed(setup.plan.seed, work.round, k, "module")):
-            client = Client(k, examples, trainer, setup.plan.seed, work.round, state, setup.plan.drop_last, go_on)
+        path = ClientPath(setup, trainer, k, examples, work, states)
+        with path.training() as client:
             update = setup.algorithm.client_update(client, shared, work)
-    except TaskError as error:
-        raise TaskError(f"client {k}: {error}") from error
-    measured = numbers_sent(setup.algorithm_measures, update.metrics)
-    looked_at = bool(setup.stages) or lie is not None  # by somebody who would not say what is wrong with it
-    if not all(map(isfinite, measured.values())) or (looked_at and not _is_finite(update.vector)):
-        check_finite(examples, f"client {k}")
-    for index, stage in enumerate(setup.stages):
-        update = stage.on_client(update, work, setup.stage_rng(work.round, k, index))
-    if lie:
-        told = lie.on_update(update.vector, seeds.rng(setup.plan.seed, work.round, k, "attack"))
-        update = replace(update, vector=told)
-    frame = b""
-    if framed:
-        with blame_on(own, k):
-            frame = _frame(setup, lie, update.vector, state, seeds.rng(setup.plan.seed, work.round, k, "codec"))
-    if states:
-        states.save(k, work.round, state)
-    return Message(frame, update.weight, measured if setup.measures else {}, update.vector)
+        message = path.message(update)
+
+    Only the message leaves the client; what it keeps stays in `states`. `go_on` raises when there is no time left.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        trainer: Trainer,
+        k: int,
+        examples: Examples,
+        work: Work,
+        states: StateStore | None,
+        go_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._setup, self._trainer, self._k, self._own, self._work = setup, trainer, k, examples, work
+        self._go_on, self._states = go_on, states
+        self._state = states.load(k, work.round) if states else {}
+        self._lie = setup.lie_of(k)
+        self._examples = examples
+        if self._lie:
+            self._examples = self._lie.on_examples(examples, seeds.rng(setup.plan.seed, seeds.NONE, k, "attack"))
+
+    @contextmanager
+    def training(self) -> Iterator[Client]:
+        """What the client half is given."""
+        plan, k, round = self._setup.plan, self._k, self._work.round
+        try:
+            with self._trainer.seeded(seeds.torch_seed(plan.seed, round, k, "module")):
+                yield Client(
+                    k, self._examples, self._trainer, plan.seed, round, self._state, plan.drop_last, self._go_on
+                )
+        except TaskError as error:
+            raise TaskError(f"client {k}: {error}") from error
+
+    def message(self, update: Update, *, framed: bool = True) -> Message:
+        """The update through the stages, encoded. Where client and server are one process, a lossless codec need not
+        write its frame (`framed`); who adds the vector to a sum does so in `blame_on`."""
+        setup, k, work, lie = self._setup, self._k, self._work, self._lie
+        measured = numbers_sent(setup.algorithm_measures, update.metrics)
+        looked_at = bool(setup.stages) or lie is not None  # by somebody who would not say what is wrong with it
+        if not all(map(isfinite, measured.values())) or (looked_at and not _is_finite(update.vector)):
+            check_finite(self._examples, f"client {k}")
+        for index, stage in enumerate(setup.stages):
+            update = stage.on_client(update, work, setup.stage_rng(work.round, k, index))
+        if lie:
+            told = lie.on_update(update.vector, seeds.rng(setup.plan.seed, work.round, k, "attack"))
+            update = replace(update, vector=told)
+        frame = b""
+        if framed:
+            with blame_on(self._own, k):
+                rng = seeds.rng(setup.plan.seed, work.round, k, "codec")
+                frame = _frame(setup, lie, update.vector, self._state, rng)
+        if self._states:
+            self._states.save(k, work.round, self._state)
+        return Message(frame, update.weight, measured if setup.measures else {}, update.vector)
 
 
 @contextmanager

@@ -12,7 +12,15 @@ from fedavg import seeds, trees
 from fedavg.adapters import make_adapters
 from fedavg.algorithms import Algorithm, make_algorithm
 from fedavg.attacks import Attack
-from fedavg.checks import check_evaluation, check_frozen, check_simulated, check_world, checked_liars, goal_of
+from fedavg.checks import (
+    check_evaluation,
+    check_frozen,
+    check_simulated,
+    check_steps,
+    check_world,
+    checked_liars,
+    goal_of,
+)
 from fedavg.codecs import Codec
 from fedavg.codecs.downlink import Downlink
 from fedavg.data import HeldOut, is_named, load, pooled
@@ -186,6 +194,7 @@ def resolve(plan: Plan, population: Population | None, test: Examples | None, de
     draft = _draft(plan, population, test)
     if not devices:
         check_simulated(draft)
+    check_steps(draft)
     check_evaluation(draft)
     return _bound_together(draft)
 
@@ -319,11 +328,21 @@ def check_population(plan: Plan, data: FederatedData) -> None:
 
 def _whole_data(plan: Plan) -> FederatedData:
     if not (isinstance(plan.data, str) and is_named(plan.data)):
+        check_data_dir(plan)
         data = make(plan.data, FederatedData)  # type: ignore[type-abstract]
         _check_classes(make(plan.task, Task), data)
         return data
     data_dir = Path(plan.data_dir) if plan.data_dir else None
     return load(plan.data, plan.partition, plan.clients, plan.seed, data_dir)
+
+
+def check_data_dir(plan: Plan) -> None:
+    """Refuse a folder of data sets for data that is none of them."""
+    if plan.data_dir is not None:
+        got = f"'{plan.data}'" if isinstance(plan.data, str) else "an object of your own"
+        raise PlanError(
+            f"data_dir: got '{plan.data_dir}', where named data sets are kept, and data is {got}; leave it out"
+        )
 
 
 def _check_classes(task: Task, data: FederatedData) -> None:

@@ -15,7 +15,7 @@ SETTINGS = {
     "fedavg": {"rounds": 15},
     "fedsgd": {"E": 1, "B": "inf", "rounds": 40, "lr": 0.5},
     "oneshot": {"rounds": 1, "E": 60, "C": 1},
-    "sgd": {"E": 1, "rounds": 80},
+    "sgd": {"E": 1, "C": 0, "rounds": 80},
     "fedprox": {"algorithm": "fedprox:0.1", "rounds": 20},
     "fedavgm": {"algorithm": "fedavgm:0.5", "rounds": 20},
     "fedadagrad": {"algorithm": "fedadagrad:0.1", "rounds": 30},

@@ -77,7 +77,7 @@ def test_one_shot_averaging_is_the_other_endpoint():
 
 def test_sgd_walks_through_the_pooled_data():
     """One minibatch is one round: an epoch of 53 examples in batches of 10 is six rounds, the last of three."""
-    plan = toy_plan(algorithm="sgd", E=1, B=10, rounds=12)
+    plan = toy_plan(algorithm="sgd", C=0, E=1, B=10, rounds=12)
     events = [event for event in train(plan) if isinstance(event, Round)]
     assert [event.examples for event in events] == [10, 10, 10, 10, 10, 3] * 2
     assert all(event.clients == 1 for event in events)
@@ -88,7 +88,7 @@ def test_sgd_sees_every_example_once_an_epoch():
     task = Task(
         "sum", lambda: nn.Linear(8, 1, bias=False), loss=lambda o, y: o.mean(), metrics={"out": lambda o, y: o[:, 0]}
     )
-    plan = toy_plan(task=task, algorithm="sgd", E=1, B=1, lr=1.0, rounds=53)
+    plan = toy_plan(task=task, algorithm="sgd", C=0, E=1, B=1, lr=1.0, rounds=53)
     start, *_, last = train(plan)
     data = toy_data()
     expected = -sum(data.client(k).x.sum(0) for k in range(len(data)))

@@ -44,6 +44,11 @@ def test_a_fleet_that_sleeps_and_dies_by_a_world_comes_to_its_end(tmp_path):
     assert outcome["accuracy"] > 0.9
 
 
+#: Some file that is there.
+FILE = __file__
+PINNED = ("--authority", FILE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -52,6 +57,19 @@ def test_a_fleet_that_sleeps_and_dies_by_a_world_comes_to_its_end(tmp_path):
         (["fleet-demo", "--world", "weekly"], "'weekly'"),
         (["fleet-demo", "--clients", "2", "--world", "diurnal"], "4 zones for 2 clients"),
         (["serve", "mnist-2nn"], "expected --cert and --key"),
+        (
+            ["serve", "mnist-2nn", "--insecure", "--cert", FILE, "--key", FILE],
+            "--insecure is for plain HTTP; got --cert too",
+        ),
+        (
+            ["serve", "mnist-2nn", "--insecure", "--set", "data=none", "--data-dir", "."],
+            "data_dir: got '.', where named data sets are kept, and data is 'none'",
+        ),
+        (["join", "https://127.0.0.1:1", "--insecure", "--data", "mnist"], "--insecure is for plain HTTP; got https:"),
+        (
+            ["join", "https://127.0.0.1:1", "--data", "mnist", "--share", "0/2", *PINNED, "--authority-ca", FILE],
+            "--authority-ca is for TLS; got --authority-url nowhere",
+        ),
         (["serve", "mnist-2nn", "--insecure", "--listen", "0.0.0.0:0"], "plain HTTP on 0.0.0.0: expected TLS"),
         (["serve", "mnist-2nn", "--insecure", "--listen", "nowhere"], "expected HOST:PORT"),
         (["serve", "mnist-2nn", "--insecure", "--eval-train", "true"], "never leaves them"),

@@ -1,7 +1,5 @@
 """The fast path equals the plain path, on modules of many kinds, or says why it cannot be taken."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,14 +8,15 @@ from torch import nn
 from fedavg import Examples, Task, native
 from fedavg.engine import plain
 from fedavg.engine.emit import Emitter
-from fedavg.engine.graph import GraphEpoch
+from fedavg.engine.graph import GraphEpochs
 from fedavg.engine.model import Model
+from fedavg.engine.pieces import Piece
 from fedavg.engine.tape import record
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import TaskError
 from fedavg.optimizers import SGD, Steps
 from fedavg.optimizers.optimizer import fresh
-from toys import TOY
+from toys import TOY, passed
 
 
 class Tied(nn.Module):
@@ -171,10 +170,10 @@ MODULES = {
 }
 
 
-def train(epoch, model, examples, batch, epochs=3, optimizer=SGD(), correction=None):  # noqa: B008
+def train(engine, model, examples, batch, epochs=3, optimizer=SGD(), correction=None):  # noqa: B008
     torch.manual_seed(7)
     steps = fresh(optimizer, len(model.trainable), 0.05, correction)
-    losses = [float(epoch(examples, batch, steps)) for _ in range(epochs)]
+    losses = [float(passed(engine, examples, batch, steps)) for _ in range(epochs)]
     return model.vector.clone(), losses
 
 
@@ -185,8 +184,8 @@ def test_fast_equals_plain(name, batch):
     task, make = MODULES[name]
     examples = Examples(*make(13))
     expected_model, got_model = Model(task, seed=0), Model(task, seed=0)
-    expected, losses = train(partial(plain.epoch, expected_model), expected_model, examples, batch)
-    got, fast_losses = train(GraphEpoch(got_model), got_model, examples, batch)
+    expected, losses = train(plain.PlainEpochs(expected_model), expected_model, examples, batch)
+    got, fast_losses = train(GraphEpochs(got_model), got_model, examples, batch)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
     assert fast_losses == pytest.approx(losses, rel=1e-4)
     assert losses[-1] != losses[0]
@@ -210,7 +209,7 @@ def test_a_bias_is_rounded_once_however_many_rows_there_are():
     x, y = torch.randn(600, 8), torch.rand(600, 3)
     with torch.no_grad():
         bias = model.parameters["bias"].fill_(1)
-    GraphEpoch(model)(Examples(x, y), 600, Steps(SGD(), 0.01))
+    passed(GraphEpochs(model), Examples(x, y), 600, Steps(SGD(), 0.01))
     exact = 1 - 0.01 * y.double().mean(0)
     assert (bias - exact).abs().max() <= torch.finfo(torch.float32).eps
 
@@ -235,9 +234,9 @@ def test_recording_leaves_no_trace():
     task, make = MODULES["batch norm"]
     x, y = make(6)
     model = Model(task, seed=0)
-    epoch = GraphEpoch(model)
+    graph = GraphEpochs(model)
     before, state = model.vector.clone(), torch.get_rng_state()
-    epoch.prepare(Examples(x, y), len(x))
+    graph.prepare(Piece(Examples(x, y), len(x)))
     assert torch.equal(model.vector, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.module[1].num_batches_tracked == 0

@@ -11,7 +11,6 @@ from torch import nn
 from fedavg import Examples, Task
 from fedavg.bench.models import ENCODER, RESNET
 from fedavg.client import Client
-from fedavg.engine.graph import GraphEpoch
 from fedavg.engine.lengths import PerRow, at_length, batch_lengths, for_all_lengths
 from fedavg.engine.model import Model
 from fedavg.engine.ready import make_ready
@@ -128,8 +127,8 @@ def test_nothing_is_compiled_after_the_start():
     examples = Examples(*blobs(20, seed=1))
     trainer.choose_engine("graph", Examples(examples.x[:4], examples.y[:4]))
     make_ready(trainer, examples, sizes, plan.schedule("B").values, plan.drop_last)
-    graph = trainer._epoch
-    assert isinstance(graph, GraphEpoch)
+    graph = trainer._graph
+    assert graph
     before = graph.compilations
     assert before == 2  # plain SGD, by which the step is proved, and the plan's
     for size in sizes:

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from fedavg.engine.trainer import Trainer
 from fedavg.engine.writer import Spot
 from fedavg.errors import TaskError
 from fedavg.optimizers import SGD, Correction
-from toys import TOY, blobs
+from toys import TOY, blobs, epoch, epoch_by
 
 needs_kernels = pytest.mark.skipif(native_epoch.built() is None, reason="no kernels here")
 
@@ -185,7 +184,7 @@ def both(task, examples, batch, optimizer=None, correction=None, epochs=2):
         assert ("native steps" in trainer.engine.name) == (engine == "graph"), trainer.engine
         steps = trainer.steps(0.1, correction(trainer) if correction else None)
         for _ in range(epochs):
-            loss = trainer.epoch(examples, batch, steps, np.random.default_rng(0))
+            loss = epoch_by(trainer, examples, batch, steps)
         found.append((trainer.weights.clone(), loss))
     return found
 
@@ -242,7 +241,7 @@ def test_a_class_that_there_is_not_is_an_error_and_no_crash():
     trainer.choose_engine("graph", points(4))
     bad = Examples(points(4).x, torch.tensor([0, 1, 99, 2]))
     with pytest.raises(TaskError, match=r"out of bounds.*|.*from 0 to 99"):
-        trainer.epoch(bad, 4, trainer.steps(0.1), np.random.default_rng(0))
+        epoch(trainer, bad, 4, 0.1)
 
 
 @needs_kernels
@@ -251,7 +250,7 @@ def test_a_token_that_there_is_not_is_an_error_and_no_crash():
     x = torch.zeros(4, 32, dtype=torch.int64)
     trainer.choose_engine("graph", Examples(x, x))
     with pytest.raises(TaskError, match="out of bounds"):
-        trainer.epoch(Examples(x + 100, x), 4, trainer.steps(0.1), np.random.default_rng(0))
+        epoch(trainer, Examples(x + 100, x), 4, 0.1)
 
 
 @needs_kernels
@@ -274,7 +273,7 @@ def test_pooling_finds_the_first_of_equals_and_what_is_no_number():
     trainer = Trainer(task, 0)
     trainer.choose_engine("graph", Examples(x, torch.zeros(3)))
     x[0, 0, 0, 0] = float("nan")
-    assert trainer.epoch(Examples(x, torch.zeros(3)), 3, trainer.steps(0.1), np.random.default_rng(0)).isnan()
+    assert epoch(trainer, Examples(x, torch.zeros(3)), 3, 0.1).isnan()
 
 
 def test_a_step_with_another_operator_runs_as_torchscript():
@@ -299,10 +298,8 @@ def test_the_order_in_which_lengths_are_met_changes_no_bit():
         examples = CASES["encoder"][1](5)
         trainer.choose_engine("graph", examples)
         for size in sizes:
-            trainer.epoch(
-                Examples(examples.x[:size], examples.y[:size]), size, trainer.steps(0.0), np.random.default_rng(0)
-            )
-        trainer.epoch(examples, 3, trainer.steps(0.1), np.random.default_rng(0))
+            epoch(trainer, Examples(examples.x[:size], examples.y[:size]), size, 0.0)
+        epoch(trainer, examples, 3, 0.1)
         ends.append(trainer.weights.clone())
     assert torch.equal(*ends)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg import Ragged
-from fedavg.client_path import run_client
+from fedavg.client_path import ClientPath
 from fedavg.data import load
 from fedavg.data.posts_store import PostsStore, Writing, prepare
 from fedavg.errors import FedAvgError
@@ -103,8 +103,10 @@ def test_the_setup_of_a_plan_can_be_sent_with_all_that_was_bound(changes, tmp_pa
     assert [str(stage) for stage in arrived.stages] == [str(stage) for stage in setup.stages]
     trainers = [each.new_trainer(data.client(0)) for each in (setup, arrived)]
     shared = torch.cat([trainers[0].weights] * setup.algorithm.vectors_down)
-    messages = [
-        run_client(each, trainer, 0, data.client(0), plan.work(1), shared, ClientStates(tmp_path / str(trainer)))
-        for each, trainer in zip((setup, arrived), trainers, strict=True)
-    ]
-    assert messages[0].frame == messages[1].frame
+    frames = []
+    for each, trainer in zip((setup, arrived), trainers, strict=True):
+        path = ClientPath(each, trainer, 0, data.client(0), plan.work(1), ClientStates(tmp_path / str(trainer)))
+        with path.training() as client:
+            update = each.algorithm.client_update(client, shared, plan.work(1))
+        frames.append(path.message(update).frame)
+    assert frames[0] == frames[1]

@@ -1,7 +1,5 @@
 """Local optimisers step as `torch.optim` does, on the plain and on the fast path."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,12 +8,12 @@ from torch import nn
 import fedavg
 from fedavg import SGD, Adam, AdamW, Correction, Examples, Task
 from fedavg.engine import plain
-from fedavg.engine.graph import GraphEpoch
+from fedavg.engine.graph import GraphEpochs
 from fedavg.engine.model import Model
 from fedavg.errors import PlanError
 from fedavg.optimizers import OPTIMIZERS, make_optimizer
 from fedavg.optimizers.optimizer import fresh
-from toys import blobs, line_plan, toy_plan
+from toys import blobs, line_plan, passed, toy_plan
 
 ETA = 0.05
 CASES = {
@@ -82,10 +80,10 @@ def by_torch(make, clip=None, correction=None):
 
 def by_us(engine, optimizer, correction=None):
     model = Model(TASK, seed=0)
-    epoch = GraphEpoch(model) if engine == "graph" else partial(plain.epoch, model)
+    epochs = GraphEpochs(model) if engine == "graph" else plain.PlainEpochs(model)
     steps = fresh(optimizer, len(model.trainable), ETA, correction)
     for _epoch in range(3):
-        epoch(Examples(*blobs(10, seed=0)), 4, steps)
+        passed(epochs, Examples(*blobs(10, seed=0)), 4, steps)
     return model.vector.clone()
 
 

@@ -45,6 +45,14 @@ def test_a_file_of_examples_is_a_test_set(run_dir, tmp_path):
     assert found.examples == len(test)
 
 
+def test_a_run_on_a_named_data_set_finds_it_where_it_is_kept(tmp_path):
+    fedavg.run(Plan(data="mnist", C=0.01, rounds=1, workers=1), tmp_path / "run")
+    kept = evaluate(tmp_path / "run", workers=1, data_dir=str(tmp_path))
+    assert kept.metrics == RunDir(tmp_path / "run").rows()[-1]["test"]
+    with pytest.raises(PlanError, match="data_dir: got '.*', where named data sets are kept, and data is an object"):
+        evaluate(tmp_path / "run", toy_data(), TOY, data_dir=str(tmp_path))
+
+
 def test_what_does_not_fit_is_told(run_dir, tmp_path):
     with pytest.raises(RunDirError, match="does not exist; expected a run directory or a .safetensors file"):
         evaluate(tmp_path / "nothing")

@@ -100,6 +100,8 @@ def identity_source(options: dict[str, Any]) -> "Callable[[DeviceFiles, ClientKe
         raise PlanError("--authority-url, --authority-token-file and --authority-ca need --authority, the key to pin")
     if (url is None) != (token_file is None):
         raise PlanError("--authority-url and --authority-token-file belong together; got one of them")
+    if options["authority_ca"] and not (url and url.startswith("https:")):
+        raise PlanError(f"--authority-ca is for TLS; got --authority-url {url or 'nowhere'}, expected https:")
     if options["authority"] is None:
         return None
     ask = None

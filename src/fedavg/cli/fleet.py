@@ -11,7 +11,7 @@ import click
 from fedavg.cli.asking import FILE, needs_server_extra
 from fedavg.cli.completion import complete_source
 from fedavg.cli.operate import address, as_json_option
-from fedavg.cli.run import find_own_code, plan_options, plan_settings, setting
+from fedavg.cli.run import find_own_code, plan_changes, plan_options, plan_settings, setting
 from fedavg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
         raise PlanError("--cert and --key belong together; got one of them")
     if options["client_ca"] and not options["cert"]:
         raise PlanError("--client-ca asks clients for certificates, which plain HTTP does not carry; expected --cert")
+    if options["cert"] and options["insecure"]:
+        raise PlanError("--insecure is for plain HTTP; got --cert too, which is for TLS; expected one of them")
     if not options["cert"] and not options["insecure"]:
         raise PlanError(
             "expected --cert and --key ('fedavg certs' makes them for trying out), or --insecure on loopback"
@@ -246,8 +248,7 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
     from fedavg.programs.servable import check_data_is_named
 
     find_own_code()
-    given = {name: options[name] for name in option_names() if options.get(name) is not None}
-    given |= dict(setting(text) for text in settings)
+    given = plan_changes({name: options.get(name) for name in option_names()}, settings)
     for name, why in _FOR_SIMULATIONS.items():
         if name in given:  # a plan file may have them: the same file is simulated too
             raise PlanError(f"{name}: got {given[name]}, which has no effect on a server: {why}; expected none")

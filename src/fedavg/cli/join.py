@@ -90,6 +90,8 @@ def join(url: str, **options: Any) -> None:
     from fedavg.programs.device import Device
 
     check_url(url, options["insecure"])
+    if options["insecure"] and not any((each or "").startswith("http:") for each in (url, options["authority_url"])):
+        raise PlanError(f"--insecure is for plain HTTP; got {url}, which has TLS; leave it out")
     limit, out = options["max_epsilon"], options["model_out"]
     if limit is not None and not isfinite(limit):
         raise PlanError(f"--max-epsilon: got {limit}; expected a finite number above 0")

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
 from datetime import datetime
@@ -126,9 +126,9 @@ def run(
     from fedavg.plan import load_plan
 
     find_own_code()
-    given = {name: value for name, value in options.items() if value is not None}
-    plan = load_plan(source, given | dict(setting(text) for text in settings))
-    clients = chosen_fleet(fleet, workers_per_node, options["workers"])
+    given = plan_changes(options, settings)
+    plan = load_plan(source, given)
+    clients = chosen_fleet(fleet, workers_per_node, given.get("workers"))
     if dry_run:
         _dry_run(plan, as_json)
         return
@@ -232,6 +232,17 @@ def setting(text: str) -> tuple[str, str]:
     if not equals or not key:
         raise PlanError(f"--set: got '{text}'; expected KEY=VALUE, as in rounds=50")
     return key, value
+
+
+def plan_changes(options: Mapping[str, str | None], settings: Sequence[str]) -> dict[str, str]:
+    """What the command line says of a plan, by options of their own and by --set; each only once."""
+    given = [(name, value) for name, value in options.items() if value is not None]
+    changes: dict[str, str] = {}
+    for name, value in [*given, *map(setting, settings)]:
+        if name in changes:
+            raise PlanError(f"{name}: got both '{changes[name]}' and '{value}'; expected it once")
+        changes[name] = value
+    return changes
 
 
 def _dry_run(plan: "Plan", as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from fedavg.cli.asking import FILE, AskedServer, ask, reaching
 from fedavg.cli.completion import complete_source
 from fedavg.cli.operate import as_json_option, print_spent
-from fedavg.cli.run import plan_settings, setting
+from fedavg.cli.run import plan_changes, plan_settings
 from fedavg.errors import FleetError
 
 _server = click.option("--server", "url", required=True, metavar="URL", help="The service.")
@@ -35,7 +35,7 @@ def submit(server: AskedServer, source: str, settings: tuple[str, ...], name: st
     from fedavg.plan.presets import source_values
     from fedavg.programs.servable import check_data_is_named
 
-    given = dict(setting(text) for text in settings)
+    given = plan_changes({}, settings)
     check_data_is_named({**source_values(source), **given})
     plan = load_plan(source, given)
     model = init.read_bytes() if init else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedavg.cli.completion import complete_source
-from fedavg.cli.run import find_own_code, plan_settings, setting
+from fedavg.cli.run import find_own_code, plan_changes, plan_settings
 from fedavg.errors import PlanError
 from fedavg.machine import cores
 
@@ -70,7 +70,12 @@ def sweep(
     from fedavg.study.sweep.axes import split_axis
 
     find_own_code()
-    plan, asked = _read(source, dict(setting(text) for text in settings))
+    changes = plan_changes({}, settings)
+    if "workers" in changes:
+        raise PlanError(
+            f"workers: got {changes['workers']}, and each run of a sweep has one; expected --jobs, the runs at a time"
+        )
+    plan, asked = _read(source, changes)
     grid = dict(split_axis(text) for text in axes) or asked.get("grid", {})
     if not grid:
         raise PlanError("sweep: nothing is varied; expected --grid OPTION=VALUES, or [sweep.grid] in the plan's file")

@@ -12,10 +12,8 @@ An optimiser that needs whole gradients (Adam, clipping, a user's own) has them 
 batch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -27,32 +25,20 @@ from fedavg.engine.emit import Emitter, Kind
 from fedavg.engine.lengths import Recording
 from fedavg.engine.model import Model
 from fedavg.engine.native_epoch import Arena, native_epoch
+from fedavg.engine.pieces import Epoch, Piece
 from fedavg.engine.pooled import fuse_pooling, is_pooled
+from fedavg.engine.step_calls import StepCalls
 from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, record
-from fedavg.optimizers.optimizer import Correction, Steps, step_with
+from fedavg.optimizers.optimizer import Steps, step_with
 from fedavg.types import Examples
 
-#: The batches' tensors, the length of a batch, the step's numbers, its flat vectors, where gradients go: the loss.
-NativeCall = Callable[[list[Tensor], int, list[float], Sequence[Tensor], list[Tensor]], Tensor]
-WHOLE = Kind(whole=True)
 #: A batch of so many examples can be compared with a shorter one that is still more than one: of one, layers may make
 #: other tensors.
 ENOUGH: Final = 3
 
 
-@dataclass(frozen=True)
-class StepCall:
-    """What one call of a native epoch is told beside its data."""
-
-    kind: Kind
-    numbers: list[float]
-    #: w, towards, drift, v: the flat vectors.
-    flat: Sequence[Tensor]
-    #: Where the gradient of each parameter goes, if that is not the parameter itself.
-    targets: list[Tensor]
-
-
-class GraphEpoch:
+@final
+class GraphEpochs:
     """Local epochs of one model: compiles one native function per shape of examples and kind of step, and keeps it.
 
     It serves batches of every length, if the module does the same for every length; else there is one for each.
@@ -65,36 +51,27 @@ class GraphEpoch:
         self.native: set[str] = set()
         self._model = model
         self._parameters = [p.detach() for p in model.parameters.values()]
-        self._empty = torch.empty(0, device=model.vector.device)
-        self._compiled: dict[Any, NativeCall] = {}
+        self._calls = StepCalls(model)
+        self._compiled: dict[Any, Epoch] = {}
         #: By the shape of examples: a step for all lengths; None where there is no such thing.
         self._recordings: dict[Any, Recording | None] = {}
         self._arena = Arena()
         #: How many native functions were compiled.
         self.compilations = 0
 
-    def __call__(self, examples: Examples, size: int, steps: Steps) -> Tensor:
-        """One pass over the examples in order, in batches (the last may be short); returns the sum of the losses."""
-        call, total = self._call(steps), torch.zeros((), device=self._empty.device)
-        for piece, batch in _pieces(examples, size, one_by_one=call.kind.whole):
-            epoch = self.prepare(piece, batch, call.kind)
-            data = [*trees.leaves(piece.x), *trees.leaves(piece.y)]
-            total += epoch(data, batch, call.numbers, call.flat, call.targets)
-            if call.kind.whole:
-                step_with(steps, self._model.trainable, self._gradient)
-        return total
+    def epoch_for(self, piece: Piece, steps: Steps) -> Epoch:
+        """The native function for such examples and steps; compiled when first asked for."""
+        return self.prepare(piece, self._calls.of(steps).kind)
 
-    def prepare(self, examples: Examples, size: int, kind: Kind = Kind()) -> NativeCall:  # noqa: B008
-        """The native function for batches of so many examples like these; compiled when first asked for."""
-        leaves = (*trees.leaves(examples.x), *trees.leaves(examples.y))
-        shape = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    def prepare(self, piece: Piece, kind: Kind = Kind()) -> Epoch:  # noqa: B008
+        shape = tuple((leaf.shape[1:], leaf.dtype) for leaf in piece.leaves)
         if shape not in self._recordings:
-            both = self._twice(trees.take(examples, slice(0, size)))
+            both = self._twice(_first_batch(piece))
             self._recordings[shape] = both if both.joined() else None
         known = self._recordings[shape]
-        key = (kind, shape, None if known else size)
+        key = (kind, shape, None if known else piece.batch)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(known or self._once(trees.take(examples, slice(0, size))), kind)
+            self._compiled[key] = self._compile(known or self._once(_first_batch(piece)), kind)
             self.compilations += 1
         return self._compiled[key]
 
@@ -107,12 +84,16 @@ class GraphEpoch:
         both = [batch, trees.take(batch, slice(0, len(batch) - 1))]
         return Recording([self._recorded(examples) for examples in both], [len(examples) for examples in both])
 
-    def _compile(self, recording: Recording, kind: Kind) -> NativeCall:
+    def _compile(self, recording: Recording, kind: Kind) -> Epoch:
+        epoch = self._native(recording, kind)
+        return OwnSteps(epoch, self._model.trainable, self._calls.gradient) if kind.whole else epoch
+
+    def _native(self, recording: Recording, kind: Kind) -> Epoch:
         """By our own kernels if each operator has one, else as TorchScript."""
         whole = recording.joined()
         assert whole, "looked at when it was recorded"
         tape = recording.joined(fuse_steps) or whole if kind.steps_weights and self._on_cpu else whole
-        given = (tape, kind, self._parameters, self._arena, recording.lengths[0])
+        given = (tape, kind, self._parameters, self._calls, self._arena, recording.lengths[0])
         own = native_epoch(*given) if self._on_cpu else None
         if own:
             self.native.add("steps")
@@ -122,11 +103,7 @@ class GraphEpoch:
             self.native.add("convolution")
         if any(map(is_fused, tape.ops)):
             self.native.add("dense layers")
-        return compile_epoch(tape, kind, self._parameters)
-
-    def kind_of(self, steps: Steps) -> Kind:
-        """What is compiled for such steps."""
-        return self._call(steps).kind
+        return compile_epoch(tape, kind, self._parameters, self._calls)
 
     def one_by_one(self) -> None:
         """From now on each length of batches is recorded for itself."""
@@ -151,80 +128,44 @@ class GraphEpoch:
 
     @property
     def _on_cpu(self) -> bool:
-        return self._empty.device.type == "cpu"
-
-    def _call(self, steps: Steps) -> StepCall:
-        """The steps as numbers and vectors: the gradient has pull (w - towards) + drift added to it."""
-        folded = steps.optimizer.folded
-        if folded is None:
-            return StepCall(WHOLE, [0.0, 0.0, 0.0], [self._empty] * 4, self._model.split(self._gradient))
-        pull, towards, drift = _joined(folded.weight_decay, steps.correction, self._model.trainable)
-        kind = Kind(momentum=folded.momentum > 0, nesterov=folded.nesterov, pulled=pull != 0, drifted=drift is not None)
-        if pull and not kind.momentum:  # both parts in one pass: pull (w - (towards - drift / pull))
-            towards = _minus(towards, drift, 1 / pull, self._model.trainable)
-            kind, drift = Kind(pulled=True), None
-        elif pull and towards is not None:
-            drift = _minus(drift, towards, pull, self._model.trainable)
-            kind = Kind(momentum=True, nesterov=folded.nesterov, pulled=True, drifted=True)
-        velocity = steps.slots["momentum"] if kind.momentum else self._empty
-        flat = [self._model.trainable, *(self._empty if v is None else v for v in (towards, drift)), velocity]
-        targets = self._model.split(velocity) if kind.momentum else []
-        return StepCall(kind, [steps.lr, pull, folded.momentum], flat, targets)
-
-    @cached_property
-    def _gradient(self) -> Tensor:
-        """Where whole gradients go, for optimisers that need them."""
-        return torch.empty_like(self._model.trainable)
+        return self._model.vector.device.type == "cpu"
 
 
-def _pieces(examples: Examples, size: int, one_by_one: bool) -> Iterator[tuple[Examples, int]]:
-    """What each call is given, and the length of its batches: all full batches, then the short last one if any is
-    left; or each batch for itself."""
-    if one_by_one:
-        yield from ((batch, len(batch)) for batch in trees.batches(examples, size))
-        return
-    short = len(examples) % size
-    full = len(examples) - short
-    if not short:
-        yield examples, size
-        return
-    if full:
-        yield trees.take(examples, slice(0, full)), size
-    yield trees.take(examples, slice(full, None)), short
+@final
+class OwnSteps:
+    """Steps of an optimiser that needs the whole gradient: native code makes it, batch by batch."""
+
+    def __init__(self, gradients: Epoch, weights: Tensor, gradient: Tensor) -> None:
+        """`gradients` leaves that of a batch in `gradient`, shape (P,)."""
+        self._gradients, self._weights, self._gradient = gradients, weights, gradient
+
+    def __call__(self, piece: Piece, steps: Steps) -> Tensor:
+        total = torch.zeros((), device=self._weights.device)
+        for batch in trees.batches(piece.examples, piece.batch):
+            total += self._gradients(Piece(batch, piece.batch), steps)
+            step_with(steps, self._weights, self._gradient)
+        return total
 
 
-def compile_epoch(tape: Tape, kind: Kind, parameters: list[Tensor]) -> NativeCall:
+def _first_batch(piece: Piece) -> Examples:
+    return trees.take(piece.examples, slice(0, piece.batch))
+
+
+def compile_epoch(tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepCalls) -> Epoch:
     """The epoch as TorchScript, for batches shaped like what was recorded."""
     try:
         unit = torch.jit.CompilationUnit(Emitter(tape, kind).source())
     except RuntimeError as error:
         raise Untraceable(f"an operator of the module has no TorchScript form: {error}") from error
 
-    def epoch(
-        data: list[Tensor], size: int, numbers: list[float], flat: Sequence[Tensor], targets: list[Tensor]
-    ) -> Tensor:
+    def epoch(piece: Piece, steps: Steps) -> Tensor:
+        told = calls.of(steps)
+        kept = (parameters, tape.state_tensors, told.flat, told.targets)
         # Nothing here requires a gradient. Gradients are enabled since some operators (oneDNN's LSTM) keep what their
         # backward needs only then; operators are called below autograd since there is nothing for it to do.
         below_autograd = torch._C._AutoDispatchBelowAutograd()
         with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            loss: Tensor = unit.epoch(data, size, numbers, parameters, tape.state_tensors, flat, targets)
+            loss: Tensor = unit.epoch(piece.leaves, piece.batch, told.numbers, *kept)
             return loss
 
     return epoch
-
-
-def _joined(decay: float, correction: Correction | None, w: Tensor) -> tuple[float, Tensor | None, Tensor | None]:
-    """Weight decay and a correction as one: pull, towards, drift, cut to the weights that are trained."""
-    if correction is None:
-        return decay, None, None
-    towards, drift = (v if v is None else v[: len(w)] for v in (correction.towards, correction.drift))
-    pull = decay + correction.pull
-    if decay and correction.pull and towards is not None:
-        towards = towards * (correction.pull / pull)
-    return pull, towards if correction.pull else None, drift
-
-
-def _minus(a: Tensor | None, b: Tensor | None, scale: float, like: Tensor) -> Tensor:
-    """a - scale b, where None is zero."""
-    a = torch.zeros_like(like) if a is None else a
-    return a if b is None else a.sub(b, alpha=scale)

@@ -1,4 +1,4 @@
-"""Local epochs by a program of our own kernels (`program.py`), called like the TorchScript ones."""
+"""Local epochs by a program of our own kernels (`program.py`), called as the TorchScript ones are."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,9 +12,12 @@ from torch import Tensor
 from fedavg import native
 from fedavg.engine.emit import Kind
 from fedavg.engine.lengths import at_length
+from fedavg.engine.pieces import Piece
 from fedavg.engine.program import ALIGNED, Program, write_program
+from fedavg.engine.step_calls import StepCalls
 from fedavg.engine.tape import Layout, Tape
 from fedavg.engine.writer import Unsupported
+from fedavg.optimizers.optimizer import Steps
 
 SOURCE: Final = Path(__file__).with_name("program.c")
 
@@ -35,8 +38,8 @@ class Arena:
 class NativeEpoch:
     """The epochs of one tape, for batches of all lengths or of one; each has its program, written when first met."""
 
-    def __init__(self, tape: Tape, kind: Kind, parameters: list[Tensor], arena: Arena) -> None:
-        self._tape, self._kind, self._arena = tape, kind, arena
+    def __init__(self, tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepCalls, arena: Arena) -> None:
+        self._tape, self._kind, self._calls, self._arena = tape, kind, calls, arena
         self._kept = [*parameters, *tape.state_tensors]
         self._kept_at = _addresses(self._kept)
         self._programs: dict[int, tuple[Program, list[Layout]]] = {}
@@ -48,25 +51,19 @@ class NativeEpoch:
             self._programs[length] = write_program(tape, self._kind), [tape.layouts[name] for name in tape.inputs]
         return self._programs[length]
 
-    def __call__(
-        self,
-        data: list[Tensor],
-        batch: int,
-        numbers: list[float],
-        flat: Sequence[Tensor],
-        targets: list[Tensor],
-    ) -> Tensor:
-        library = built()
-        assert library, "told by `fits`"
+    def __call__(self, piece: Piece, steps: Steps) -> Tensor:
+        library, told = built(), self._calls.of(steps)
+        assert library, "looked at by `native_epoch`"
+        data, batch = piece.leaves, piece.batch
         program, layouts = self.prepare(batch)
         inputs = [_laid_out(leaf, layout, batch) for leaf, layout in zip(data, layouts, strict=True)]
-        examples_at, others_at = _addresses(inputs), _addresses([*targets, *flat])
+        examples_at, others_at = _addresses(inputs), _addresses([*told.targets, *told.flat])
         arena = self._arena.start(program.arena_bytes)
         arrays = np.array([*examples_at, *self._kept_at, *others_at, arena], np.int64)
         moves = np.array([leaf.stride(0) * batch * leaf.element_size() for leaf in inputs], np.int64)
-        lr, pull, mu = numbers
-        told = (0.0, 1.0, -lr, mu, lr * pull, pull, -lr * (1 + mu), lr * mu)
-        scalars = np.array([*told, *program.constants], np.float32)
+        lr, pull, mu = told.numbers
+        numbers = (0.0, 1.0, -lr, mu, lr * pull, pull, -lr * (1 + mu), lr * mu)
+        scalars = np.array([*numbers, *program.constants], np.float32)
         total = ctypes.c_double(0.0)
         failed = library.epoch(
             ctypes.c_void_p(program.code.data_ptr()), ctypes.c_long(len(program.code)), _pointer(arrays),
@@ -82,11 +79,13 @@ def built() -> ctypes.CDLL | None:
     return native.library(SOURCE)
 
 
-def native_epoch(tape: Tape, kind: Kind, parameters: list[Tensor], arena: Arena, length: int) -> NativeEpoch | None:
+def native_epoch(
+    tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepCalls, arena: Arena, length: int
+) -> NativeEpoch | None:
     """The epochs of a tape by our own kernels; None if there are none here, or an operator has none."""
     if built() is None:
         return None
-    epoch = NativeEpoch(tape, kind, parameters, arena)
+    epoch = NativeEpoch(tape, kind, parameters, calls, arena)
     try:
         epoch.prepare(length)
     except Unsupported:

@@ -1,10 +1,13 @@
 """The plain path: local steps by autograd, as anyone would write them. The fast path is tested against it."""
 
+from typing import final
+
 import torch
 from torch import Tensor
 
 from fedavg import trees
 from fedavg.engine.model import Model
+from fedavg.engine.pieces import Epoch, Piece
 from fedavg.optimizers.optimizer import Folded, Steps, change_of, step_with
 from fedavg.types import Examples
 
@@ -31,15 +34,25 @@ def unused(model: Model, batch: Examples) -> list[str]:
     return [name for name, gradient in zip(model.parameters, grads, strict=True) if gradient is None]
 
 
-def epoch(model: Model, examples: Examples, size: int, steps: Steps) -> Tensor:
-    """One pass over the examples in order, in batches (the last may be short). Returns the sum of their losses."""
-    total = torch.zeros((), device=model.vector.device)
-    step = _sgd_step if steps.optimizer.folded == PLAIN_SGD else _step
-    for batch in trees.batches(examples, size):
-        loss, grads = gradients(model, batch)
-        step(model, grads, steps)
-        total += loss * len(batch)
-    return total
+@final
+class PlainEpochs:
+    """Local epochs of one model: the same function for everything."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def epoch_for(self, piece: Piece, steps: Steps) -> Epoch:
+        return self.epoch
+
+    def epoch(self, piece: Piece, steps: Steps) -> Tensor:
+        """One step for each batch of the piece. Returns the sum of the losses."""
+        total = torch.zeros((), device=self._model.vector.device)
+        step = _sgd_step if steps.optimizer.folded == PLAIN_SGD else _step
+        for batch in trees.batches(piece.examples, piece.batch):
+            loss, grads = gradients(self._model, batch)
+            step(self._model, grads, steps)
+            total += loss * len(batch)
+        return total
 
 
 def _sgd_step(model: Model, grads: list[Tensor], steps: Steps) -> None:

@@ -1,6 +1,6 @@
 """`Trainer`: one model on one device, trained and judged on tensors. Each worker has one."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -13,8 +13,9 @@ from torch import Tensor
 from fedavg import seeds, trees
 from fedavg.engine import plain
 from fedavg.engine.fit import AS_IT_IS, CANDIDATES, Fit, input_form, target_form
-from fedavg.engine.graph import GraphEpoch
+from fedavg.engine.graph import GraphEpochs
 from fedavg.engine.model import Model
+from fedavg.engine.pieces import Epoch, Epochs, Piece, cut
 from fedavg.engine.tape import Untraceable
 from fedavg.errors import TaskError
 from fedavg.metrics import Metric, checked_sums
@@ -25,8 +26,6 @@ from fedavg.tasks.task import Task
 from fedavg.trees import Tree
 from fedavg.types import Examples
 
-#: One pass over prepared examples in order, in batches: the sum of their losses.
-Epoch = Callable[[Examples, int, Steps], Tensor]
 #: How far a traced step may be from the plain one, relative to its length: far above rounding, far below a wrong graph.
 AGREEMENT = 1e-3
 #: What PyTorch raises when a module, a loss or a metric does not fit the data it is given.
@@ -59,7 +58,8 @@ class Trainer:
         self._seed = seed
         self._device = device
         self._fit = Fit()
-        self._epoch: Epoch = self._plain_epoch
+        self._plain = plain.PlainEpochs(self.model)
+        self._graph: GraphEpochs | None = None
         self._kernels: AbstractContextManager[Any] = nullcontext()
         self.engine = Engine("plain", "not chosen yet")
 
@@ -128,32 +128,37 @@ class Trainer:
             correction = replace(correction, towards=towards, drift=drift)
         return fresh(self.optimizer, len(self.model.trainable), lr, correction, self._device)
 
-    def epoch(self, examples: Examples, size: int, steps: Steps, rng: np.random.Generator) -> Tensor:
-        """One pass over raw examples, in order, in batches. Returns the sum of the losses met on the way.
+    def pieces(self, examples: Examples, size: int, rng: np.random.Generator) -> Iterator[Piece]:
+        """One pass over raw examples, in order, in batches: what `epoch_for` has functions for."""
+        if self.task.collate is None:
+            yield from cut(Examples(self.inputs(examples.x, rng), self.targets(examples.y)), size)
+            return
+        for count, batch in self.batches(examples, size, rng):
+            yield Piece(batch, len(batch), count / len(batch))
+
+    def epoch_for(self, piece: Piece, steps: Steps) -> Epoch:
+        """The engine's function for such a piece.
 
         With a correction each step follows ∇l(w; b) + pull (w - towards) + drift, w being the weights before it.
         Buffers are not stepped.
         """
+        return (self._graph or self._plain).epoch_for(piece, steps)
+
+    @contextmanager
+    def explained(self, what: str, examples: Examples) -> Iterator[None]:
+        """If the module cannot be `what` ('trained', 'evaluated') on raw examples, the error says on which, and why."""
         try:
-            if self.task.collate is None:
-                return self._epoch(Examples(self.inputs(examples.x, rng), self.targets(examples.y)), size, steps)
-            total = torch.zeros((), device=self._device)
-            for count, batch in self.batches(examples, size, rng):
-                rows = len(batch)
-                total += self._epoch(batch, rows, steps) * (count / rows)
-            return total
+            yield
         except Untraceable as error:  # a shape that the probe did not meet
             raise TaskError(f"'{self.task.name}' on {_form(examples)}: {error}; use engine 'plain'") from error
         except USER_ERRORS as error:
-            raise self._refusal("trained", examples, error) from error
+            raise self._refusal(what, examples, error) from error
 
     def gradient(self, examples: Examples) -> tuple[Tensor, float]:
         """∇F_k at the loaded weights, shape (P,) (zero for buffers), and the mean loss."""
-        try:
+        with self.explained("trained", examples):
             made = self.collated(examples)
             loss, grads = plain.gradients(self.model, Examples(self.prepare(made.x), self.targets(made.y)))
-        except USER_ERRORS as error:
-            raise self._refusal("trained", examples, error) from error
         trainable = torch.cat([g.flatten() for g in grads])
         return torch.nn.functional.pad(trainable, (0, len(self.model.vector) - len(trainable))).to("cpu"), float(loss)
 
@@ -174,14 +179,12 @@ class Trainer:
 
     def _judge(self, batch: Examples, metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
         """The sums of each metric over one batch."""
-        try:
+        with self.explained("evaluated", batch):
             made = self.collated(batch)
             y = self.targets(made.y)
             with self._kernels:
                 output = trees.call(self.model.module, self.prepare(made.x))
             return {name: checked_sums(metric, output, y) for name, metric in metrics.items()}
-        except USER_ERRORS as error:
-            raise self._refusal("evaluated", batch, error) from error
 
     def choose_engine(self, name: str, examples: Examples) -> None:
         """Take the path called `name`, for a batch of raw examples like these; `auto` is the graph unless this module
@@ -198,14 +201,14 @@ class Trainer:
             if name == "plain":
                 self.engine = Engine(marked("plain" + self._loops()), "asked for")
                 return
-            graph = GraphEpoch(self.model)
+            graph = GraphEpochs(self.model)
             reason = self._disagreement(graph, recorded, other, expected)
         if reason and name == "graph":
             raise TaskError(f"engine 'graph' cannot train '{self.task.name}': {reason}; use engine 'plain'")
         if reason:
             self.engine = Engine(marked("plain" + self._loops()), reason)
             return
-        self._epoch, self._kernels = graph, graph.kernels
+        self._graph, self._kernels = graph, graph.kernels
         fast = f" with native {' and '.join(sorted(graph.native))}" if graph.native else ""
         self.engine = Engine(marked("graph" + fast + self._loops()), "traced, agrees with the plain path")
 
@@ -214,19 +217,19 @@ class Trainer:
 
         A module may do something else for some length; then each length is compiled for itself.
         """
-        graph = self._epoch
-        if not isinstance(graph, GraphEpoch) or self.task.collate is not None:
+        graph = self._graph
+        if graph is None or self.task.collate is not None:
             return  # what collate makes of a batch is known when it is made
         with self.model.unchanged():
             batches = [self._prepared(_repeated(examples, length)) for length in lengths]
             if not all(self._agrees(graph, batch) for batch in batches):
                 graph.one_by_one()
             for batch in batches:
-                graph.prepare(batch, len(batch), graph.kind_of(self.steps(0.0)))
+                graph.epoch_for(Piece(batch, len(batch)), self.steps(0.0))
 
-    def _agrees(self, graph: GraphEpoch, batch: Examples) -> bool:
+    def _agrees(self, graph: GraphEpochs, batch: Examples) -> bool:
         try:
-            expected = self._step(self._plain_epoch, batch)
+            expected = self._step(self._plain, batch)
         except USER_ERRORS:  # whoever meets such a batch is told so
             return True
         return not self._gap(graph, batch, expected)
@@ -250,7 +253,7 @@ class Trainer:
                 doubled = torch.arange(len(batch), device=self._device) // 2  # other data than what is recorded
                 rows = trees.take(batch, doubled)
                 other = Examples(input_form(rows.x, self._fit), target_form(rows.y, self._fit))
-                return batch, other, self._step(self._plain_epoch, other)
+                return batch, other, self._step(self._plain, other)
             except USER_ERRORS as error:
                 errors[self._fit] = error
         raise self._refusal("trained", examples, errors[AS_IT_IS]) from errors[AS_IT_IS]
@@ -295,15 +298,15 @@ class Trainer:
         kinds = {getattr(layer, "kernel_name", None) for layer in self.model.module.modules()}
         return "".join(f" with {kind}" for kind in sorted(filter(None, kinds)))
 
-    def _disagreement(self, graph: GraphEpoch, recorded: Examples, other: Examples, expected: Tensor) -> str:
+    def _disagreement(self, graph: GraphEpochs, recorded: Examples, other: Examples, expected: Tensor) -> str:
         """Why the graph cannot be used; empty if it can."""
         try:
-            graph.prepare(recorded, len(recorded))
+            graph.prepare(Piece(recorded, len(recorded)))
         except Untraceable as error:
             return f"it cannot be traced: {str(error).splitlines()[0]}"
         return self._gap(graph, other, expected)
 
-    def _gap(self, graph: GraphEpoch, batch: Examples, expected: Tensor) -> str:
+    def _gap(self, graph: GraphEpochs, batch: Examples, expected: Tensor) -> str:
         """How far the graph's step is from the one expected; empty if that is rounding."""
         try:
             gap, length = float((self._step(graph, batch) - expected).norm()), float(expected.norm())
@@ -315,16 +318,14 @@ class Trainer:
             return f"its traced step differs from the plain one by {gap:.2g} (length {length:.2g})"
         return ""
 
-    def _step(self, epoch: Epoch, batch: Examples) -> Tensor:
+    def _step(self, epochs: Epochs, batch: Examples) -> Tensor:
         """How one step of plain SGD at rate 1 changes the weights; they are put back."""
-        before = self.model.vector.clone()
+        before, piece, steps = self.model.vector.clone(), Piece(batch, len(batch)), Steps(SGD(), 1.0)
         with self.model.unchanged(), self.seeded(0):
-            epoch(batch, len(batch), Steps(SGD(), 1.0))
+            epoch = epochs.epoch_for(piece, steps)
+            epoch(piece, steps)
             self.model.check_buffers()
             return self.model.vector - before
-
-    def _plain_epoch(self, examples: Examples, size: int, steps: Steps) -> Tensor:
-        return plain.epoch(self.model, examples, size, steps)
 
 
 def _repeated(examples: Examples, length: int) -> Examples:

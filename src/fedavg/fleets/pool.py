@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from time import monotonic
@@ -164,7 +165,8 @@ class ProcessPool(WorkerPool):
             # One handful to do, and one to go on with while the server wakes up.
             while waiting and len(sent[slot := _least_busy(sent)]) <= handed[slot]:
                 some = waiting.take(len(self._processes))
-                self._processes[slot].send([jobs[index] for index in some])
+                with suppress(OSError):  # that a worker is dead shows when its reply is asked for
+                    self._processes[slot].pipe.send([jobs[index] for index in some])
                 handed[slot] = len(some)
                 if not sent[slot]:
                     self._watchdog.begins(slot, tasks[some[0]])

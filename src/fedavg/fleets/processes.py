@@ -13,7 +13,7 @@ from fedavg.engine.memory import keep_freed_memory
 from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets import pipes
-from fedavg.fleets.worker import Job, JobResult, Worker
+from fedavg.fleets.worker import JobResult, Worker
 
 #: Seconds that a new process may take to import PyTorch and record its step, on a machine that is busy.
 START_S: Final = 600.0
@@ -54,11 +54,6 @@ class WorkerProcess:
             if isinstance(reply, FedAvgError):
                 raise reply
         return replies is not None
-
-    def send(self, jobs: Sequence[Job]) -> None:
-        """Hand over jobs; that a worker is dead shows when its reply is asked for."""
-        with suppress(OSError):
-            self.pipe.send(jobs)
 
     def receive(self) -> "list[JobResult | FedAvgError] | None":
         """The replies that are here; None if the worker is dead."""

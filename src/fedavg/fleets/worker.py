@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedavg import seeds, trees
 from fedavg.client import Client
-from fedavg.client_path import Message, blame_on, run_client
+from fedavg.client_path import ClientPath, Message, blame_on
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
@@ -142,10 +142,13 @@ class Worker:
         if job.cohort != self._cohort:
             self._sum.reset()
             self._cohort = job.cohort
-        setup, k, framed = self._setup, job.client, self._sends_frames(job)
-        examples = self._data.at(job.work.round).client(k)
+        k, work, framed = job.client, job.work, self._sends_frames(job)
+        examples = self._data.at(work.round).client(k)
+        path = ClientPath(self._setup, self._trainer, k, examples, work, self._states)
         try:
-            message = run_client(setup, self._trainer, k, examples, job.work, self.shared, self._states, framed=framed)
+            with path.training() as client:
+                update = self._setup.algorithm.client_update(client, self.shared, work)
+            message = path.message(update, framed=framed)
             vector = self._decoded(message.frame, k) if framed else self._as_it_is(message.vector)
             with blame_on(examples, k):
                 return self._counted(job, message, vector)

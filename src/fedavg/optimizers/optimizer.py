@@ -79,9 +79,12 @@ class Correction:
     drift: Tensor | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Steps:
-    """The local steps of a client under way: the rate, the optimiser and what it carries, and a correction."""
+    """The local steps of a client under way: the rate, the optimiser and what it carries, and a correction.
+
+    Each is its own: an engine keeps beside it what it has made of it.
+    """
 
     optimizer: Optimizer
     lr: float

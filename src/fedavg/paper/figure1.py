@@ -86,7 +86,9 @@ def trained(data: FederatedData, client: int, start: Tensor, seed: int) -> Tenso
     epochs = UPDATES // -(-len(examples) // BATCH)
     for _ in range(epochs):
         order = torch.from_numpy(draw.permutation(len(examples)))
-        trainer.epoch(trees.take(examples, order), BATCH, trainer.steps(ETA), draw)
+        steps = trainer.steps(ETA)
+        for piece in trainer.pieces(trees.take(examples, order), BATCH, draw):
+            trainer.epoch_for(piece, steps)(piece, steps)
     return trainer.weights.clone()
 
 

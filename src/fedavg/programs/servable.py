@@ -21,7 +21,7 @@ from fedavg.plan.options import NO_DATA
 from fedavg.plan.plan import default_of
 from fedavg.programs.signals import Reload
 from fedavg.samplers import make_sampler
-from fedavg.setup import Setup, population_of, resolve, resolve_data, served
+from fedavg.setup import Setup, check_data_dir, population_of, resolve, resolve_data, served
 from fedavg.specs import is_import
 from fedavg.tasks import Task
 from fedavg.types import Examples, Population
@@ -100,6 +100,7 @@ class OwnData:
 def own_data(plan: Plan) -> OwnData:
     """Of the plan's data the server keeps the test set; a plan may also do without any data here."""
     if plan.data == NO_DATA:
+        check_data_dir(plan)
         return OwnData(Population(plan.clients) if plan.clients is not None else None, None)
     data = resolve_data(plan)
     return OwnData(population_of(data), data.test)

@@ -157,7 +157,12 @@ class _Probe:
         batch = trees.take(first, slice(0, int(min(self._work.batch, len(first)))))
         rng = seeds.rng(self._setup.plan.seed, seeds.NONE, seeds.NONE, "estimate")
         steps = self._trainer.steps(1e-6)
-        return self._timed(lambda: self._trainer.epoch(batch, len(batch), steps, rng))
+
+        def step() -> None:
+            for piece in self._trainer.pieces(batch, len(batch), rng):
+                self._trainer.epoch_for(piece, steps)(piece, steps)
+
+        return self._timed(step)
 
     def _trained_s(self, client: int) -> float:
         def train() -> None:

@@ -88,7 +88,8 @@ def _of_run(
     }
     values["frozen"] = kept.frozen or directory.identity().get("frozen")
     if data is None:
-        values |= _own_data(resolve_data(replace(kept, **{k: v for k, v in changes.items() if k == "data_dir"})))
+        values |= _own_data(resolve_data(replace(kept, data_dir=changes.get("data_dir", kept.data_dir))))
+        values["data_dir"], changes = None, {name: value for name, value in changes.items() if name != "data_dir"}
     return make_plan({**values, **changes}), start.state.weights
 
 

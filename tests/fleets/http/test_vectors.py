@@ -21,7 +21,7 @@ from lines import LINE, POINTS
 
 from fedavg import Plan, run
 from fedavg.algorithms import ALGORITHMS
-from fedavg.client_path import run_client
+from fedavg.client_path import ClientPath
 from fedavg.codecs import CODECS, make_codec
 from fedavg.codecs.bits import words
 from fedavg.fleets.http.protocol import changes, sums
@@ -236,7 +236,10 @@ def algorithms() -> dict:
         state = setup.algorithm.initial(torch.tensor(START))
         work = setup.algorithm.adjust(state, plan.work(1))
         shared = torch.tensor(START if setup.algorithm.vectors_down == 1 else (*START, *C))
-        message = run_client(setup, trainer, 0, data.client(0), work, shared, _Nothing())
+        path = ClientPath(setup, trainer, 0, data.client(0), work, _Nothing())
+        with path.training() as client:
+            update = setup.algorithm.client_update(client, shared, work)
+        message = path.message(update)
         made[name] = {
             "algorithm": text, "epochs": work.epochs, "batch": None, "lr": work.lr, "settings": dict(work.settings),
             "vectors_down": setup.algorithm.vectors_down, "vectors_up": setup.algorithm.vectors_up,

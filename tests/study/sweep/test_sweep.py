@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import fedavg
 import programs
+from fedavg.cli import cli
 from fedavg.errors import FedAvgError, PlanError
 from toys import TOY, heed_ctrl_c, toy_data
 
@@ -125,6 +127,25 @@ def test_ctrl_c_and_the_same_command_goes_on(tmp_path):
     assert [point["status"] for point in document["points"]] == ["done", "done"]
     assert Path(tmp_path / document["picture"]).stat().st_size > 10_000
     assert all(path.read_bytes() == rows for path, rows in begun.items())  # another plan, and so other runs
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--set", "workers=2"], "workers: got 2, and each run of a sweep has one; expected --jobs"),
+        (["--keep-all", "--grid", "E=1,2"], "keep_all: got true without a learning rate in the grid"),
+        (
+            ["--keep-all", "--search", "random:2"],
+            "keep_all: got true with search 'random:2', where no point is dropped",
+        ),
+        (["--set", "E=1", "--set", "E=2"], "E: got both '1' and '2'; expected it once"),
+    ],
+)
+def test_an_option_without_effect_is_refused(tmp_path, options, told):
+    (tmp_path / "plan.toml").write_text(FILE.replace("keep_all = true", ""))
+    answer = CliRunner().invoke(cli, ["sweep", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), *options])
+    assert told in str(answer.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_run_refuses_a_file_that_describes_a_sweep(tmp_path):

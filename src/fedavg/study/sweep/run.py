@@ -104,8 +104,12 @@ def sweep(
         raise PlanError(f"seeds: got {seeds!r}; expected how many, as in seeds=3")
     folder = Path(directory)
     goal = goal_of(plan, resolve_task(plan))
+    axes = axes_of(grid)
+    if keep_all and (search is not None or all(axis.name != "lr" for axis in axes)):
+        why = f"with search '{search}'" if search is not None else "without a learning rate in the grid"
+        raise PlanError(f"keep_all: got true {why}, where no point is dropped; leave it out")
     rules = RaceRules(goal, keep_all or search is not None)
-    work = _SweepWork(plan, axes_of(grid), seeds, parse_drawing(search) if search else None, rules, folder, command)
+    work = _SweepWork(plan, axes, seeds, parse_drawing(search) if search else None, rules, folder, command)
     outlay = Outlay(jobs or cores(), budget_s, plan.data_dir)
     records = work.pursue(outlay, say or (lambda _: None))
     entries = ranked(tally(work.points(records), records, rules), rules)

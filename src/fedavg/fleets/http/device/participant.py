@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from fedavg.client_path import Message, run_client
+from fedavg.client_path import ClientPath, Message
 from fedavg.errors import FedAvgError
 from fedavg.fleets.http.device.allowance import Allowance
 from fedavg.fleets.http.device.files import DeviceFiles
@@ -310,7 +310,10 @@ class Participant:
             if monotonic() >= until:
                 raise OutOfTime(f"round {offer.round}: the deadline came before the training was over")
 
-        return run_client(self._setup, self.trainer, self.k, self._local.trained_on, work, shared, states, go_on)
+        path = ClientPath(self._setup, self.trainer, self.k, self._local.trained_on, work, states, go_on)
+        with path.training() as client:
+            update = self._setup.algorithm.client_update(client, shared, work)
+        return path.message(update)
 
     def _frame(self, offer: WorkOffer, message: Message) -> bytes:
         header = UpdateHeader(

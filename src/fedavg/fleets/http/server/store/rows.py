@@ -77,10 +77,6 @@ def allows(client: ClientRow, task: str) -> bool:
     return client.tasks is None or task in client.tasks
 
 
-#: What becomes of a run of a service: it waits for the model that it starts from, then for its turn.
-RUN_STATES: Final = ("incomplete", "queued", "running", "paused", "done", "failed", "cancelled")
-
-
 @dataclass(frozen=True)
 class SubmittedRun:
     """A run of a service; `changes` is what was changed after it was submitted, oldest first."""
@@ -89,6 +85,7 @@ class SubmittedRun:
     name: str
     plan_toml: str
     plan_digest: str
+    #: incomplete (it waits for the model that it starts from), queued, running, paused, done, failed or cancelled.
     state: str
     #: Why it is in that state, where there is a reason.
     detail: str

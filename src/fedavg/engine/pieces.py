@@ -1,0 +1,47 @@
+"""What an engine takes at once: prepared examples in batches of one length, and a function that steps through them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedavg import trees
+from fedavg.optimizers.optimizer import Steps
+from fedavg.types import Examples
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Prepared examples: all in batches of the same length."""
+
+    examples: Examples
+    batch: int
+    #: Raw examples for each row: a task's `collate` may make several into one.
+    share: float = 1.0
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [*trees.leaves(self.examples.x), *trees.leaves(self.examples.y)]
+
+
+#: Takes one step for each batch of a piece, in order. Returns the sum of the losses met on the way.
+Epoch = Callable[[Piece, Steps], Tensor]
+
+
+class Epochs(Protocol):
+    """An engine: it has a function for pieces of each form, and for each kind of step."""
+
+    def epoch_for(self, piece: Piece, steps: Steps) -> Epoch: ...
+
+
+def cut(examples: Examples, size: int) -> Iterator[Piece]:
+    """Prepared examples in order: all full batches, then the short last one if any is left."""
+    short = len(examples) % size
+    full = len(examples) - short
+    if not short:
+        yield Piece(examples, size)
+        return
+    if full:
+        yield Piece(trees.take(examples, slice(0, full)), size)
+    yield Piece(trees.take(examples, slice(full, None)), short)

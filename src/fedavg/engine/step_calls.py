@@ -1,0 +1,83 @@
+"""The steps of a client as native code is told them: a kind, numbers and flat vectors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from fedavg.engine.emit import Kind
+from fedavg.engine.model import Model
+from fedavg.optimizers.optimizer import Correction, Steps
+
+WHOLE: Final = Kind(whole=True)
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """What one call of a native epoch is told beside its data."""
+
+    kind: Kind
+    numbers: list[float]
+    #: w, towards, drift, v: the flat vectors.
+    flat: Sequence[Tensor]
+    #: Where the gradient of each parameter goes, if that is not the parameter itself.
+    targets: list[Tensor]
+
+
+class StepCalls:
+    """Of one model: made once for each client's steps, and kept as long as those are."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._empty = torch.empty(0, device=model.vector.device)
+        self._made: WeakKeyDictionary[Steps, StepCall] = WeakKeyDictionary()
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """Where whole gradients go, for optimisers that need them."""
+        return torch.empty_like(self._model.trainable)
+
+    def of(self, steps: Steps) -> StepCall:
+        made = self._made.get(steps)
+        if made is None:
+            made = self._made[steps] = self._make(steps)
+        return made
+
+    def _make(self, steps: Steps) -> StepCall:
+        """The gradient has pull (w - towards) + drift added to it."""
+        folded = steps.optimizer.folded
+        if folded is None:
+            return StepCall(WHOLE, [0.0, 0.0, 0.0], [self._empty] * 4, self._model.split(self.gradient))
+        pull, towards, drift = _joined(folded.weight_decay, steps.correction, self._model.trainable)
+        kind = Kind(momentum=folded.momentum > 0, nesterov=folded.nesterov, pulled=pull != 0, drifted=drift is not None)
+        if pull and not kind.momentum:  # both parts in one pass: pull (w - (towards - drift / pull))
+            towards = _minus(towards, drift, 1 / pull, self._model.trainable)
+            kind, drift = Kind(pulled=True), None
+        elif pull and towards is not None:
+            drift = _minus(drift, towards, pull, self._model.trainable)
+            kind = Kind(momentum=True, nesterov=folded.nesterov, pulled=True, drifted=True)
+        velocity = steps.slots["momentum"] if kind.momentum else self._empty
+        flat = [self._model.trainable, *(self._empty if v is None else v for v in (towards, drift)), velocity]
+        targets = self._model.split(velocity) if kind.momentum else []
+        return StepCall(kind, [steps.lr, pull, folded.momentum], flat, targets)
+
+
+def _joined(decay: float, correction: Correction | None, w: Tensor) -> tuple[float, Tensor | None, Tensor | None]:
+    """Weight decay and a correction as one: pull, towards, drift, cut to the weights that are trained."""
+    if correction is None:
+        return decay, None, None
+    towards, drift = (v if v is None else v[: len(w)] for v in (correction.towards, correction.drift))
+    pull = decay + correction.pull
+    if decay and correction.pull and towards is not None:
+        towards = towards * (correction.pull / pull)
+    return pull, towards if correction.pull else None, drift
+
+
+def _minus(a: Tensor | None, b: Tensor | None, scale: float, like: Tensor) -> Tensor:
+    """a - scale b, where None is zero."""
+    a = torch.zeros_like(like) if a is None else a
+    return a if b is None else a.sub(b, alpha=scale)
