@@ -160,7 +160,7 @@ def gaussian_sigma(target: float, delta: float) -> float:
 def _noise_of_cost(
     cost: Callable[[float], float], target: float, begin: float, factor: float, precision: float
 ) -> float:
-    """The noise at which `cost` is `target`. On logarithmic scales the two lie almost on a line: few steps are needed."""
+    """The noise at which `cost` is `target`. On logarithmic scales the two lie almost on a line: few steps do."""
 
     def excess(log_noise: float) -> float:
         return log(min(max(cost(exp(log_noise)), 1 / MOST_COST), MOST_COST) / target)
