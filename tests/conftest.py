@@ -24,8 +24,8 @@ TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "benchmarks")]
 sys.path.append(str(TESTS.parent))  # a worker that is started anew imports a test by its name, tests.fleets.test_start
 
-# A busy machine must not fail a test of a law.
-settings.register_profile("fedavg", deadline=None)
+# A busy machine must not fail a test of a law; every run tries other examples.
+settings.register_profile("fedavg", deadline=None, max_examples=50)
 settings.load_profile("fedavg")
 
 
@@ -43,6 +43,8 @@ SHARING = (
 )
 #: What imports peft and transformers, which takes seconds and 200 MB: one worker does.
 ADAPTING = ("adapters/test_lora.py", "engine/test_structured.py", "[lora.py]", "[adapters.md]")
+#: Pages that show the same commands, which compute for seconds.
+ACCOUNTING = ("[privacy.md]", "[private.md]", "[tutorial.md]", "::test_the_commands_of_the_readme")
 
 
 def scope_of(nodeid: str) -> str:
@@ -52,6 +54,8 @@ def scope_of(nodeid: str) -> str:
         return "ray"
     if file.endswith(ADAPTING) or nodeid.endswith(ADAPTING):
         return "peft"
+    if nodeid.endswith(ACCOUNTING):
+        return "accounting"
     return file if file.endswith(SHARING) else nodeid
 
 
