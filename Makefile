@@ -23,9 +23,11 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)  ## Train MNIST 2NN by FedAvg on the embedded data to 97 %
 	$(BIN)/fedavg run mnist-2nn -C 0.1 -E 1 -B 10 --lr 0.215 --rounds 200 --partition iid --seed 0 --target 0.97
 
-test: $(READY)  ## Run the tests: side by side on all cores, then those that must run alone
+# Without bytecode, each of a hundred processes would compile the package anew.
+test: export PYTHONDONTWRITEBYTECODE =
+test: $(READY)  ## Run the tests: side by side on all cores, then those that no other may disturb
 	$(BIN)/python -m pytest -n auto --no-loadscope-reorder -m 'not slow and not alone'
-	$(BIN)/python -m pytest -m 'alone and not slow' $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
+	$(BIN)/python -m pytest -n 2 -m 'alone and not slow' $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 slow: $(READY)  ## Run the slow tests on the real data sets
 	$(BIN)/python -m pytest -m slow

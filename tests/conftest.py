@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Threads that wait for each other must not take the core that the others need: with several tests at a time there are
@@ -14,6 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import fedavg
+from fedavg import native
 from fedavg.engine.memory import trim
 from fedavg.fleets.http.server.logs import StderrLines
 
@@ -21,42 +24,60 @@ TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "benchmarks")]
 sys.path.append(str(TESTS.parent))  # a worker that is started anew imports a test by its name, tests.fleets.test_start
 
-# A busy machine must not fail a test of a law.
-settings.register_profile("fedavg", deadline=None)
+# A busy machine must not fail a test of a law; every run tries other examples.
+settings.register_profile("fedavg", deadline=None, max_examples=50)
 settings.load_profile("fedavg")
 
 
 #: Files whose tests share what is dear to make (a server, a database, a finished run): each stays on one worker.
 SHARING = (
     "native/test_wheel.py",
-    "cli/test_run.py",
-    "http/test_hostile.py",
-    "http/test_security.py",
-    "http/test_store.py",
     "http/test_replicas.py",
-    "http/test_together.py",
-    "test_execute.py",
+    "campaign/test_execute.py",
     "page/test_browser.py",
+    "http/test_together.py",
+    "http/test_security.py",
+    "http/test_hostile.py",
+    "http/test_store.py",
+    "cli/test_run.py",
 )
+#: What imports peft and transformers, which takes seconds and 200 MB: one worker does.
+ADAPTING = ("adapters/test_lora.py", "engine/test_structured.py", "[lora.py]", "[adapters.md]")
+#: Pages that show the same commands, which compute for seconds.
+ACCOUNTING = ("[privacy.md]", "[private.md]", "[tutorial.md]", "::test_the_commands_of_the_readme")
+
+
+def scope_of(nodeid: str) -> str:
+    """What stays on one worker: a cluster, a file, or a single test."""
+    file = nodeid.partition("::")[0]
+    if "fleets/ray/" in file:
+        return "ray"
+    if file.endswith(ADAPTING) or nodeid.endswith(ADAPTING):
+        return "peft"
+    if nodeid.endswith(ACCOUNTING):
+        return "accounting"
+    return file if file.endswith(SHARING) else nodeid
+
+
+def pytest_collection_modifyitems(items):
+    """What takes long as a whole comes first, so that no worker ends late."""
+    items.sort(key=lambda item: scope_of(item.nodeid) == item.nodeid)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Half as many again as there are cores: tests of a fleet mostly wait."""
-    return max(2, len(os.sched_getaffinity(0)) * 3 // 2) if hasattr(os, "sched_getaffinity") else None
+    """Twice as many as there are cores: tests of a fleet mostly wait."""
+    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Test by test to any free worker, in the order of the files. (xdist's own groups do not work with pytest 9.2.)"""
+    """Test by test to any free worker, in their order. (xdist's own groups do not work with pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFileWhereShared(LoadScopeScheduling):
+    class ByScope(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = nodeid.partition("::")[0]
-            if "fleets/ray/" in file:
-                return "ray"  # one cluster for all of them
-            return file if file.endswith(SHARING) else nodeid
+            return scope_of(nodeid)
 
-    return ByFileWhereShared(config, log)
+    return ByScope(config, log)
 
 
 #: Pages that have come since garbage was last looked for: 64 MB.
@@ -82,7 +103,15 @@ class Memory:
             self.kept = self.pages()
 
 
+def build_kernels():
+    """Before there are workers, each of which would build the same."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(native.library, sorted(Path(fedavg.__file__).parent.rglob("*.c"))))
+
+
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        build_kernels()
     if sys.platform.startswith("linux"):
         config.pluginmanager.register(Memory())
 

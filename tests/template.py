@@ -6,23 +6,42 @@ one of them.
 
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-
-import numpy.ma  # noqa: F401
-import psycopg  # noqa: F401
 
 import fedavg.cli.fleet
 import fedavg.cli.paper
 import fedavg.cli.report
 import fedavg.cli.run
+import fedavg.fleets.http.device.eligibility
+import fedavg.fleets.http.device.vouching
 import fedavg.fleets.local
 import fedavg.programs.device
+import fedavg.programs.extension
 import fedavg.programs.replica
+import fedavg.programs.service
 import fedavg.runner  # noqa: F401
 from fedavg.engine.memory import settle_before_fork
 
+#: What servers and devices import when they first need it; not all of it need be installed.
+LATER = (
+    "anyio._backends._asyncio",
+    "encodings.idna",
+    "httpcore2",
+    "numpy.ctypeslib",
+    "numpy.ma",
+    "psycopg",
+    "rich._emoji_codes",
+    "uvicorn.lifespan.off",
+    "uvloop",
+)
+for name in LATER:
+    with suppress(ImportError):
+        import_module(name)
+
 sys.path.append(str(Path(__file__).parent / "fleets" / "http"))
-import harness  # noqa: F401
+import_module("harness")
 
 os.environ.pop("PYTHONPATH")
 settle_before_fork()

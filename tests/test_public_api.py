@@ -92,9 +92,11 @@ for event in fedavg.train(plan):
 """
 
 
-def test_a_users_strict_type_checker_passes(tmp_path):
-    """On a script, and on a package of parts."""
+@pytest.mark.parametrize("torch", ["skip", pytest.param("silent", marks=pytest.mark.slow)])
+def test_a_users_strict_type_checker_passes(tmp_path, torch):
+    """On a script, and on a package of parts; to read all of PyTorch takes most of the time."""
     (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\n[mypy-torch.*]\nfollow_imports = {torch}\n")
     package = Path(__file__).parents[1] / "examples" / "own_package" / "src" / "own_package"
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", tmp_path / "cache",
                "script.py", package]  # fmt: skip

@@ -58,7 +58,7 @@ if __name__ == "__main__":
     task, data = parts()
     plan = Plan(task=task, data=data, C=0.6, rounds=2, algorithm="scaffold", codec="topk:0.5", workers=2)
     run(plan, sys.argv[1])
-    print(resume(sys.argv[1], rounds=4, task=task, data=data).summary.model_sha256)
+    print(resume(sys.argv[1], rounds=4, workers=1, task=task, data=data).summary.model_sha256)
 """
 )
 

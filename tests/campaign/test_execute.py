@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import final
 
 import pytest
 from paper_toys import PATHS, TOY_CELL, TOY_SETTING
 
 import fedavg
 from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
+from fedavg.campaign.processes import RunStarter, run_starter
 from fedavg.campaign.records import ABANDONED, CAP, DIVERGED, INTERRUPTED, TARGET, Records
 from fedavg.errors import FedAvgError
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, needs, result_of, running_keys
@@ -19,28 +21,54 @@ from fedavg.runlog.curves import rounds_to_target
 from toys import heed_ctrl_c
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, PATHS)))
+@pytest.fixture(autouse=True, scope="module")
+def importable():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, PATHS)))
+        yield
+
+
+@final
+class Lent(RunStarter):
+    """What several campaigns use, one after another: none of them ends it."""
+
+    def __init__(self, own):
+        self._own = own
+
+    def start(self, order):
+        return self._own.start(order)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def starter(importable):
+    """To import PyTorch takes as long as most of these searches."""
+    own = run_starter()
+    yield Lent(own)
+    own.close()
 
 
 def goal(cell=TOY_CELL, seeds=1):
     return Aim(cell.name, cell.command, lambda records: needs(cell, records, seeds))
 
 
-def campaign(tmp_path, *goals, jobs=2, budget_s=None):
-    said = []
-    store, outlay = Records(tmp_path / "records"), Outlay(jobs, budget_s)
-    return Campaign(goals, store, tmp_path / "runs", outlay, said.append).run(), said
+@pytest.fixture(scope="module")
+def campaign(starter):
+    def run(path, *goals, jobs=2, budget_s=None):
+        said = []
+        store, outlay = Records(path / "records"), Outlay(jobs, budget_s)
+        return Campaign(goals, store, path / "runs", outlay, said.append, _starter=starter).run(), said
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory):
+def searched(campaign, tmp_path_factory):
     """A finished search, in two processes at a time."""
     path = tmp_path_factory.mktemp("search")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, PATHS)))
-        report, said = campaign(path, goal())
+    report, said = campaign(path, goal())
     return path, report, said
 
 
@@ -71,7 +99,7 @@ def test_nothing_is_run_twice_not_even_on_another_machine(searched, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_another_seed_and_a_higher_target_go_on_from_there(searched):
+def test_another_seed_and_a_higher_target_go_on_from_there(searched, campaign):
     path, _, _ = searched
     before = {run.digest: run.rounds_run for run in Records(path / "records")}
     higher = replace(TOY_CELL, target=0.95)
@@ -83,7 +111,7 @@ def test_another_seed_and_a_higher_target_go_on_from_there(searched):
     assert all(run.rounds_run >= before.get(run.digest, 0) for run in store)
 
 
-def test_a_record_without_its_run_starts_again_and_says_so(tmp_path):
+def test_a_record_without_its_run_starts_again_and_says_so(campaign, tmp_path):
     _, said = campaign(tmp_path / "here", fixed_plan(0.215, 8))
     assert said[0].endswith("lr 0.215 seed 0, up to 8 rounds")
     (tmp_path / "clone").mkdir()
@@ -101,6 +129,7 @@ from fedavg.paper.measure import needs
 from fedavg.campaign.records import Records
 from paper_toys import TOY_CELL
 from dataclasses import replace
+from typing import final
 cell = replace(TOY_CELL, target=1.0, paper=None, allowance=7200)
 goal = Aim(cell.name, cell.command, lambda records: needs(cell, records))
 path = Path(sys.argv[1])
@@ -117,7 +146,7 @@ def wait_until(condition, seconds=240):
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-def test_a_killed_search_loses_nothing(tmp_path, sign):
+def test_a_killed_search_loses_nothing(campaign, tmp_path, sign):
     session = subprocess.Popen(
         [sys.executable, "-c", SESSION, str(tmp_path)], stderr=subprocess.DEVNULL, preexec_fn=heed_ctrl_c
     )
@@ -140,15 +169,15 @@ def test_a_killed_search_loses_nothing(tmp_path, sign):
     assert store.find(SLOW.plan(0.215)).values[:20] == pytest.approx(tuple(whole.accuracy), abs=1e-5)
 
 
-def test_a_budget_ends_in_time_and_says_what_is_left(tmp_path):
+def test_a_budget_ends_in_time_and_says_what_is_left(campaign, tmp_path):
     began = time.monotonic()
-    report, _ = campaign(tmp_path, goal(SLOW), budget_s=6)
+    report, _ = campaign(tmp_path, goal(SLOW), budget_s=3)
     assert time.monotonic() - began < 120
     assert [g.name for g in report.left] == [SLOW.name]
     assert result_of(SLOW, Records(tmp_path / "records")).status == NOT_RUN
 
 
-def test_what_does_not_fit_is_not_begun(tmp_path):
+def test_what_does_not_fit_is_not_begun(campaign, tmp_path):
     report, said = campaign(tmp_path, replace(goal(), estimate_s=1e6), budget_s=60)
     assert len(report.left) == 1
     assert said == []
@@ -165,7 +194,7 @@ def fixed_plan(eta, rounds, **changes):
     return Aim(f"lr {eta:g}", "a command", missing)
 
 
-def test_a_diverged_run_is_settled(tmp_path):
+def test_a_diverged_run_is_settled(campaign, tmp_path):
     report, _ = campaign(tmp_path, fixed_plan(1e20, 50))
     assert len(report.met) == 1
     (run,) = Records(tmp_path / "records")
@@ -173,8 +202,8 @@ def test_a_diverged_run_is_settled(tmp_path):
     assert "diverged" in run.reason
 
 
-def test_spare_runs_come_after_all_others_and_end_when_nobody_needs_them(tmp_path):
-    first, second = fixed_plan(0.1, 40), fixed_plan(0.2, 40)
+def test_spare_runs_come_after_all_others_and_end_when_nobody_needs_them(campaign, tmp_path):
+    first, second = fixed_plan(0.1, 20), fixed_plan(0.2, 20)
     spare = Need(TOY_SETTING.plan(0.3), None, 1000, CAP, "enough", spare=True)
     with_spare = replace(first, needs=lambda records: [*needed, spare] if (needed := first.needs(records)) else [])
     report, said = campaign(tmp_path, with_spare, second, jobs=3)
@@ -189,7 +218,7 @@ def test_spare_runs_come_after_all_others_and_end_when_nobody_needs_them(tmp_pat
     assert 0 < run.rounds_run < 1000
 
 
-def test_one_that_fails_does_not_stop_the_others(tmp_path):
+def test_one_that_fails_does_not_stop_the_others(campaign, tmp_path):
     report, _ = campaign(tmp_path, fixed_plan(0.1, 3, data="no_such_module:DATA"), fixed_plan(0.2, 3))
     assert [g.name for g in report.met] == ["lr 0.2"]
     assert "cannot import 'no_such_module:DATA'" in report.failed["lr 0.1"]

@@ -46,7 +46,7 @@ def last_of(plan, fleet="local"):
     return last
 
 
-@pytest.mark.parametrize(("method", "workers"), [("spawn", 1), ("spawn", 2), ("forkserver", 1), ("forkserver", 3)])
+@pytest.mark.parametrize(("method", "workers"), [("spawn", 2), ("forkserver", 3)])
 def test_the_same_bits_as_forked_workers(method, workers):
     expected = last_of(plan_with_all(workers=1, start_method="fork"))
     found = last_of(plan_with_all(workers=workers, start_method=method))
@@ -69,8 +69,7 @@ class Slow(nn.Module):
 SLOW = Task("slow", Slow)
 
 
-@pytest.mark.parametrize("method", OTHERS)
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("method", "end"), [("spawn", signal.SIGKILL), ("forkserver", signal.SIGSTOP)])
 def test_a_worker_that_dies_or_hangs_is_replaced_and_the_result_is_unchanged(method, end, caplog):
     plan = toy_plan(task=SLOW, C=1, rounds=3, engine="plain", worker_timeout=4.0)
     expected = last_of(plan)
@@ -236,7 +235,7 @@ from fedavg import LocalFleet, Plan, train
 
 if __name__ == "__main__":
     fleet = LocalFleet()
-    events = train(Plan(data="mnist", C=0.02, rounds=100000, workers=2, start_method=sys.argv[1]), fleet)
+    events = train(Plan(data="mnist", C=0.02, rounds=100000, workers=1, start_method=sys.argv[1]), fleet)
     next(events)
     print(*fleet.worker_pids, flush=True)
     for _ in events:
@@ -256,7 +255,7 @@ def test_a_server_that_is_killed_leaves_no_worker_and_no_memory(method, tmp_path
     command = [sys.executable, str(tmp_path / "endless.py"), method]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c) as server:
         workers = [int(pid) for pid in server.stdout.readline().split()]
-        assert len(workers) == 2
+        assert len(workers) == 1
         server.kill()
     for worker in workers:
         wait_until_gone(worker)

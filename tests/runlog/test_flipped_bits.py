@@ -54,7 +54,7 @@ def newest(path):
     return max((path / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("flips", [0.2, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [0.1, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["finished", "stopped"])
 def test_a_flipped_bit_anywhere_is_found(runs, tmp_path, caplog, kind, flips):
     caplog.set_level(logging.WARNING)

@@ -74,7 +74,7 @@ def ask(server: AskedServer, method: str, path: str, content: object = None, dat
     """What the server answers, JSON; `content` is sent as JSON, `data` as it is."""
     import httpx2 as httpx
 
-    from fedavg.fleets.http.protocol.certs import client_context
+    from fedavg.fleets.http.protocol.certs import client_context, no_tls
     from fedavg.fleets.http.protocol.silence import why_silent
 
     url = server.url
@@ -84,7 +84,7 @@ def ask(server: AskedServer, method: str, path: str, content: object = None, dat
     if server.cert and not url.startswith("https:"):
         raise FleetError(f"--cert is for TLS; got {url}, expected https:")
     headers = {"Authorization": f"Bearer {read_token(server.token_file)}"} if server.token_file else {}
-    verify = client_context(server.ca, server.cert, server.key) if url.startswith("https:") else True
+    verify = client_context(server.ca, server.cert, server.key) if url.startswith("https:") else no_tls()
     try:
         with httpx.Client(verify=verify, headers=headers, timeout=60.0) as http:
             response = http.request(method, url.rstrip("/") + path, json=content, content=data)

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
-from math import ceil, inf, isfinite
+from math import ceil, exp, inf, isfinite, log
 from types import ModuleType
 from typing import ClassVar, Final, Literal
 
@@ -23,6 +23,8 @@ Accountant = Literal["rdp", "pld"]
 MOST_NOISE: Final = 1e4
 NOISE_DECIMALS: Final = 4
 MOST_ROUNDS: Final = 10**9
+#: In a search, no epsilon counts as more than this, or as less than its inverse.
+MOST_COST: Final = 1e300
 
 
 @dataclass(frozen=True)
@@ -115,15 +117,17 @@ def noise_for(target: float, sampling: Sampling, rounds: int, delta: float, acco
     """The least noise multiplier, rounded up, with which `rounds` rounds cost at most epsilon = `target`."""
     _check_target(target)
 
-    def excess(noise: float) -> float:
-        return epsilon(sampling, noise, rounds, delta, accountant) - target
+    def cost(by: Accountant) -> Callable[[float], float]:
+        return cache(lambda noise: epsilon(sampling, noise, rounds, delta, by))
 
-    # PLD takes long where there is little noise, and never needs more than RDP: its search begins there.
-    begin, factor = (noise_for(target, sampling, rounds, delta), 1.2) if accountant == "pld" else (1.0, 2.0)
-    low, high = _bracket(excess, begin, factor)
     step = 10.0**-NOISE_DECIMALS
-    noise = ceil(float(import_module("scipy.optimize").brentq(excess, low, high, xtol=step / 4)) / step) * step
-    return round(noise if excess(noise) <= 0 else noise + step, NOISE_DECIMALS)
+    begin, factor = 1.0, 2.0
+    if accountant == "pld":
+        # PLD takes long where there is little noise, and never needs more than RDP: its search begins there.
+        begin, factor = _noise_of_cost(cost("rdp"), target, begin, factor, precision=0.01), 1.2
+    exactly = cost(accountant)
+    noise = ceil(_noise_of_cost(exactly, target, begin, factor, step / 4) / step) * step
+    return round(noise if exactly(noise) <= target else noise + step, NOISE_DECIMALS)
 
 
 def rounds_for(
@@ -153,17 +157,29 @@ def gaussian_sigma(target: float, delta: float) -> float:
     return float(_library().get_sigma_gaussian(target, delta))
 
 
-def _bracket(excess: Callable[[float], float], begin: float, factor: float) -> tuple[float, float]:
-    """Too little noise and enough of it, within a factor of each other."""
+def _noise_of_cost(
+    cost: Callable[[float], float], target: float, begin: float, factor: float, precision: float
+) -> float:
+    """The noise at which `cost` is `target`. On logarithmic scales the two lie almost on a line: few steps do."""
+
+    def excess(log_noise: float) -> float:
+        return log(min(max(cost(exp(log_noise)), 1 / MOST_COST), MOST_COST) / target)
+
+    low, high = _bracket(excess, log(begin), log(factor))
+    return exp(float(import_module("scipy.optimize").brentq(excess, low, high, xtol=precision / exp(high))))
+
+
+def _bracket(excess: Callable[[float], float], begin: float, width: float) -> tuple[float, float]:
+    """Logarithms of too little noise and of enough of it, `width` apart."""
     high = begin
     while excess(high) > 0:
-        high *= factor
-        if high > MOST_NOISE:
+        high += width
+        if high > log(MOST_NOISE):
             raise PlanError(f"more than {MOST_NOISE:g} times the norm would be needed as noise; expected a larger "
                             "epsilon or delta, or fewer rounds")  # fmt: skip
-    low = high / factor
+    low = high - width
     while excess(low) <= 0:
-        low, high = low / factor, low
+        low, high = low - width, low
     return low, high
 
 

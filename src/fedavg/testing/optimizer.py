@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from fedavg.optimizers import Optimizer
-from fedavg.testing.problem import check_learns, check_resumes, check_same_bits, check_text, last, require, small_plan
+from fedavg.testing.problem import check_learns, check_repeats, check_text, last, require, small_plan
 
 
 def check_optimizer(optimizer: Optimizer, **options: Any) -> None:
@@ -18,9 +18,7 @@ def check_optimizer(optimizer: Optimizer, **options: Any) -> None:
     require(isinstance(optimizer, Optimizer), f"{what} is no fedavg.Optimizer; derive its class from it")
     check_text(optimizer, Optimizer, what)
     plan = small_plan(optimizer=optimizer, **options)
-    check_learns(plan, what)
-    check_same_bits(plan, what)
-    check_resumes(plan, what)
+    check_repeats(plan, what, check_learns(plan, what))
     few = {"optimizer": optimizer, **options, "rounds": 2}
     graph, plain = (last(small_plan(**few, engine=engine), what).state.weights for engine in ("graph", "plain"))
     require(

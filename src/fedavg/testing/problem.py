@@ -2,15 +2,17 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedavg.data import ArrayData
+from fedavg.engine.model import model_sha256
 from fedavg.errors import FedAvgError
 from fedavg.plan import Plan
 from fedavg.runner import resume, run
@@ -72,7 +74,7 @@ def last(plan: Plan, what: str) -> Round:
     return found
 
 
-def check_learns(plan: Plan, what: str) -> None:
+def check_learns(plan: Plan, what: str) -> Round:
     """The loss on the test set is well below log 3, which is what guessing among three classes has."""
     end = last(plan, what)
     loss = (end.test or {}).get("loss", float("nan"))
@@ -81,25 +83,37 @@ def check_learns(plan: Plan, what: str) -> None:
         f"{what}: after {end.round} rounds the test loss is {loss:.3g}; expected less than 0.9 (guessing has 1.10). "
         "Give the check options with which it learns, as in check(..., rounds=30, lr=0.5)",
     )
+    return end
 
 
-def check_same_bits(plan: Plan, what: str) -> None:
+def check_repeats(plan: Plan, what: str, end: Round | None = None) -> None:
+    """The same model for any number of workers, twice, and after a stop. `end`: of a run of this plan, if there was."""
+    check_resumes(plan, what, check_same_bits(plan, what, end))
+
+
+def check_same_bits(plan: Plan, what: str, end: Round | None = None) -> Tensor:
     """The same weights for any number of workers, twice."""
-    weights = [last(replace(plan, workers=workers), what).state.weights for workers in (1, 1, 2)]
+    missing, found = [1, 1, 2], []
+    if end and plan.workers in missing:
+        missing.remove(plan.workers)
+        found.append((plan.workers, end.state.weights))
+    found += [(workers, last(replace(plan, workers=workers), what).state.weights) for workers in missing]
+    first, second, by_two = (weights for _, weights in sorted(found, key=itemgetter(0)))
     require(
-        torch.equal(weights[0], weights[1]),
+        torch.equal(first, second),
         f"{what}: the same plan gave two models. Draw only from the generators that are given (client.rng, rng), "
         "never from random, numpy.random or torch by themselves, and keep nothing on the object between calls",
     )
     require(
-        torch.equal(weights[0], weights[2]),
+        torch.equal(first, by_two),
         f"{what}: one worker and two gave different models. What a client does must depend only on what it is given: "
         "each worker has its own copy of the object, so nothing kept on it reaches the others",
     )
+    return first
 
 
-def check_resumes(plan: Plan, what: str) -> None:
-    """A run that is stopped and resumed gives the model of the uninterrupted one."""
+def check_resumes(plan: Plan, what: str, whole: Tensor) -> None:
+    """A run that is stopped and resumed gives the model of the uninterrupted one, whose weights are `whole`."""
     middle = max(plan.rounds // 2, 1)
 
     def stop(event: Event) -> None:
@@ -111,9 +125,8 @@ def check_resumes(plan: Plan, what: str) -> None:
             run(plan, Path(folder) / "run", stop)
         given = {name: getattr(plan, name) for name, _ in plan.objects()}
         got = resume(Path(folder) / "run", **given).summary.model_sha256
-    whole = run(plan).summary.model_sha256
     require(
-        got == whole,
+        got == model_sha256(whole),
         f"{what}: a run that was stopped after round {middle} and resumed gave another model than the uninterrupted "
         "one. What must outlive a round belongs into the server's state or into client.state, not on the object",
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedavg.errors import FedAvgError
 from fedavg.robust import Defence, PreAggregator, Reducer, Rows, make_defence
-from fedavg.testing.problem import CheckFailed, check_resumes, check_same_bits, check_text, last, require, small_plan
+from fedavg.testing.problem import CheckFailed, check_repeats, check_text, last, require, small_plan
 
 #: The cohort that a rule is tried on.
 _CLIENTS = 11
@@ -31,8 +31,7 @@ def check_reducer(reducer: Reducer | str, pre: Sequence[PreAggregator | str] = (
     plan = small_plan(reducer=reducer, pre=pre, **{"C": 1.0, **options})
     end = last(plan, what)
     require(bool(end.state.weights.isfinite().all()), f"{what}: the weights after {end.round} rounds are not finite")
-    check_same_bits(plan, what)
-    check_resumes(plan, what)
+    check_repeats(plan, what, end)
 
 
 def _check_values(defence: Defence, what: str) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedavg.samplers import Pool, Sampler
 from fedavg.samplers.memory import CohortSeen, Memory, learned
-from fedavg.testing.problem import check_resumes, check_same_bits, check_text, require, small_plan
+from fedavg.testing.problem import check_repeats, check_text, require, small_plan
 
 
 def check_sampler(sampler: Sampler, **options: Any) -> None:
@@ -27,8 +27,7 @@ def check_sampler(sampler: Sampler, **options: Any) -> None:
         require(cohort == again, f"{what} drew {cohort}, then {again} from the same pool; draw only from pool.rng")
     looks_back = {"world": "always"} if sampler.remembers else {}
     plan = small_plan(sampling=sampler, **{**looks_back, **options})
-    check_same_bits(plan, what)
-    check_resumes(plan, what)
+    check_repeats(plan, what)
 
 
 def _pool(round: int, size: int) -> Pool:

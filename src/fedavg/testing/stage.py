@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedavg.stages import Stage
-from fedavg.testing.problem import check_resumes, check_same_bits, check_text, last, require, small_plan
+from fedavg.testing.problem import check_repeats, check_text, last, require, small_plan
 
 
 def check_stage(
@@ -29,5 +29,4 @@ def check_stage(
     require(
         bool(end.state.weights.isfinite().all()), f"{what}: the weights after {end.round} rounds are not all finite"
     )
-    check_same_bits(plan, what)
-    check_resumes(plan, what)
+    check_repeats(plan, what, end)

@@ -6,7 +6,7 @@ import torch
 
 from fedavg.engine.model import Model
 from fedavg.tasks import Task
-from fedavg.testing.problem import check_resumes, check_same_bits, last, require, small_data, small_plan, starts
+from fedavg.testing.problem import check_repeats, last, require, small_data, small_plan, starts
 from fedavg.types import FederatedData
 
 
@@ -37,5 +37,4 @@ def check_task(task: Task, data: FederatedData | None = None, **options: Any) ->
         not torch.equal(start.state.weights, end.state.weights),
         f"{what}: training changed nothing; expected parameters that require gradients and a loss that depends on them",
     )
-    check_same_bits(plan, what)
-    check_resumes(plan, what)
+    check_repeats(plan, what, end)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedavg.testing.problem import check_resumes, check_same_bits, check_text, require, small_plan
+from fedavg.testing.problem import check_repeats, check_text, require, small_plan
 from fedavg.world import World
 from fedavg.world.presence import DAY_S, PresentNow
 
@@ -30,8 +30,7 @@ def check_world(world: World, **options: Any) -> None:
     require(not len(empty), f"{what}: no client is in group {empty}; expected every group to have some")
     _check_presence(world, what)
     plan = small_plan(world=world, **{"closing": "all:needs=0.2", **options})
-    check_same_bits(plan, what)
-    check_resumes(plan, what)
+    check_repeats(plan, what)
 
 
 def _check_presence(world: World, what: str) -> None:

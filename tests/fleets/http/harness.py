@@ -18,6 +18,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -85,15 +86,26 @@ def _log_to(path: Path) -> None:
     os.dup2(file, 2)
 
 
-def _set_clock(hours: float) -> None:
-    """The wall clock of this process is off; after some seconds it steps to be off the other way."""
-    real, step = time.time, time.monotonic() + 4
-    time.time = lambda: real() + 3600 * hours * (1 if time.monotonic() < step else -1)
+@dataclass(frozen=True)
+class Clock:
+    """A wall clock that is off by some hours; once there is a file `step`, it is off the other way."""
+
+    hours: float = 0.0
+    step: Path | None = None
+
+    def set(self) -> None:
+        """Make it the clock of this process."""
+        if self.hours:
+            real = time.time
+            time.time = lambda: real() + 3600 * self.hours * (-1 if self.step and self.step.exists() else 1)
 
 
-def _run_command(arguments: list[str], log: Path, clock: float = 0.0) -> None:
+RIGHT = Clock()
+
+
+def _run_command(arguments: list[str], log: Path, clock: Clock) -> None:
     _log_to(log)
-    _set_clock(clock)
+    clock.set()
     from fedavg.cli import main
 
     sys.argv = ["fedavg", *arguments]
@@ -106,13 +118,13 @@ def _run_device(
     k: int,
     token: str,
     log: Path,
-    clock: float = 0.0,
+    clock: Clock,
     policy: Policy | None = None,
     authority: bytes | None = None,
 ) -> None:
     """`authority` is pinned; the voucher is in the directory already."""
     _log_to(log)
-    _set_clock(clock)
+    clock.set()
     from fedavg.fleets.http.device.connection import Connection
     from fedavg.fleets.http.device.eligibility import look
     from fedavg.fleets.http.device.vouching import own_identity
@@ -165,8 +177,7 @@ class Server:
         ]  # fmt: skip
         self.process: Any = None
         self.hands: list[Hand] = []
-        #: How many hours its clock is off.
-        self.clock = 0.0
+        self.clock = RIGHT
 
     def start(self) -> None:
         self.process = start_command(self.log, *self.arguments, clock=self.clock)
@@ -237,7 +248,7 @@ class DeviceProcess:
     def __init__(self, server: Server, k: int, directory: Path) -> None:
         self.k, self.directory = k, directory / f"device-{k}"
         self.log = directory / f"device-{k}.log"
-        self.clock = 0.0
+        self.clock = RIGHT
         self._server = server
         self.process: Any = None
         self.policy: Policy | None = None
@@ -386,7 +397,7 @@ class Fleet:
         return Store.open(self._database)
 
 
-def start_command(log: Path, *arguments: str, clock: float = 0.0) -> Any:
+def start_command(log: Path, *arguments: str, clock: Clock = RIGHT) -> Any:
     """A command of `fedavg` in a process of its own."""
     process = Forked(target=_run_command, args=(list(arguments), log, clock))
     process.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S, DeviceProcess, Hand, Server, free_port, wait_until
 from safetensors.torch import load
-from tiny import SIZES, tiny_plan
+from tiny import FEW, SIZES, few_plan, tiny_plan
 
 import fedavg
 from fedavg.cohorts import sample_cohort
@@ -19,7 +19,7 @@ from fedavg.fleets.http.server.store import Store
 from fedavg.runlog.checkpoint import from_tensors
 from fedavg.setup import population_of, resolve_data
 
-CLIENTS = len(SIZES)
+CLIENTS, DEVICES = len(SIZES), len(FEW)
 #: More rounds than any test has time for.
 ENDLESS = 100_000
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -63,7 +63,7 @@ class Front:
 class Replicas:
     """So many replicas, and devices; with a front, all devices reach all replicas through it."""
 
-    def __init__(self, directory, plan, count, url, *options, front=False, clients=CLIENTS, tls=None):
+    def __init__(self, directory, plan, count, url, *options, front=False, clients=DEVICES, tls=None):
         """`tls`: how clients speak to replicas."""
         self.plan, self.url = plan, url
         common = ("--replica", "--db", url, "--min-clients", str(max(clients, 1)), "--linger", "5", *options)
@@ -141,7 +141,7 @@ class Replicas:
     def held_open(self):
         """In the middle of a round: all updates but one are in, and that one does not come before the end."""
         last = self.devices[-1].process.pid
-        all_but_one = lambda status: status["round"] and status["round"]["accepted"] == CLIENTS - 1  # noqa: E731
+        all_but_one = lambda status: status["round"] and status["round"]["accepted"] == len(self.devices) - 1  # noqa: E731
         os.kill(last, signal.SIGSTOP)
         try:
             wait_until(
@@ -184,4 +184,9 @@ class Replicas:
 
 
 def full_plan(**changes):
+    """For clients that are led by hand."""
     return tiny_plan(**{"C": 1.0, "clients": CLIENTS, **changes})
+
+
+def devices_plan(**changes):
+    return few_plan(**{"C": 1.0, **changes})

@@ -1,10 +1,8 @@
 """Who took part in a round over HTTP, as it is recorded."""
 
-from dataclasses import replace
-
 import torch
 from harness import Fleet, Hand, serving
-from tiny import DATA, SIZES, TASK, tiny_plan
+from tiny import FEW, few_plan, tiny_plan
 
 import fedavg
 from fedavg.runlog.rundir import RunDir
@@ -15,11 +13,11 @@ def cohorts(path):
 
 
 def test_a_fleet_records_what_the_simulator_records(tmp_path):
-    plan = tiny_plan(rounds=2)
-    with Fleet(tmp_path, plan, len(SIZES)) as fleet:
+    plan = few_plan(rounds=2)
+    with Fleet(tmp_path, plan, len(FEW)) as fleet:
         fleet.finished()
         served = cohorts(fleet.server.metrics.parent)
-    fedavg.run(replace(plan, task=TASK, data=DATA), tmp_path / "local")
+    fedavg.run(plan, tmp_path / "local")
     assert served == cohorts(tmp_path / "local")
     assert served[0]["who"]["outcome"] == ["reported"] * served[0]["asked"]
 
@@ -47,19 +45,19 @@ def test_who_is_late_or_refused_is_recorded_with_the_reason(tmp_path):
 
 
 def test_an_anonymous_round_names_nobody(tmp_path):
-    plan = tiny_plan(rounds=1)
-    with Fleet(tmp_path, plan, len(SIZES), "--anonymous") as fleet:
+    plan = few_plan(rounds=1)
+    with Fleet(tmp_path, plan, len(FEW), "--anonymous") as fleet:
         fleet.finished()
         (cohort,) = cohorts(fleet.server.metrics.parent)
     assert "who" not in cohort
-    assert cohort["asked"] == 4
+    assert cohort["asked"] == 2
 
 
 def test_under_secure_aggregation_the_survivors_are_counted(tmp_path):
-    plan = tiny_plan(rounds=1, C=1.0, secagg="complete:8:100")
-    with Fleet(tmp_path, plan, len(SIZES)) as fleet:
+    plan = few_plan(rounds=1, C=1.0, secagg="complete:8:100")
+    with Fleet(tmp_path, plan, len(FEW)) as fleet:
         fleet.finished()
         (cohort,) = cohorts(fleet.server.metrics.parent)
-    assert (cohort["asked"], cohort["survivors"]) == (len(SIZES), len(SIZES))
+    assert (cohort["asked"], cohort["survivors"]) == (len(FEW), len(FEW))
     assert cohort["threshold"] >= 2
     assert "who" not in cohort

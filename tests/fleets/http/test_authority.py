@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from harness import Fleet, Hand, log_lines, serving, start_command, wait_until
-from tiny import SIZES, tiny_plan
+from tiny import FEW, few_plan, tiny_plan
 
 import fedavg
 from fedavg.cli import cli
@@ -153,25 +153,20 @@ def test_options_of_a_device_that_would_be_ignored_are_errors(authority, tmp_pat
 
 
 def signed_fleet(tmp_path, authority, **changes):
-    plan = tiny_plan(**{**PLAN, "clients": len(SIZES), **changes})
-    fleet = Fleet(tmp_path, plan, len(SIZES), "--authority", str(authority / "authority.pub"))
+    plan = few_plan(**{**PLAN, "clients": len(FEW), **changes})
+    fleet = Fleet(tmp_path, plan, len(FEW), "--authority", str(authority / "authority.pub"))
     for device in fleet.devices:
         device.vouch(ClientKey.load(authority / "authority.key"))
     return fleet
 
 
 def test_a_fleet_of_signed_sessions_learns_what_the_simulator_learns(tmp_path, authority):
+    """And the files of a device are its user's alone, also with a umask and a folder that let others in."""
+    (tmp_path / "device-0").mkdir(mode=0o755)
     with signed_fleet(tmp_path, authority) as fleet:
         summary = fleet.finished()
     assert summary["model_sha256"] == fedavg.run(fleet.plan).summary.model_sha256
     assert fleet.server.lines("client reports") == []
-
-
-def test_the_files_of_a_device_are_its_users_alone(tmp_path, authority):
-    """Also with a umask and a folder that let others in."""
-    (tmp_path / "device-0").mkdir(mode=0o755)
-    with signed_fleet(tmp_path, authority) as fleet:
-        fleet.finished()
     for folder, _, names in os.walk(tmp_path / "device-0"):
         assert mode(Path(folder)) == 0o700
         open_to = {name: oct(mode(Path(folder) / name)) for name in names if mode(Path(folder) / name) != 0o600}

@@ -6,14 +6,12 @@ import pytest
 from harness import Fleet, Hand, log_lines, serving
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import SIZES, tiny_plan
+from tiny import FEW, few_plan, tiny_plan
 
 import fedavg
 from fedavg.errors import DataError
 from fedavg.fleets.http.device.link import ServerRefused
 from fedavg.fleets.http.protocol.changes import KeptChanges, longest, split
-
-CLIENTS = len(SIZES)
 
 
 def test_by_hand():
@@ -67,9 +65,9 @@ def test_a_server_offers_the_changes_that_it_has(tmp_path):
 
 def test_devices_fetch_changes_and_the_whole_model_where_they_can_not(tmp_path):
     """One device loses its model, that of another is damaged: both fetch it whole, and the run is the simulator's."""
-    plan = tiny_plan(rounds=40, clients=CLIENTS, codec="stc:0.1", downlink="stc:0.1")
-    with Fleet(tmp_path, plan, CLIENTS) as fleet:
-        fleet.server.wait_for(lambda status: status["committed"] >= 10, "ten rounds")
+    plan = few_plan(rounds=24, codec="stc:0.1", downlink="stc:0.1")
+    with Fleet(tmp_path, plan, len(FEW)) as fleet:
+        fleet.server.wait_for(lambda status: status["committed"] >= 6, "six rounds")
         lost, damaged = fleet.devices[0], fleet.devices[1]
         for device in (lost, damaged):
             device.kill()

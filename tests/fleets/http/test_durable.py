@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from harness import PATIENCE_S, Fleet, Hand, Server, serving, start_command, strace_attach, wait_until
-from tiny import DATA, SIZES, tiny_plan
+from tiny import DATA, FEW, few_plan, tiny_plan
 
 import fedavg
 from fedavg.cohorts import sample_cohort
@@ -30,7 +30,7 @@ from fedavg.programs.serve import serve
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import population_of, resolve_data
 
-CLIENTS = len(SIZES)
+CLIENTS = len(FEW)
 #: The calls by which a process changes what is on a disk.
 WRITES = "write,pwrite64,fsync,fdatasync,rename,unlink,ftruncate"
 
@@ -105,7 +105,7 @@ KEEPING = {
     ("times", "rounds", "changes"),
     [
         # Where nobody keeps anything is the easier case.
-        *(pytest.param(8, 60, changes, id=f"8 times, {name}") for name, changes in KEEPING.items()),
+        *(pytest.param(6, 60, changes, id=f"6 times, {name}") for name, changes in KEEPING.items()),
         pytest.param(100, 750, {}, marks=pytest.mark.slow, id="100 times"),
         *(
             pytest.param(100, 750, changes, marks=pytest.mark.slow, id=f"100 times, {name}")
@@ -114,7 +114,7 @@ KEEPING = {
     ],
 )
 def test_the_server_and_clients_are_killed(tmp_path, times, rounds, changes):
-    with Fleet(tmp_path, tiny_plan(rounds=rounds, clients=CLIENTS, **changes), CLIENTS) as fleet:
+    with Fleet(tmp_path, few_plan(rounds=rounds, **changes), CLIENTS) as fleet:
         kill_often(fleet, times, seed=times)
         with fleet.database() as store:
             assert store.last_round() < rounds, "every kill was during the run"
@@ -291,7 +291,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk(small_disk, tmp_path):
-    with Fleet(tmp_path, tiny_plan(rounds=60), CLIENTS, "--run-dir", str(small_disk / "run")) as fleet:
+    with Fleet(tmp_path, few_plan(rounds=60), CLIENTS, "--run-dir", str(small_disk / "run")) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 2, "round 2")
         filler = fill(small_disk)
         (said, *_) = wait_until(lambda: fleet.server.lines("cannot write; trying again"), "an error")
@@ -303,7 +303,7 @@ def test_a_full_disk(small_disk, tmp_path):
 def test_a_full_disk_when_the_database_is_elsewhere(small_disk, tmp_path):
     """Half a line of metrics may be there; afterwards it is whole."""
     options = ("--run-dir", str(small_disk / "run"), "--db", str(tmp_path / "fleet.db"))
-    with Fleet(tmp_path, tiny_plan(rounds=60), CLIENTS, *options) as fleet:
+    with Fleet(tmp_path, few_plan(rounds=60), CLIENTS, *options) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 1, "round 1")
         filler = fill(small_disk)
         with fleet.server.metrics.open("ab", buffering=0) as file:  # the rest of its last block
@@ -325,18 +325,18 @@ def postgres():
 
 
 def test_postgresql_goes_away_and_the_server_is_killed(tmp_path, postgres):
-    with Fleet(tmp_path, tiny_plan(rounds=60), CLIENTS, "--db", postgres.get_uri()) as fleet:
+    with Fleet(tmp_path, few_plan(rounds=60), CLIENTS, "--db", postgres.get_uri()) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 2, "round 2")
         postgres.stop()
         (said, *_) = wait_until(lambda: fleet.server.lines("cannot write; trying again"), "an error")
         assert "look whether the server is there" in said["detail"] or "wait until it is back" in said["detail"]
         postgres.start()
-        kill_often(fleet, 4, seed=3)
+        kill_often(fleet, 2, seed=3)
         check(fleet)
 
 
-def test_eight_clients_by_the_commands_equal_the_simulator(tmp_path):
-    plan = tiny_plan(rounds=3)
+def test_clients_by_the_commands_equal_the_simulator(tmp_path):
+    plan = few_plan(rounds=3)
     with ExitStack() as stack:
         server = stack.enter_context(serving(tmp_path, plan, "--min-clients", str(CLIENTS)))
         assert server.join_token
@@ -430,7 +430,7 @@ def recovery(fleet: Fleet) -> dict[str, float]:
 
 def test_devices_go_on_by_themselves_when_the_server_is_back(tmp_path):
     """The start of the process takes as long as the machine lets it; what is ours is the time after."""
-    with Fleet(tmp_path, tiny_plan(rounds=1000, C=1.0), CLIENTS) as fleet:
+    with Fleet(tmp_path, few_plan(rounds=1000, C=1.0), CLIENTS) as fleet:
         took = recovery(fleet)
     assert took["accepted"] - took["listening"] < 5
 
@@ -438,7 +438,7 @@ def test_devices_go_on_by_themselves_when_the_server_is_back(tmp_path):
 @pytest.mark.slow
 def test_recovery_takes_less_than_five_seconds(tmp_path):
     """On a machine that has nothing else to do."""
-    with Fleet(tmp_path, tiny_plan(rounds=1000, C=1.0), CLIENTS) as fleet:
+    with Fleet(tmp_path, few_plan(rounds=1000, C=1.0), CLIENTS) as fleet:
         took = recovery(fleet)
     print(took)
     assert took["accepted"] < 5

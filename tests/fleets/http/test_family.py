@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from harness import Fleet
-from tiny import SIZES, tiny_plan
+from tiny import FEW, few_plan
 
 import fedavg
 from fedavg.programs.servable import Address, Options
@@ -37,15 +37,15 @@ PLANS = {
 
 @pytest.mark.slow  # each device imports peft; what is frozen is tested above without
 def test_adapters_over_the_network_as_in_simulation(tmp_path):
-    plan = tiny_plan(adapters="lora:2", secagg="complete:4:20", rounds=2, clients=len(SIZES))
-    with Fleet(tmp_path, plan, len(SIZES)) as fleet:
+    plan = few_plan(adapters="lora:2", secagg="complete:4:20", rounds=2)
+    with Fleet(tmp_path, plan, len(FEW)) as fleet:
         assert fleet.finished()["model_sha256"] == fedavg.run(plan).summary.model_sha256
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_over_the_network_as_in_simulation(name, tmp_path):
-    plan = tiny_plan(**{"rounds": 3, "clients": len(SIZES), **PLANS[name]})
-    with Fleet(tmp_path, plan, len(SIZES)) as fleet:
+    plan = few_plan(**{"rounds": 3, **PLANS[name]})
+    with Fleet(tmp_path, plan, len(FEW)) as fleet:
         summary = fleet.finished()
     clock = {"world": "always"} if plan.closing != "all" else {}
     simulated = fedavg.run(replace(plan, **clock)).summary
@@ -56,6 +56,6 @@ def test_over_the_network_as_in_simulation(name, tmp_path):
 
 
 def test_a_server_does_not_ask_real_devices_to_lie(tmp_path):
-    plan = tiny_plan(clients=len(SIZES), attack="signflip", attackers=0.4)
+    plan = few_plan(attack="signflip", attackers=0.4)
     with pytest.raises(fedavg.PlanError, match="attack: got 'signflip', and the clients of a server are real"):
         serve(plan, Options(Address("127.0.0.1", 0), tmp_path))

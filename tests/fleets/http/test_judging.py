@@ -10,7 +10,7 @@ import torch
 from harness import Fleet, Hand, serving
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import BARE, DATA, SIZES, TASK, tiny_plan
+from tiny import FEW, SIZES, few_plan, tiny_plan
 
 import fedavg
 from fedavg.fleets.http.device.judge import check_judging
@@ -20,7 +20,7 @@ from fedavg.fleets.http.protocol.messages import JudgeOffer
 from fedavg.runlog.rundir import RunDir
 from fedavg.setup import resolve_on_device
 
-CLIENTS = len(SIZES)
+CLIENTS = len(FEW)
 
 
 def rows(path):
@@ -35,13 +35,13 @@ def found(row):
 
 
 def simulated(plan, path):
-    fedavg.run(replace(plan, task=TASK, data=DATA), path)
+    fedavg.run(plan, path)
     return RunDir(path).rows()
 
 
 @pytest.mark.parametrize("options", [{}, {"eval_clients": 3}, {"evaluate": "clients", "eval_every": 2}])
 def test_devices_find_what_the_simulator_finds(tmp_path, options):
-    plan = tiny_plan(**{"rounds": 3, "holdout": 0.3, "evaluate": "server,clients", **options})
+    plan = few_plan(**{"rounds": 3, "holdout": 0.3, "evaluate": "server,clients", **options})
     with Fleet(tmp_path, plan, CLIENTS) as fleet:
         summary = fleet.finished()
         served = rows(fleet.server.metrics)
@@ -57,11 +57,11 @@ def test_devices_find_what_the_simulator_finds(tmp_path, options):
 @pytest.mark.parametrize("holdout", [0.0, 0.3])
 def test_a_server_without_a_test_set_serves(tmp_path, holdout):
     """Devices judge if they hold examples out; if not, nobody does, and the run says so."""
-    plan = tiny_plan(rounds=2, data="tiny:BARE", holdout=holdout)
+    plan = few_plan(rounds=2, data="tiny:BARE", holdout=holdout)
     with Fleet(tmp_path, plan, CLIENTS) as fleet:
         summary = fleet.finished()
         served = rows(fleet.server.metrics)
-    fedavg.run(replace(plan, task=TASK, data=BARE), tmp_path / "local")
+    fedavg.run(plan, tmp_path / "local")
     expected = RunDir(tmp_path / "local").rows()
     assert [row["test"] for row in served] == [None, None]
     assert [row.get("on_clients", {}).get("metrics") for row in served] == [
@@ -73,8 +73,8 @@ def test_a_server_without_a_test_set_serves(tmp_path, holdout):
 @pytest.mark.parametrize("secagg", ["none", "complete:8:100"])
 def test_what_devices_measure_in_training_is_what_the_simulator_has(tmp_path, secagg):
     """F1 over a cohort, from the sums of its devices; and a run that stops at what they find, not at the server's."""
-    plan = tiny_plan(rounds=3, C=1.0, algorithm="tiny:Judging", secagg=secagg, holdout=0.3,
-                     evaluate="server,clients", target="clients.loss=100")  # fmt: skip
+    plan = few_plan(rounds=3, C=1.0, algorithm="tiny:Judging", secagg=secagg, holdout=0.3,
+                    evaluate="server,clients", target="clients.loss=100")  # fmt: skip
     with Fleet(tmp_path, plan, CLIENTS) as fleet:
         summary = fleet.finished()
         (served,) = rows(fleet.server.metrics)
@@ -96,7 +96,7 @@ def test_a_server_refuses_numbers_that_no_header_can_carry(tmp_path):
 
 
 def test_under_secure_aggregation_only_the_sum_over_devices_leaves_them(tmp_path):
-    plan = tiny_plan(rounds=2, C=1.0, holdout=0.3, evaluate="clients", secagg="complete:8:100")
+    plan = few_plan(rounds=2, C=1.0, holdout=0.3, evaluate="clients", secagg="complete:8:100")
     with Fleet(tmp_path, plan, CLIENTS) as fleet:
         fleet.finished()
         served = rows(fleet.server.metrics)

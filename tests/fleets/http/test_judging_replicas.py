@@ -2,7 +2,7 @@
 
 import pytest
 from harness import wait_until
-from several import CLIENTS, ENDLESS, Replicas, full_plan
+from several import DEVICES, ENDLESS, Replicas, devices_plan, full_plan
 from test_judging import found
 
 import fedavg
@@ -12,7 +12,7 @@ from fedavg.runlog.rundir import RunDir
 
 
 def test_devices_of_two_replicas_find_what_the_simulator_finds(tmp_path, url):
-    plan = full_plan(rounds=3, holdout=0.3, evaluate="server,clients")
+    plan = devices_plan(rounds=3, holdout=0.3, evaluate="server,clients")
     with Replicas(tmp_path, plan, 2, url) as fleet:
         fleet.check()
         gathered = [line for replica in fleet.replicas for line in replica.lines("gathered")]
@@ -24,7 +24,7 @@ def test_devices_of_two_replicas_find_what_the_simulator_finds(tmp_path, url):
     expected = RunDir(tmp_path / "local").rows()
     assert [row["test"] for row in served] == [row["test"] for row in expected]
     assert [found(row) for row in served] == [found(row) for row in expected]
-    assert [row["on_clients"]["clients"] for row in served] == [CLIENTS] * 3
+    assert [row["on_clients"]["clients"] for row in served] == [DEVICES] * 3
 
 
 @pytest.fixture

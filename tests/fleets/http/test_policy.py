@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from harness import DeviceProcess, Fleet, wait_until
+from harness import RIGHT, Clock, DeviceProcess, Fleet, wait_until
 from liar import lying
 from tiny import SIZES, tiny_plan
 
@@ -22,7 +22,7 @@ SHARED = ("clip:1.0", "weigh:equal", "noise:30:where=clients:dropout=0.25:bits=1
 def device(tmp_path):
     started = []
 
-    def start(liar, policy, clock=0.0):
+    def start(liar, policy, clock=RIGHT):
         process = DeviceProcess(liar, 0, tmp_path)
         process.policy, process.clock = policy, clock
         process.start("token")
@@ -153,6 +153,6 @@ def test_no_more_rounds_a_day_than_allowed_whatever_the_clock_and_the_restarts(d
         assert liar.reported(0, "many-rounds")["round"] == 2
         first.kill()
         liar.reports.clear()
-        device(liar, Policy(max_rounds_per_day=1), clock=48.0)
+        device(liar, Policy(max_rounds_per_day=1), clock=Clock(48.0))
         assert liar.reported(0, "many-rounds")["round"] == 2
     assert len(liar.sent[0]) == 1

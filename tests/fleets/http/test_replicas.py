@@ -13,7 +13,7 @@ import httpx2 as httpx
 import pytest
 from harness import PATIENCE_S, Server, wait_until
 from postgres import database, out_of_connections, restarted_elsewhere
-from several import CLIENTS, ENDLESS, Replicas, full_plan, needs_nginx
+from several import DEVICES, ENDLESS, Replicas, devices_plan, full_plan, needs_nginx
 from tiny import DATA
 
 from fedavg.fleets.http.device.link import ServerRefused
@@ -40,20 +40,20 @@ def row_of(fleet, round):
 
 
 def test_two_replicas_give_the_model_of_the_simulator(tmp_path, url):
-    with Replicas(tmp_path, full_plan(rounds=3, uplink=2.0), 2, url) as fleet:
+    with Replicas(tmp_path, devices_plan(rounds=3, uplink=2.0), 2, url) as fleet:
         fleet.check()
         gathered = [line for replica in fleet.replicas for line in replica.lines("gathered")]
         assert [line["replicas"] for line in gathered] == [2] * 3, "both have taken updates in each round"
         with Store.open(url) as store:
             rows = store.committed()
     largest = [row["simulated_s"] * 2e6 for row in rows]
-    assert largest == pytest.approx([row["bytes_up"] / CLIENTS for row in rows], rel=0.01), "at 2 MB/s"
+    assert largest == pytest.approx([row["bytes_up"] / DEVICES for row in rows], rel=0.01), "at 2 MB/s"
 
 
 @needs_nginx
 def test_restarts_kills_and_pauses_in_the_middle_of_rounds_change_nothing(tmp_path, url):
     """SCAFFOLD: clients keep something between rounds, so that an update that is trained twice would be another."""
-    with Replicas(tmp_path, full_plan(rounds=ENDLESS, algorithm="scaffold"), 3, url, front=True) as fleet:
+    with Replicas(tmp_path, devices_plan(rounds=ENDLESS, algorithm="scaffold"), 3, url, front=True) as fleet:
         fleet.wait_for_round(1)
         with fleet.held_open():
             for replica in fleet.replicas:
@@ -101,7 +101,7 @@ def trouble(fleet, kills, seed):
 @pytest.mark.slow
 @needs_nginx
 def test_fifty_kills_and_pauses(tmp_path, url):
-    with Replicas(tmp_path, full_plan(rounds=ENDLESS, algorithm="scaffold"), 3, url, front=True) as fleet:
+    with Replicas(tmp_path, devices_plan(rounds=ENDLESS, algorithm="scaffold"), 3, url, front=True) as fleet:
         fleet.wait_for_round(1)
         trouble(fleet, 50, 2)
         fleet.check_so_far()
@@ -250,7 +250,7 @@ def test_the_database_goes_away_and_comes_back(pair, postgres, fault):
 
 @pytest.mark.slow
 def test_postgresql_is_gone_for_thirty_seconds(tmp_path, postgres, url):
-    with Replicas(tmp_path, full_plan(rounds=ENDLESS), 2, url) as fleet:
+    with Replicas(tmp_path, devices_plan(rounds=ENDLESS), 2, url) as fleet:
         fleet.wait_for_round(2)
         with stopped(postgres):
             sleep(30)

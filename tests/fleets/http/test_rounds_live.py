@@ -10,8 +10,8 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from harness import Fleet, Hand, serving
-from tiny import SIZES, tiny_plan
+from harness import Clock, Fleet, Hand, serving
+from tiny import FEW, SIZES, few_plan, tiny_plan
 
 import fedavg
 from fedavg.fleets.http.device.link import ServerRefused
@@ -150,8 +150,8 @@ def test_a_device_whose_update_is_refused_says_so_once(tmp_path):
 
 
 def test_an_ordered_stop_parks_the_round(tmp_path):
-    plan = tiny_plan(rounds=6)
-    with Fleet(tmp_path, plan, CLIENTS) as fleet:
+    plan = few_plan(rounds=6)
+    with Fleet(tmp_path, plan, len(FEW)) as fleet:
         fleet.server.wait_for(lambda s: s["committed"] >= 2, "round 2")
         began = monotonic()
         assert fleet.server.stop(30) == 0
@@ -166,12 +166,14 @@ def test_an_ordered_stop_parks_the_round(tmp_path):
 
 def test_clocks_that_are_off_and_step_back_lock_nobody_out(tmp_path):
     """The server's clock is an hour ahead and steps two hours back; those of the devices are off as well."""
-    plan = tiny_plan(rounds=150, C=1.0)  # long enough for the step
-    fleet = Fleet(tmp_path, plan, CLIENTS, "--deadline", "60")
-    fleet.server.clock = 1.0
+    plan, step = few_plan(rounds=20, C=1.0), tmp_path / "step"
+    fleet = Fleet(tmp_path, plan, len(FEW), "--deadline", "60")
+    fleet.server.clock = Clock(1.0, step)
     for device in fleet.devices:
-        device.clock = 1.0 - device.k % 3
+        device.clock = Clock(1.0 - device.k % 3, step)
     with fleet:
+        fleet.server.wait_for(lambda s: s["committed"] >= 2, "round 2")
+        step.touch()
         summary = fleet.finished()
     assert summary["model_sha256"] == fedavg.run(plan).summary.model_sha256
     times = [datetime.fromisoformat(line["time"]) for line in fleet.server.lines()]
@@ -186,7 +188,7 @@ def test_only_logs_certificates_sightings_and_the_age_of_tokens_and_enrolments_l
     assert found == {"certs.py", "logs.py", "app.py", "admin.py", "roles.py", "sightings.py"}
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_in_every_round_a_third_of_the_clients_is_killed(tmp_path, rounds):
     """Over-selection and the deadline get every round committed; the dead come back while others work."""
     options = ("--over-selection", "1.5", "--deadline", "3")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedavg import Adapters, ArrayData, FedAvg, MacroF1, Plan
+from fedavg import Adapters, ArrayData, Examples, FedAvg, MacroF1, Plan
 from toys import TOY, toy_data
 
 SIZES = (7, 12, 6, 5, 20, 9, 11, 8)
@@ -18,14 +18,19 @@ def tiny_plan(**changes: object) -> Plan:
     return Plan(**{**values, **changes})
 
 
-def _without_test() -> ArrayData:
-    parts = [DATA.client(k) for k in range(len(DATA))]
+def few_plan(**changes: object) -> Plan:
+    """With half of the clients, for tests in which each of them is a process."""
+    return tiny_plan(**{"data": "tiny:FEW", "clients": len(FEW), **changes})
+
+
+def _first(called: str, count: int, test: Examples | None) -> ArrayData:
+    parts = [DATA.client(k) for k in range(count)]
     x, y = (torch.cat([getattr(part, name) for part in parts]) for name in "xy")
-    return ArrayData("bare", x, y, np.split(np.arange(len(y)), np.cumsum(SIZES)[:-1]), None)
+    return ArrayData(called, x, y, np.split(np.arange(len(y)), np.cumsum(SIZES[:count])[:-1]), test)
 
 
-#: The same clients, and no test set.
-BARE = _without_test()
+#: The first four clients; and those without a test set.
+FEW, BARE = _first("few", 4, DATA.test), _first("bare", 4, None)
 
 
 @dataclass(frozen=True)

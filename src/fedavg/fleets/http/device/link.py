@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 import httpx2 as httpx
 
 from fedavg.errors import FleetError
+from fedavg.fleets.http.protocol.certs import no_tls
 from fedavg.fleets.http.protocol.keys import COUNTER, ClientKey, Signer
 from fedavg.fleets.http.protocol.messages import MAX_MESSAGE, Problem
 from fedavg.fleets.http.protocol.silence import is_mistake, why_silent
@@ -260,9 +261,8 @@ class Link:
         raise ServerRefused(reply.status, problem.error, problem.detail)
 
     def _new_client(self) -> httpx.Client:
-        verify = self._tls if self._tls is not None else True
         return httpx.Client(
-            verify=verify,
+            verify=self._tls or no_tls(),
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             headers={"Accept-Encoding": "identity", "User-Agent": f"fedavg/{version('fedavg')}"},
             follow_redirects=False,

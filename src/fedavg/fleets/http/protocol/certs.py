@@ -159,6 +159,11 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
     return context
 
 
+def no_tls() -> ssl.SSLContext:
+    """For plain HTTP. It trusts nobody: to read the system's authorities takes longer than many a request."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 def client_context(ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
     """TLS 1.2 or newer; trusts `ca` alone, or the system's authorities, and checks the server's name."""
     if (cert is None) != (key is None):

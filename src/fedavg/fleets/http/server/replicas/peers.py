@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute
 
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol import keys
-from fedavg.fleets.http.protocol.certs import CertifiedKey
+from fedavg.fleets.http.protocol.certs import CertifiedKey, no_tls
 from fedavg.fleets.http.server.gates import Call, Endpoint, Gate, Handler, OfRound
 from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, dump_parts, parse_parts
@@ -97,7 +97,7 @@ class Peers:
     def _client(self, of: ReplicaRow) -> httpx.Client:
         known = self._clients.get(of.id)
         if known is None or known[0] != of.certificate:
-            verify = _pinned(of.certificate, self._shown) if of.certificate else True
+            verify = _pinned(of.certificate, self._shown) if of.certificate else no_tls()
             known = self._clients[of.id] = (
                 of.certificate, httpx.Client(base_url=of.url, verify=verify, trust_env=False),
             )  # fmt: skip
