@@ -1,7 +1,10 @@
-"""The CPU time of a round of W1 to W4 by two versions of the package, in turn, on whatever machine this is.
+"""The CPU time of a round by two versions of the package, in turn, on whatever machine this is.
 
     git worktree add --detach ../before COMMIT
-    python benchmarks/before_after.py ../before/src src --repeats 3 --out before_after.json
+    python benchmarks/before_after.py ../before/src src --repeats 3 --out before_after.json [--only W1 --only kept ...]
+
+W1 to W4 are those of the speed page. In the others clients keep as much as a model, and the run is recorded: SCAFFOLD
+with the 2NN (kept), and ByzFL's setting, whose server also gets single updates (single), with one worker.
 
 CPU time of the server's process and its workers, not the clock on the wall: it can be compared on a machine that has
 other work to do. Turns alternate between the versions, and only ratios within a run mean anything.
@@ -14,26 +17,37 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 #: Rounds of a turn, and how many of the first are not counted. The last one is judged, and not counted either.
-ROUNDS = {"W1": 16, "W2": 16, "W3": 6, "W4": 7}
+ROUNDS = {"W1": 16, "W2": 16, "W3": 6, "W4": 7, "kept": 16, "single": 31}
 WARM = 2
+RECORDED = ("kept", "single")
 WORKERS = 2
 
 
 def plan_of(workload: str):
     """Written for both versions: only options that are as old as the older one."""
+    from dataclasses import replace
+
     from fedavg import Plan
 
+    if workload == "single":
+        from fedavg.study import robust
+
+        plan = robust.plan_of(1.0, 4, "geomedian:0.1:3", "ipm:1.0")
+        return replace(plan, rounds=ROUNDS[workload], eval_every=ROUNDS[workload], workers=1)
     tasks = {
         "W1": ("mnist-2nn", "mnist", 0.1, 10),
         "W2": ("mnist-2nn", "mnist", 0.1, "inf"),
         "W3": ("mnist-cnn", "mnist", 0.1, 10),
         "W4": ("shakespeare-lstm", characters, 1.0, 10),
+        "kept": ("mnist-2nn", "mnist", 0.1, 10),
     }
     task, data, share, batch = tasks[workload]
     rounds, source = ROUNDS[workload], data() if callable(data) else data
-    return Plan(task=task, data=source, C=share, E=1, B=batch, rounds=rounds, eval_every=rounds, workers=WORKERS)
+    plan = Plan(task=task, data=source, C=share, E=1, B=batch, rounds=rounds, eval_every=rounds, workers=WORKERS)
+    return replace(plan, algorithm="scaffold") if workload == "kept" else plan
 
 
 def characters():
@@ -65,7 +79,13 @@ def turn(workload: str) -> None:
     """In a process of its own: CPU seconds of a round."""
     import fedavg
 
-    spent = {event.round: cpu_seconds(os.getpid()) for event in fedavg.train(plan_of(workload))}
+    spent: dict[int, float] = {}
+
+    def note(event):
+        spent[event.round] = cpu_seconds(os.getpid())
+
+    with TemporaryDirectory() as folder:
+        fedavg.run(plan_of(workload), Path(folder) / "run" if workload in RECORDED else None, note)
     last = ROUNDS[workload] - 1
     print(json.dumps((spent[last] - spent[WARM]) / (last - WARM)))
 
@@ -84,13 +104,14 @@ def main() -> None:
     parser.add_argument("after", type=Path, nargs="?")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", action="append", choices=ROUNDS)
     parser.add_argument("--turn", choices=ROUNDS)
     options = parser.parse_args()
     if options.turn:
         turn(options.turn)
         return
     record = {}
-    for workload in ROUNDS:
+    for workload in options.only or ROUNDS:
         pairs = []
         for _ in range(options.repeats):
             before, after = measured(options.before, workload), measured(options.after, workload)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedavg.errors import RunDirError
+from fedavg.recent import RecentStates
 from fedavg.states import ClientStates, packed, unpacked
 
 
@@ -183,6 +184,71 @@ def test_half_a_million_clients_cost_nothing_until_they_are_picked(tmp_path):
     assert seconds < 0.02  # for one client: load and save
 
 
+def in_memory(root, clients=10, place_bytes=256):
+    states = ClientStates(root, recent=RecentStates(clients, place_bytes))
+    states.flush()
+    return states
+
+
+def test_without_anybody_who_flushes_all_is_written_at_once(tmp_path):
+    """A fleet around another may not pass `flush_states` on: what clients keep must not be lost by that."""
+    states = ClientStates(tmp_path, recent=RecentStates(10, 256))
+    states.save(5, 1, {"c": torch.tensor([1.0])})
+    assert kept(states, 5, before=2) == kept(ClientStates(tmp_path), 5, before=2) == {"c": [1.0]}
+
+
+def test_what_is_in_memory_is_written_before_a_mark_and_not_sooner(tmp_path):
+    states = in_memory(tmp_path / "states")
+    for round in (1, 2, 3):
+        states.save(5, round, {"c": torch.tensor([float(round)])})
+    assert kept(states, 5, before=9) == {"c": [3.0]}
+    assert not (tmp_path / "states").exists()
+    mark = states.mark(3)
+    ClientStates.verify(tmp_path / "states", mark)
+    assert [kept(ClientStates(tmp_path / "states"), 5, before) for before in (3, 4)] == [{"c": [2.0]}, {"c": [3.0]}]
+    assert states.mark(3) == mark
+
+
+def test_a_mark_leaves_out_a_round_that_was_under_way_in_memory(tmp_path):
+    states = in_memory(tmp_path)
+    for k, round in ((1, 1), (2, 2), (1, 3), (2, 3), (1, 4)):
+        states.save(k, round, {"c": torch.tensor([float(round)])})
+    mark = states.mark(3)
+    ClientStates.rewind(tmp_path, mark)
+    assert [kept(ClientStates(tmp_path), k, before=9) for k in (1, 2)] == [{"c": [3.0]}] * 2
+
+
+def test_what_does_not_fit_into_memory_goes_to_the_files_and_the_later_version_counts(tmp_path):
+    states = in_memory(tmp_path, place_bytes=128)
+    states.save(5, 1, {"c": torch.tensor([1.0])})
+    states.save(5, 2, {"c": torch.full((100,), 2.0)})
+    assert kept(states, 5, before=2) == {"c": [1.0]}
+    assert kept(states, 5, before=3) == {"c": [2.0] * 100}
+    states.save(5, 3, {"c": torch.tensor([3.0])})
+    assert kept(states, 5, before=4) == {"c": [3.0]}
+    states.flush()
+    again = ClientStates(tmp_path)
+    assert [kept(again, 5, before)["c"][0] for before in (2, 3, 4)] == [1.0, 2.0, 3.0]
+
+
+def test_a_resumed_run_finds_in_files_what_is_not_in_memory_yet(tmp_path):
+    states = in_memory(tmp_path)
+    states.save(5, 1, {"c": torch.tensor([1.0])})
+    states.save(6, 1, {"c": torch.tensor([6.0])})
+    states.mark(1)
+    again = in_memory(tmp_path)
+    again.save(5, 2, {"c": torch.tensor([2.0])})
+    assert (kept(again, 5, before=3), kept(again, 6, before=3)) == ({"c": [2.0]}, {"c": [6.0]})
+
+
+def test_a_version_in_memory_whose_round_did_not_count_is_forgotten(tmp_path):
+    states = in_memory(tmp_path)
+    states.save(5, 1, {"c": torch.tensor([1.0])})
+    states.save(5, 2, {"c": torch.tensor([2.0])})
+    states.discard(5, 2)
+    assert kept(states, 5, before=3) == {"c": [1.0]}
+
+
 ORPHAN = """
 import os, sys, time
 from pathlib import Path
@@ -199,7 +265,8 @@ while os.getppid() == server:
 try:
     states.save(5, 2, {"c": torch.tensor([2.0])})
 except FleetError as error:
-    Path(sys.argv[1], "said").write_text(str(error))
+    Path(sys.argv[1], "saying").write_text(str(error))
+    Path(sys.argv[1], "saying").rename(Path(sys.argv[1], "said"))
 """
 
 

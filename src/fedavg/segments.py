@@ -47,7 +47,7 @@ class Damaged(RunDirError):
     """A record is not what was written."""
 
 
-def header(client: int, round: int, payload: bytes, flags: int = 0) -> bytes:
+def header(client: int, round: int, payload: bytes | memoryview, flags: int = 0) -> bytes:
     fields = _FIELDS.pack(MAGIC, flags, client, round, len(payload)) + _digest(payload)
     return fields + _digest(fields)
 
@@ -147,10 +147,10 @@ class SegmentWriter:
                 self.segment += 1
         self.size = 0
 
-    def append(self, client: int, round: int, payload: bytes, flags: int = 0) -> RecordPlace:
+    def append(self, client: int, round: int, payload: bytes | memoryview, flags: int = 0) -> RecordPlace:
         return self.append_whole(
             RecordPlace(client, round, self.segment, 0, len(payload), bool(flags & WITHDRAWN)),
-            header(client, round, payload, flags) + payload,
+            b"".join((header(client, round, payload, flags), payload)),
         )
 
     def append_whole(self, place: RecordPlace, record: bytes) -> RecordPlace:

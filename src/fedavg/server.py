@@ -156,6 +156,7 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[
                     result = fleet.train(cohort, work, who_trains(setup, parts))
                     if not isinstance(result, Abandoned):
                         trained = _averaged(setup, before, cohort, result, work)
+            del result  # single updates would stay in memory while the next cohort trains
             trained = _remembering(fleet, trained)
             event = _watching(setup.goal, _judged_round(setup, fleet, state, work, trained, perf_counter() - began))
             state = event.state

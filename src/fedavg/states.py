@@ -4,6 +4,9 @@ In deployment it lies on the device; in simulation under the run directory. It i
 that a hundred thousand clients are no more files than ten, and half a million cost nothing until they are picked. Each
 process that writes has files of its own. A version is named by the round that made it: `mark` notes how far the files
 reached after a round, and `rewind` brings all clients back to there, byte for byte.
+
+What simulated clients keep from one checkpoint to the next need not be on disk: after a crash it is computed again. So
+as far as it fits it stays in memory (`recent.py`), and `flush` writes the last versions before a checkpoint.
 """
 
 import json
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from fedavg.errors import DiskError, FleetError
 from fedavg.files import sync
+from fedavg.recent import RecentStates
 from fedavg.segments import (
     WITHDRAWN,
     Damaged,
@@ -47,11 +51,16 @@ def packed(state: dict[str, Tensor]) -> bytes:
 
     For tens of kilobytes this takes a tenth of the time that safetensors needs.
     """
+    return b"".join(_parts(state))
+
+
+def _parts(state: dict[str, Tensor]) -> list[bytes | memoryview]:
+    """The same in pieces, the numbers not copied."""
     parts: list[bytes | memoryview] = [_head(tuple((name, t.dtype, tuple(t.shape)) for name, t in state.items()))]
     for tensor in state.values():
         numbers = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
         parts += [numbers, bytes(_aligned(numbers.nbytes) - numbers.nbytes)]
-    return b"".join(parts)
+    return parts
 
 
 def unpacked(data: bytearray) -> dict[str, Tensor]:
@@ -103,10 +112,21 @@ class StateStore(Protocol):
 class ClientStates:
     """Small named tensors by client and round, under one directory; forked processes may use it side by side."""
 
-    def __init__(self, root: Path, *, durable: bool = False, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """`durable`: what was saved outlives the machine's death at once; else only what a `mark` covers does."""
+    def __init__(
+        self,
+        root: Path,
+        *,
+        durable: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        recent: RecentStates | None = None,
+    ) -> None:
+        """`durable`: what was saved outlives the machine's death at once; else only what a `mark` covers does.
+
+        `recent`: where versions stay from one `flush` to the next. Processes that use the files side by side share it.
+        """
         self.root = root
         self._durable = durable
+        self._recent = recent
         self._segment_bytes = segment_bytes
         self._versions: dict[int, list[RecordPlace]] = {}
         #: How far each file has been read, and where in it the last rounds end.
@@ -132,21 +152,40 @@ class ClientStates:
             self._refresh()
             self._seen_for = before
         earlier = [place for place in self._versions.get(k, ()) if place.round < before]
+        recent = self._recent.last(k, before) if self._recent else 0
+        if self._recent and recent and (not earlier or recent >= earlier[-1].round):
+            return unpacked(self._recent.get(k, recent))
         if not earlier:
             return {}
         return unpacked(read(self._path(earlier[-1].segment), earlier[-1]))
 
     def save(self, k: int, round: int, state: dict[str, Tensor]) -> None:
         """Keep a version; another of the same round takes its place."""
-        self._append(k, round, packed(state))
+        parts = _parts(state)
+        if not (self._recent and self._recent.put(k, round, parts)):
+            self._append(k, round, b"".join(parts))
+
+    def flush(self) -> None:
+        """Write what is only in memory yet, earlier rounds first, so that a `mark` can tell them apart.
+
+        Whoever asks will ask again before the next checkpoint: only from then on does anything stay in memory.
+        """
+        if not self._recent:
+            return
+        self._recent.open()
+        for version in self._recent.new():
+            self._append(version.client, version.round, version.payload)
 
     def discard(self, k: int, round: int) -> None:
         """Forget a version: its round did not count."""
+        if self._recent:
+            self._recent.forget(k, round)
         if any(place.round == round for place in self._versions.get(k, ())):
             self._append(k, round, b"", WITHDRAWN)
 
     def mark(self, round: int) -> dict[str, int]:
         """Makes all versions up to a round durable, and says how far the files reach with them."""
+        self.flush()
         if not self.root.is_dir():
             return {}
         self._refresh()
@@ -228,7 +267,7 @@ class ClientStates:
     def _path(self, segment: int) -> Path:
         return segment_path(self.root, segment)
 
-    def _append(self, k: int, round: int, payload: bytes, flags: int = 0) -> None:
+    def _append(self, k: int, round: int, payload: bytes | memoryview, flags: int = 0) -> None:
         try:
             place = self._live_writer().append(k, round, payload, flags)
             if self._durable:

@@ -102,9 +102,12 @@ class Slow(nn.Module):
         return self.out(x)
 
 
-def test_a_killed_worker_is_replaced_and_the_result_is_unchanged():
+@pytest.mark.parametrize("options", [{}, {"codec": "topk:0.5", "reducer": "median"}], ids=["sums", "kept and single"])
+def test_a_killed_worker_is_replaced_and_the_result_is_unchanged(options):
+    """Also when clients keep residuals and send single updates, which are in memory that a dead worker has shared."""
+
     def plan():
-        return toy_plan(task=Task("slow", Slow), C=1, rounds=4, engine="plain")
+        return toy_plan(task=Task("slow", Slow), C=1, rounds=4, engine="plain", **options)
 
     expected = weights_after(plan())
     fleet = LocalFleet()

@@ -120,6 +120,13 @@ class Fleet(Pluggable, ABC):
             f"run would find; expected `keep_states_in`: define it, or run without a run directory"
         )
 
+    def flush_states(self) -> None:
+        """Write what clients keep to the directory of `keep_states_in`, if it is not there yet: a checkpoint follows.
+
+        A recorded run asks this before its first round and before every checkpoint, the last one after `close`. A fleet
+        that writes at once has nothing to do; one around another fleet may leave it out: then that one writes at once.
+        """
+
     @abstractmethod
     def start(self, setup: Setup) -> Tensor:
         """Get ready to train; returns the initial weights, shape (P,)."""

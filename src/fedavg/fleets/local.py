@@ -8,12 +8,14 @@ import logging
 
 import torch
 
+from fedavg.cohorts import cohort_size
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import PlanError
 from fedavg.fleets.parcels import Unsendable
 from fedavg.fleets.pool import InlinePool, ProcessPool, WorkerMemory, WorkerPool
 from fedavg.fleets.sharing import SharedVector
 from fedavg.fleets.simulated import SimulatedFleet
+from fedavg.fleets.singles import SingleRows
 from fedavg.fleets.start import (
     Desk,
     Forked,
@@ -58,8 +60,12 @@ class LocalFleet(SimulatedFleet):
             return _inline(setup, data, trainer, states)
         shared, rings = _memory(setup, trainer, method, setup.plan.workers)
         starter: Starter
+        singles = None
         if method == "fork":
-            starter = Forked([Worker(setup, data, trainer, shared.tensor, ring.tensor, states) for ring in rings])
+            singles = self._singles(setup, rings)
+            starter = Forked(
+                [Worker(setup, data, trainer, shared.tensor, ring.tensor, states, singles) for ring in rings]
+            )
         else:
             try:
                 starter = _spawned(setup, data, trainer, states, method, shared, rings)
@@ -68,7 +74,14 @@ class LocalFleet(SimulatedFleet):
                     raise
                 log.warning("clients run one after another in this process: %s", error)
                 return _inline(setup, data, trainer, states)
-        return ProcessPool(setup.plan, data, starter, WorkerMemory(shared.tensor, [ring.tensor for ring in rings]))
+        memory = WorkerMemory(shared.tensor, [ring.tensor for ring in rings], singles)
+        return ProcessPool(setup.plan, data, starter, memory)
+
+    def _singles(self, setup: Setup, rings: list[SharedVector]) -> SingleRows | None:
+        """Rows for the single updates of a cohort, where the plan has them."""
+        if not setup.single_updates:
+            return None
+        return SingleRows(cohort_size(setup.plan.C, self._population), len(rings[0].tensor))
 
 
 def _memory(setup: Setup, trainer: Trainer, method: Method, count: int) -> tuple[SharedVector, list[SharedVector]]:

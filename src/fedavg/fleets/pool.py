@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from time import monotonic
 from typing import Any, Final, final
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets.processes import WorkerProcess
+from fedavg.fleets.singles import SingleRows
 from fedavg.fleets.start import Starter
 from fedavg.fleets.watchdog import LOOK_S, Busy, Silence, Watchdog
-from fedavg.fleets.worker import Job, JobResult, Trained, Worker, describe
+from fedavg.fleets.worker import Job, JobResult, Trained, TrainJob, Worker, describe
 from fedavg.plan import Plan
 from fedavg.sums import checked_bound
 from fedavg.types import FederatedData
@@ -70,6 +71,8 @@ class WorkerMemory:
 
     shared: Tensor
     rings: Sequence[Tensor]
+    #: Where single updates go, if the plan has them and the workers were forked.
+    singles: SingleRows | None = None
 
     def share(self, vector: Tensor) -> None:
         self.shared[: len(vector)].copy_(vector)
@@ -159,14 +162,14 @@ class ProcessPool(WorkerPool):
         results: list[JobResult | None] = [None] * len(jobs)
         sent: dict[int, deque[int]] = {slot: deque() for slot in range(len(self._processes))}
         done: dict[int, list[int]] = {slot: [] for slot in sent}
-        deaths = 0
+        deaths, loans = 0, _Loans(self._memory.singles)
         self._watchdog.new_list()
         while waiting or any(sent.values()):
             # One handful to do, and one to go on with while the server wakes up.
             while waiting and len(sent[slot := _least_busy(sent)]) <= handed[slot]:
                 some = waiting.take(len(self._processes))
                 with suppress(OSError):  # that a worker is dead shows when its reply is asked for
-                    self._processes[slot].pipe.send([jobs[index] for index in some])
+                    self._processes[slot].pipe.send([loans.lent(index, jobs[index]) for index in some])
                 handed[slot] = len(some)
                 if not sent[slot]:
                     self._watchdog.begins(slot, tasks[some[0]])
@@ -176,6 +179,7 @@ class ProcessPool(WorkerPool):
                 if replies is None:
                     deaths += 1
                     self._replace(slot, deaths)
+                    loans.lost(sent[slot])
                     waiting.put_back([*done[slot], *sent[slot]])
                     sent[slot], done[slot], handed[slot] = deque(), [], 1
                 for reply in replies or ():
@@ -183,7 +187,7 @@ class ProcessPool(WorkerPool):
                         self.close()
                         raise reply
                     job = sent[slot].popleft()
-                    results[job] = reply
+                    results[job] = loans.returned(job, reply)
                     done[slot].append(job)
                     self._watchdog.done(slot)
                     if sent[slot]:
@@ -236,6 +240,34 @@ class ProcessPool(WorkerPool):
 
 def _least_busy(sent: dict[int, deque[int]]) -> int:
     return min(sent, key=lambda slot: len(sent[slot]))
+
+
+class _Loans:
+    """The rows for single updates that are lent to jobs on their way, by the number of the job."""
+
+    def __init__(self, singles: SingleRows | None) -> None:
+        self._singles = singles
+        self._rows: dict[int, int] = {}
+
+    def lent(self, index: int, job: Job) -> Job:
+        """The job with a row, if it needs one and one is free."""
+        if self._singles is None or not isinstance(job, TrainJob) or (row := self._singles.lend()) is None:
+            return job
+        self._rows[index] = row
+        return replace(job, row=row)
+
+    def returned(self, index: int, result: JobResult) -> JobResult:
+        """The result with what is in its row."""
+        row = self._rows.pop(index, None)
+        if row is None or self._singles is None or not isinstance(result, Trained):
+            return result
+        return replace(result, single=self._singles.read(row))
+
+    def lost(self, jobs: Iterable[int]) -> None:
+        """A worker has died before it had done these."""
+        for index in jobs:
+            if self._singles and (row := self._rows.pop(index, None)) is not None:
+                self._singles.give_back(row)
 
 
 class _Waiting:

@@ -44,10 +44,12 @@ from fedavg.fleets.worker import (
     named_sums,
     unclipped,
 )  # fmt: skip
+from fedavg.machine import memory_bytes
 from fedavg.metrics import add_up, report
 from fedavg.metrics.spread import OnClients, names_of_sums
 from fedavg.metrics.training import sums_over, unmasked_sums
 from fedavg.plan import Plan
+from fedavg.recent import RecentStates
 from fedavg.setup import Setup, check_population, population_of, proved_trainer, resolve_data
 from fedavg.states import ClientStates
 from fedavg.sums import to_float
@@ -62,6 +64,8 @@ log = logging.getLogger("fedavg.run")
 
 #: Bytes of one sum of a metric on its way to the server: a float64.
 SUM_BYTES: Final = 8
+#: Memory for what clients have kept since the last checkpoint, if an eighth of what is free is not less.
+MOST_RECENT_BYTES: Final = 512 << 20
 
 
 class SimulatedFleet(Fleet, ABC):
@@ -73,6 +77,7 @@ class SimulatedFleet(Fleet, ABC):
     def __init__(self) -> None:
         #: Where clients keep what they carry from round to round; None: it is gone at the end.
         self._kept_in: Path | None = None
+        self._states: ClientStates | None = None
         self._scratch = ExitStack()
         #: Cohorts so far: each has a sum of its own, and a round may have several.
         self._cohorts = 0
@@ -126,8 +131,18 @@ class SimulatedFleet(Fleet, ABC):
     def close(self) -> None:
         self._scratch.close()
 
+    def flush_states(self) -> None:
+        if self._states:
+            self._states.flush()
+
     def _client_states(self, directory: Path | None) -> ClientStates:
-        return ClientStates(directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-"))))
+        """Made before there are workers, so that those that are forked share its memory; others go by its files."""
+        root = directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-")))
+        budget = int(min(MOST_RECENT_BYTES, memory_bytes()[1] / 8))
+        states = ClientStates(root, recent=RecentStates.within(budget, self._population.count))
+        if directory is None:
+            states.flush()  # nothing is there, and nobody will go back to it
+        return states
 
     def draw(self, round: int, weights: Tensor) -> Cohort:
         population = self.population_at(round)

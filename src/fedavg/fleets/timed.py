@@ -65,6 +65,9 @@ class TimedFleet(Fleet):
     def keep_states_in(self, directory: Path) -> None:
         self._inner.keep_states_in(directory)
 
+    def flush_states(self) -> None:
+        self._inner.flush_states()
+
     def start(self, setup: Setup) -> Tensor:
         self._setup, plan = setup, setup.plan
         assert setup.population, "who simulates clients knows them"

@@ -16,7 +16,8 @@ from fedavg.client_path import ClientPath, Message, blame_on
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
-from fedavg.fleets.attendance import Seen, look_at, see, seen_by
+from fedavg.fleets.attendance import Seen, look_at, seen_by
+from fedavg.fleets.singles import SingleRows
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, add_up, report
 from fedavg.metrics.spread import OnClients, spread_of, whole_report, worst_of
@@ -40,6 +41,8 @@ class TrainJob:
     cohort: int
     #: With secure aggregation: how the update becomes ring elements, which are given back instead of added.
     encoding: "Encoding | None" = None
+    #: With single updates: the row of shared memory that this one goes to; none: it is sent.
+    row: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Trained:
     #: The ring elements to be masked, with secure aggregation.
     ring: bytes = b""
     #: The update itself, float32, where the setup asks for single updates: it is in no sum then.
-    single: bytearray = field(default_factory=bytearray)
+    single: bytearray | np.ndarray = field(default_factory=bytearray)
     #: What the server sees of the update, where the plan lets it.
     seen: Seen | None = None
 
@@ -112,6 +115,7 @@ class Worker:
         shared: Tensor,
         ring: Tensor,
         states: StateStore | None,
+        singles: SingleRows | None = None,
     ) -> None:
         self._setup = setup
         self._data = data
@@ -119,6 +123,7 @@ class Worker:
         #: What the server shares, shape (P,) or (V P,) float32.
         self.shared = shared
         self._states = states
+        self._singles = singles
         self._sum = ExactSum(ring)
         self._size = len(ring)
         self._frame_bytes = setup.codec.frame_bytes(len(ring)) or 0
@@ -172,10 +177,20 @@ class Worker:
         if not setup.single_updates:
             seen = self._add(update)
             return Trained(update.weight, message.metrics, size, self._sum.bound, seen=seen)
-        single = bytearray(update.vector.numpy())  # a tensor needs memory that may be written
-        finite = bool(update.vector.isfinite().all())
-        seen = see(update, setup.plan.seed) if setup.shows_updates and finite else None
+        single, seen = self._single(update.vector, job.row), self._seen(update) if setup.shows_updates else None
         return Trained(update.weight, message.metrics, size, self._sum.bound, single=single, seen=seen)
+
+    def _single(self, vector: Tensor, row: int | None) -> bytearray:
+        """What is sent of a single update: nothing, if it has a row of shared memory."""
+        if row is None or self._singles is None:
+            return bytearray(vector.numpy())  # a tensor needs memory that may be written
+        self._singles.write(row, vector)
+        return bytearray()
+
+    def _seen(self, update: Update) -> Seen | None:
+        """What the server sees of a single update; nothing of one that is not finite, which it leaves out."""
+        found = look_at(update.vector, self._setup.plan.seed)
+        return seen_by(found, update.weight) if isfinite(found.largest) else None
 
     def _add(self, update: Update) -> Seen | None:
         """Into the sum; and what the server sees of it, where it may."""

@@ -96,5 +96,6 @@ class Recorder:
     def _checkpoint(self, directory: RunDir, event: Event) -> None:
         row = event_row(event) if isinstance(event, Round) else None
         self._best.save()
+        self._fleet.flush_states()
         directory.checkpoint(event.round, event.state, self._setup.plan.digest, row)
         self._saved_at = monotonic()

@@ -1,0 +1,44 @@
+"""Single updates on their way from forked workers to the server: in shared memory, so that nothing of them is sent.
+
+A row is lent to a job before it is handed out, and is free again when nobody holds the update in it any more.
+"""
+
+from mmap import mmap
+from typing import final
+from weakref import finalize
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@final
+class SingleRows:
+    """So many rows of `size` float32. Only the server lends them; memory is taken only by rows that were written."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._memory = mmap(-1, max(4 * count * size, 1))
+        self._size = size
+        self._free = list(range(count))
+
+    def lend(self) -> int | None:
+        """A row that nobody uses; None if there is none."""
+        return self._free.pop() if self._free else None
+
+    def give_back(self, row: int) -> None:
+        """Free a row of which nothing has been read."""
+        self._free.append(row)
+
+    def write(self, row: int, vector: Tensor) -> None:
+        """For the worker that a row was lent to."""
+        torch.from_numpy(self._row(row)).copy_(vector)
+
+    def read(self, row: int) -> np.ndarray:
+        """The update, shape (size,), not copied; its row is lent again only when this array and all its views are
+        gone."""
+        values = self._row(row)
+        finalize(values, self._free.append, row).atexit = False
+        return values
+
+    def _row(self, row: int) -> np.ndarray:
+        return np.frombuffer(self._memory, np.float32, self._size, 4 * row * self._size)
