@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "dense.h"
 #include "planes.h"
+#include "sparse.h"
 #include "windows.h"
 
 typedef struct {
@@ -43,9 +44,11 @@ static int do_product(Reader *r) {
     const float alpha = scalar(r), beta = scalar(r);
     const float *bias = place(r);
     const long count = number(r), a_step = number(r), b_step = number(r), c_step = number(r);
-    for (long i = 0; i < count; i++)
-        product(m, n, k, (Matrix){a_at + i * a_step, a_row, a_column}, (Matrix){b_at + i * b_step, b_row, b_column},
-                (Target){c_at + i * c_step, c_row, alpha, beta, bias});
+    for (long i = 0; i < count; i++) {
+        const Matrix a = {a_at + i * a_step, a_row, a_column}, b = {b_at + i * b_step, b_row, b_column};
+        const Target to = {c_at + i * c_step, c_row, alpha, beta, bias};
+        if (!skip_zeros(m, n, k, a, b, &to)) product(m, n, k, a, b, to);
+    }
     return 0;
 }
 
