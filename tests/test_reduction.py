@@ -154,7 +154,7 @@ def test_the_success_of_a_backdoor_is_a_metric():
         ({"attack": "signflip", "attackers": [2]}, "client 2, which has no data"),
         ({"attack": "signflip", "attackers": 1.0}, "a share of the clients from 0 to below 1"),
         ({"attack": "signflip", "attackers": "a,b"}, "a share of the clients from 0 to below 1"),
-        ({"reducer": "krum:1", "C": 0.5}, "reducer: got 'krum:1' for a cohort of 3 clients; it is to stand 1 faulty"),
+        ({"reducer": "krum:1", "C": 0.5}, "reducer: got 'krum:1' for a cohort of 3 clients; it must withstand 1"),
         ({"reducer": "krum:1", "attack": "nan", "attackers": 0.4}, "attackers: got 2 in a cohort of 5.*stands 1"),
         ({"reducer": "median", "secagg": "complete:4:100"}, "secure aggregation with a reducer"),
         ({"attack": "alie", "attackers": 0.2, "secagg": "complete:4:100"}, "attack that sees the honest updates"),
@@ -162,7 +162,7 @@ def test_the_success_of_a_backdoor_is_a_metric():
         ({"reducer": "median", "stages": ["clip:1", "weigh:equal", "noise:1"]}, "noise with a reducer"),
         ({"reducer": "median", "stages": ["clip:1:quantile=0.5"]}, "a reducer with clip with a quantile"),
         ({"reducer": "median", "algorithm": "fedbuff:2"}, "an asynchronous algorithm"),
-        ({"reducer": "median", "algorithm": "fednova"}, "they take clients' own numbers at their word"),
+        ({"reducer": "median", "algorithm": "fednova"}, "they trust clients' own numbers"),
         ({"reducer": "midrange"}, "reducer: got 'midrange'; expected one of mean, median, trimmed"),
     ],
 )  # fmt: skip

@@ -98,7 +98,7 @@ def liars_of(plan: Plan, population: Population | None) -> frozenset[int]:
         return frozenset(chosen)
     count = round(chosen * len(able))
     if not count:
-        raise PlanError(f"attackers: got {chosen:g} of {len(able)} clients, which is nobody; expected a larger share")
+        raise PlanError(f"attackers: got {chosen:g} of {len(able)} clients, which is none; expected a larger share")
     rng = seeds.rng(plan.seed, seeds.NONE, seeds.NONE, "attackers")
     return frozenset(int(k) for k in rng.choice(able, count, replace=False))
 

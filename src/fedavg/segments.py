@@ -126,8 +126,8 @@ def _check_payload(path: Path, place: RecordPlace, head: bytes, payload: bytes |
 
 def _damaged(path: Path, offset: int, what: str) -> Damaged:
     return Damaged(
-        f"{path} is damaged at byte {offset}: {what} does not match its digest. A simulation is resumed from before "
-        "it; a device begins afresh without this folder"
+        f"{path} is damaged at byte {offset}: {what} does not match its digest. A simulation resumes from before "
+        "it; a device starts over once this folder is removed"
     )
 
 

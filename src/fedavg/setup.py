@@ -196,11 +196,11 @@ def served(setup: Setup) -> Setup:
         return setup
     if setup.plan.noise_source == "seeded":
         raise PlanError(
-            "noise_source: got 'seeded', with which whoever has the plan can take the noise off again; a private run "
+            "noise_source: got 'seeded', which lets anyone with the plan remove the noise; a private run "
             "over the network needs 'os'"
         )
     if setup.plan.clients is None:
-        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
+        raise PlanError("clients: a private run over the network needs K, which its noise is computed for; got none")
     by_clients = any(stage.mechanism and stage.mechanism.by == "clients" for stage in setup.stages)
     if by_clients and setup.secagg is None:
         raise PlanError(

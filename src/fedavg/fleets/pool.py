@@ -210,7 +210,7 @@ class ProcessPool(WorkerPool):
                 f"{about}, the same as the workers before it; expected an answer. Look for what can be "
                 "stuck in the task or the data, or allow more time: --worker-timeout SECONDS"
             )
-        log.warning("%s; it hangs: another takes its place, and its clients are done again", about)
+        log.warning("%s; it hangs: another takes its place, and its clients are trained again", about)
 
     def _about(self, silence: Silence) -> str:
         pid = self._processes[silence.slot].process.pid

@@ -32,8 +32,8 @@ def best_by(metric: str | None, watched: Goal, metrics: Mapping[str, Metric]) ->
     direction = metrics[metric].higher_is_better
     if direction is None:
         raise PlanError(
-            f"keep_best: got '{metric}', and nobody has said whether more of it is better; expected a metric that says "
-            "it: fedavg.Mean(function, higher_is_better=True)"
+            f"keep_best: got '{metric}', and it is not known whether higher is better; expected a metric that says "
+            "so: fedavg.Mean(function, higher_is_better=True)"
         )
     return Goal(metric, direction)
 

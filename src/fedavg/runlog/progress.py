@@ -46,13 +46,13 @@ class ProgressLine:
             where = f"; run directory {self._directory}" if self._directory else ""
             _say(f"engine {event.engine} ({event.engine_reason}){where}")
             if event.round:
-                _say(f"going on after round {event.round}")
+                _say(f"continuing after round {event.round}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._rewrites and not self._quiet and self._last:
             _say("")
         if kind is KeyboardInterrupt:
-            how = f"; go on with: fedavg resume {self._directory}" if self._directory else ""
+            how = f"; continue with: fedavg resume {self._directory}" if self._directory else ""
             _say(f"stopped after round {self._last}{how}")
         if kind is Diverged and self._directory:
             _say(f"the model of round {self._last} is kept in {self._directory}")

@@ -61,7 +61,7 @@ class RunDir:
     def check_new(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             there = (self.path / "run.json").exists()
-            remedy = f"To go on with that run: fedavg resume {self.path}" if there else "It is no run: name another one"
+            remedy = f"To continue that run: fedavg resume {self.path}" if there else "It is no run: name another"
             raise RunDirError(f"{self.path} exists and is not empty; expected a new directory. {remedy}")
 
     def create(self, plan: Plan) -> None:
@@ -101,12 +101,12 @@ class RunDir:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunDirError(
                 f"{path} cannot be used: {error}; expected the JSON that 'fedavg run' wrote. Restore it from a copy, "
-                "or start the run anew"
+                "or start the run again"
             ) from None
         if not identity:
             raise RunDirError(
                 f"{path} has format {format}; expected {FORMAT}. Runs of another format are not resumed: finish this "
-                "one with the fedavg that began it, or start it anew"
+                "one with the fedavg that started it, or start it again"
             )
         return identity
 
@@ -118,7 +118,7 @@ class RunDir:
         if (self.path / "run.json").exists() and self.identity()["engine"] not in (engine, engine.partition(" (")[0]):
             raise RunDirError(
                 f"{self.path} was started with engine '{self.identity()['engine']}', but here it would be '{engine}': "
-                "the task or PyTorch has changed; go on where the run was started, or delete it to begin anew"
+                "the task or PyTorch has changed; continue where the run was started, or delete it and start again"
             )
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
@@ -294,13 +294,13 @@ class RunDir:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         path = self.path / name
         if path.exists() and not _is_sealed(path.read_bytes()):
-            log.warning("%s was damaged; it is written anew", path)
+            log.warning("%s was damaged; it is written again", path)
         write_atomically(path, (json.dumps(sealed(content), indent=2) + "\n").encode())
 
     def write_model(self, data: bytes) -> None:
         path = self.path / "model.safetensors"
         if path.exists() and not self._grown and path.read_bytes() != data:
-            log.warning("%s was not the model of this run; it is written anew", path)
+            log.warning("%s was not the model of this run; it is written again", path)
         write_atomically(path, data)
 
     def locked(self) -> AbstractContextManager[None]:

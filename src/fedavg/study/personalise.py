@@ -161,6 +161,6 @@ def _compared_by(plan: Plan) -> tuple[str, bool]:
         if name in metrics and (direction := metrics[name].higher_is_better) is not None:
             return name, direction
     raise TaskError(
-        f"nobody has said which way is better for any of {', '.join(metrics)}; expected a metric that says so: "
+        f"it is not known which way is better for any of {', '.join(metrics)}; expected a metric that says so: "
         "fedavg.metrics.Mean(function, higher_is_better=True)"
     )

@@ -16,7 +16,7 @@ def check_codec(codec: Codec) -> None:
     >>> check_codec(TopK(0.1))
     """
     what = f"codec {codec!r}"
-    require(isinstance(codec, Codec), f"{what} is no fedavg.Codec; derive its class from it")
+    require(isinstance(codec, Codec), f"{what} is not a fedavg.Codec; derive its class from it")
     require(bool(getattr(codec, "name", "")), f"{what} has no name; give its class one: name = 'mine'")
     check_text(codec, Codec, what)
     for vector in (torch.zeros(0), torch.tensor([-3.5]), torch.zeros(37), torch.full((33,), -0.25), _normal(5000)):

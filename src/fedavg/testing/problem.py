@@ -115,7 +115,7 @@ def check_resumes(plan: Plan, what: str) -> None:
     require(
         got == whole,
         f"{what}: a run that was stopped after round {middle} and resumed gave another model than the uninterrupted "
-        "one. What must outlive a round belongs into the server's state or into client.state, not on the object",
+        "one. What must outlive a round belongs in the server's state or in client.state, not on the object",
     )
 
 

@@ -92,7 +92,7 @@ def _json_rows(path: str, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             row = None
         if not isinstance(row, dict):
             raise _bad(
-                path, number, "this is no JSON object", 'one object a line, as {"client": 0, "from": 0, "to": 9}'
+                path, number, "this is not a JSON object", 'one object a line, as {"client": 0, "from": 0, "to": 9}'
             )
         yield number, row
 

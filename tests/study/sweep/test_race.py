@@ -59,7 +59,7 @@ def test_one_that_needs_1_6_times_the_rounds_to_come_as_far_is_given_up(store):
     put(store, FAST.plans[0], rising(8, 0.04))
     assert wanted(store) == [(0.2, 0, 16)]
     (out,) = given_up(POINTS, store, ACCURACY).values()
-    assert (out.round, out.reason) == (8, "1.6 x the rounds of lr 0.2 to come as far")
+    assert (out.round, out.reason) == (8, "1.6 x the rounds of lr 0.2 to reach the same value")
 
 
 def test_one_that_trails_less_stays_in_the_race(store):

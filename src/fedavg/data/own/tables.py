@@ -100,7 +100,7 @@ def read_table(path: Path) -> Table:
         ValueError,
         csv.Error,
     ) as error:  # of the decoder of UTF-8, or of pyarrow: the file is cut short, or another
-        raise DataError(f"{path} is no whole {path.suffix} file: {error}. Write it anew.") from error
+        raise DataError(f"{path} is not a complete {path.suffix} file: {error}. Write it again.") from error
 
 
 def _of_frame(frame: Any) -> Table:

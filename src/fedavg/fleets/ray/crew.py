@@ -200,7 +200,7 @@ class Crew:
             raise about
         if node.id not in self._refused:
             self._refused.add(node.id)
-            log.warning("%s; the run goes on without it", about)
+            log.warning("%s; the run continues without it", about)
 
     def _check_facts(self, facts: Facts, node: Node) -> None:
         ours = self._facts
@@ -218,7 +218,7 @@ class Crew:
         member = self.members.pop(slot, None)
         if member is None:
             return
-        log.warning("%s is gone (%s); its clients of this round are done again", member.about, why)
+        log.warning("%s is gone (%s); its clients of this round are trained again", member.about, why)
         _kill(member.handle)
         self._alone_since = monotonic()
         if member.node.id not in self._refused:

@@ -131,7 +131,7 @@ def _losers(known: dict[Point, Standing], end: int, last: bool) -> dict[str, Giv
     leader = max(alive, key=lambda point: alive[point].best)
     behind = {point: lag(result, alive[leader]) for point, result in alive.items() if point != leader}
     return lost | {
-        point.name: GivenUp(end, f"{times:.1f} x the rounds of lr {leader.rate} to come as far")
+        point.name: GivenUp(end, f"{times:.1f} x the rounds of lr {leader.rate} to reach the same value")
         for point, times in behind.items()
         if times >= TRAILING
     }
