@@ -24,7 +24,9 @@ DENSE: Final = 7.9
 
 @dataclass(frozen=True)
 class Entropy(Codec):
-    """The planes of the inner codec's frame: the first byte of all its numbers, then the second, ...
+    """The frame of another codec, Huffman-coded where that makes it shorter; lossless.
+
+    It codes the planes of the inner codec's frame: the first byte of all its numbers, then the second, ...
 
     >>> from fedavg import Quantise
     >>> str(Entropy(Quantise(4)))

@@ -15,7 +15,9 @@ SAMPLE: Final = 64
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """Values as float32, then their places, Golomb-coded.
+    """The `fraction` of the numbers with the largest magnitudes; the rest is kept for the next update.
+
+    A frame has the values as float32, then their places, Golomb-coded.
 
     >>> str(TopK(0.05))
     'topk:0.05'
