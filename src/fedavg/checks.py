@@ -72,7 +72,7 @@ def check_world(draft: Draft) -> None:
 
 
 def check_simulated(draft: Draft) -> None:
-    """Refuse what only a world, or real devices, would heed."""
+    """Refuse options that only a world, or real devices, would use."""
     plan = draft.plan
     if plan.world is not None or draft.population is None:
         return

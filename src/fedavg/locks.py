@@ -9,7 +9,7 @@ from typing import Any, Final
 
 #: Windows locks bytes of a file: one that no lock file ever has.
 PLACE: Final = 1 << 30
-#: Seconds between two looks, where the system cannot wake whoever waits for a lock.
+#: Seconds between two looks, where the system cannot wake a process that waits for a lock.
 LOOK_S: Final = 0.05
 
 

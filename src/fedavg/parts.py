@@ -108,5 +108,5 @@ def check_device(device: str) -> None:
 
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's words tell of its own insides
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's message is about its internals
         raise PlanError(f"device: got '{device}', which is not available here; expected 'cpu', or 'cuda'") from error

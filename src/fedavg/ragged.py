@@ -1,4 +1,4 @@
-"""Rows of unlike lengths, such as texts: a leaf of structured examples until the task's `collate` pads it."""
+"""Rows of different lengths, such as texts: a leaf of structured examples until the task's `collate` pads it."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -80,7 +80,7 @@ class Ragged:
 
     def to(self, device: object) -> Tensor:
         """A module takes tensors: this is where sequences come that no `collate` has padded."""
-        raise TypeError("these are rows of unlike lengths; give the task a collate, such as collate=fedavg.padded(0)")
+        raise TypeError("these rows differ in length; give the task a collate, such as collate=fedavg.padded(0)")
 
     def padded(self, value: float, multiple: int = 8) -> Tensor:
         """Shape (N, L, ...): L is the longest length, rounded up to a multiple (each L is compiled for itself)."""

@@ -177,5 +177,5 @@ def segment_path(folder: Path, segment: int) -> Path:
 
 
 def segments(folder: Path) -> list[int]:
-    """The numbers of the files that there are, in the order in which they were begun."""
+    """The numbers of the files that there are, in the order in which they were started."""
     return sorted(int(path.stem) for path in folder.glob("*.states") if path.stem.isdecimal())

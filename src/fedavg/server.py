@@ -91,7 +91,7 @@ class Round:
     ledger: dict[str, Any] | None = None
     #: How the round went in the plan's world; see `fedavg.world.report.ClockRow`.
     world: dict[str, Any] | None = None
-    #: Who was asked and what became of them; see `fedavg.fleets.attendance.Attendance`.
+    #: Who was asked and how each of them fared; see `fedavg.fleets.attendance.Attendance`.
     cohort: dict[str, Any] | None = None
 
 

@@ -179,7 +179,7 @@ def proved_trainer(setup: Setup, data: FederatedData, frozen: Mapping[str, Tenso
 
 
 def resolve(plan: Plan, population: Population | None, test: Examples | None, devices: bool = False) -> Setup:
-    """The plan's parts for whoever runs it, with the population and the test set that there are.
+    """The plan's parts for the process that runs it, with the population and the test set that there are.
 
     Whatever does not fit is refused here. `devices`: clients are real, and come and go by themselves.
     """

@@ -41,7 +41,7 @@ STEEPEST: Final = 1e9
 
 @dataclass(frozen=True)
 class Estimates:
-    """How steep and how curved the loss is, and how unlike the clients are (§IV)."""
+    """How steep and how curved the loss is, and how different the clients are (§IV)."""
 
     rho: float
     beta: float

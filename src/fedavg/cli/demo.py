@@ -117,7 +117,7 @@ def _start_client(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """A client ends by itself when it is told that the run is over; one that does not is stopped."""
+    """A client ends by itself when it learns that the run is over; one that does not is stopped."""
     try:
         code = process.wait(10)
     except subprocess.TimeoutExpired:

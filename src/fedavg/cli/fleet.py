@@ -255,7 +255,7 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
     return load_plan(source, given)
 
 
-#: Options of a plan that only a simulation heeds, and why a server does not.
+#: Options of a plan that only a simulation uses, and why a server does not.
 _FOR_SIMULATIONS: Final = {
     "workers": "devices train, and it judges models in its own process",
     "worker_timeout": "devices train, and --deadline bounds how long they may take",

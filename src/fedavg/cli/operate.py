@@ -55,7 +55,7 @@ def _by_reason(counts: dict[str, int]) -> str:
 
 
 def _print_more(answer: dict[str, Any]) -> None:
-    """What only those who operate the server are told."""
+    """What only operators of the server see."""
     last = answer["last_round"]
     if last:
         judged = last.get("test") or (last.get("on_clients") or {}).get("metrics") or {}

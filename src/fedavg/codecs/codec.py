@@ -1,6 +1,6 @@
 """`Codec`: a vector to bytes and back. The bytes are real: they are what the accounting counts.
 
-A frame comes from a stranger. A decoder checks all of it before use, allocates no more than the vector and the frame
+Frames are not trusted. A decoder checks all of it before use, allocates no more than the vector and the frame
 need, and refuses whatever no encoder makes with a `DataError`.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedavg.errors import DataError, Diverged, NotFinite
 from fedavg.specs import Pluggable
 
-#: Gives the shapes of the layers that lie end to end in a vector; whoever does not ask need not wait for the model.
+#: Gives the shapes of a vector's layers, which are end to end; only a caller that asks waits for the model.
 Shapes = Callable[[], Sequence[tuple[int, ...]]]
 
 #: Training that has come to such numbers has failed, and below it no codec's own arithmetic can overflow.

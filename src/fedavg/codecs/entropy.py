@@ -2,7 +2,7 @@
 
 Numbers of an update have no repeats that a dictionary could find, only bytes that are more frequent than others: so no
 search for matches, which also makes it fast. Of a number of several bytes only those with the exponent are far from
-uniform, so each byte of the numbers is coded apart, and left alone where nothing is to be had.
+uniform, so each byte of the numbers is coded apart, and left alone where nothing can be gained.
 """
 
 import zlib

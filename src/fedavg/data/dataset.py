@@ -12,7 +12,7 @@ from fedavg.types import FederatedData
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file as it lies in the data directory: its path there and the SHA-256 that it must have."""
+    """A file in the data directory: its path there and the SHA-256 that it must have."""
 
     path: str
     sha256: str
@@ -43,7 +43,7 @@ class NoSettings:
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan asks of a data set."""
+    """What a plan requires of a data set."""
 
     partition: Partition
     clients: int | None

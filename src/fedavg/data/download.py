@@ -1,6 +1,6 @@
 """Finds the files of a data set in the data directory, and fetches those that are missing or damaged.
 
-A file is used only if it has the SHA-256 of the registry. A download goes to `NAME.partial`, is taken up where it broke
+A file is used only if it has the SHA-256 of the registry. A download goes to `NAME.partial`, is resumed where it broke
 off, and gets its name only when it is whole and checked. Knows URLs and bytes, not what is in a file.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 1 << 18
 _TIMEOUT_S: Final = 30
-#: A connection that breaks is taken up again this many times before the next mirror is tried.
+#: A broken connection is retried this many times before the next mirror is tried.
 _ATTEMPTS: Final = 3
 #: What a broken network, a bad server or an unplugged cable raise.
 _NETWORK: Final = (OSError, http.client.HTTPException)

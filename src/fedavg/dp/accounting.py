@@ -48,7 +48,7 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class EveryRound:
-    """No sampling to hide in: whoever looks knows that the client took part, and it may do so every time."""
+    """No sampling to hide in: any observer knows that the client took part, and it may do so every time."""
 
     name: ClassVar[str] = "every round"
     relation: ClassVar[str] = "replace one client"

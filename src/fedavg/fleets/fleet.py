@@ -66,7 +66,7 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
 
 @dataclass(frozen=True)
 class Abandoned:
-    """An attempt at a round that came to nothing: nothing of it counts, and another cohort is drawn."""
+    """An abandoned attempt at a round: nothing of it counts, and another cohort is drawn."""
 
     reason: str
 
@@ -108,7 +108,7 @@ class Fleet(Pluggable, ABC):
 
     @abstractmethod
     def open(self, plan: Plan) -> Population | None:
-        """Find the clients that the plan is for; None where whoever comes takes part."""
+        """Find the clients that the plan is for; None if any client may take part."""
 
     def keep_states_in(self, directory: Path) -> None:
         """Keep in a run's directory what clients carry from round to round, so that the run can be resumed.

@@ -229,7 +229,7 @@ class ProcessPool(WorkerPool):
             )
         siblings = [process for process in self._processes if process is not dead]
         self._processes[slot] = self._starter.start(slot, siblings)
-        self._processes[slot].wait_until_ready()  # one that dies on its way is found dead by whoever listens to it
+        self._processes[slot].wait_until_ready()  # if it dies on its way, the next read from it shows that
 
 
 def _least_busy(sent: dict[int, deque[int]]) -> int:

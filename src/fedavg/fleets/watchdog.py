@@ -62,7 +62,7 @@ class Watchdog:
 
     def done(self, slot: int) -> None:
         task = self._busy.pop(slot, None)
-        if task is None:  # it answered when it was given up already
+        if task is None:  # it answered after it was replaced
             return
         self.took(task, self._silent_s[slot])
 
@@ -71,7 +71,7 @@ class Watchdog:
         self._slowest[task.kind] = max(self._slowest.get(task.kind, 0.0), seconds / max(task.size, 1.0))
 
     def gone(self, slot: int) -> None:
-        """The worker is no more."""
+        """The worker is gone."""
         self._busy.pop(slot, None)
 
     def waited(self, seconds: float) -> tuple[list[Silence], list[Silence]]:

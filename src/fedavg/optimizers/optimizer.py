@@ -39,7 +39,7 @@ class Optimizer(Pluggable, ABC):
     name: str
     #: The vectors, shaped like the weights, that it carries from step to step; they start at zero.
     slots: tuple[str, ...] = ()
-    #: True: the client keeps them from one of its rounds to the next. False: every round starts afresh.
+    #: True: the client keeps them from one of its rounds to the next. False: every round starts from zero.
     keep: bool = False
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the clients of a run hold, as a picture: made anew from the plan, where the data is on this machine.
+"""What the clients of a run hold, as a picture: computed from the plan, if the data is on this machine.
 
 Nothing is fetched, and no code is run that a plan names: a run may have come from somebody else. A private plan's
 clients are not shown.

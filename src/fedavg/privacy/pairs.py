@@ -46,7 +46,7 @@ def _bound(draft: "Draft") -> int:
 
 
 def _private(draft: "Draft") -> int:
-    """Where the first noise stands, whoever adds it."""
+    """The place of the first noise, no matter who adds it."""
     return _place(draft, lambda stage: stage.mechanism is not None)
 
 

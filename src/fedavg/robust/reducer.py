@@ -50,7 +50,7 @@ class Reducer(Pluggable, ABC):
     name: str
     #: True if the rule must see the updates one by one: secure aggregation, which hides them, excludes it.
     single_updates: bool = True
-    #: True if the rule starts from what the last round came to.
+    #: True if the rule starts from the last round's result.
     remembers: bool = False
 
     @classmethod

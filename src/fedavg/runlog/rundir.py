@@ -74,7 +74,7 @@ class RunDir:
         self.metrics_path.touch()
 
     def write_identity(self, plan: Plan, engine: str, fingerprint: str, facts: Mapping[str, Any]) -> None:
-        """What the run is started on; `facts` tell of parts of the user's own (`runlog.started`)."""
+        """What the run is started on; `facts` describe the user's own parts (`runlog.started`)."""
         identity = {
             "format": FORMAT,
             "plan": plan.digest,
@@ -206,7 +206,7 @@ class RunDir:
         states.drop_outdated(self._marks.values())
 
     def rewind(self, plan: Plan, *, once: bool = False) -> Start | None:
-        """Everything as it was at the newest whole checkpoint; what came after it is dropped. None: start anew.
+        """Everything as it was at the newest whole checkpoint; what came after it is dropped. None: start from scratch.
 
         What was damaged or lost, and what is therefore computed again, is said. With `once`, what is on record may not
         be done again: a run that would have to is refused.

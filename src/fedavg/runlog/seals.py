@@ -1,7 +1,7 @@
 """Digests that travel with what they protect: a JSON document with its own, rows that each continue the chain.
 
 They are made over the values and not over the bytes, so that any tool may read the files. They protect against damage,
-not against somebody who wants to deceive: whoever can write the files can write their digests.
+not against somebody who wants to deceive: anyone who can write the files can write their digests.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a run came to, from its rows alone."""
+"""The result of a run, from its rows alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -172,7 +172,7 @@ def _beside_frozen(rows: Sequence[dict[str, Any]], parameters: int, frozen: int)
 def _in_world(
     rows: Sequence[dict[str, Any]], crossed: float | None, reported: np.ndarray | None
 ) -> dict[str, Any] | None:
-    """What the run came to on the simulated clock; `crossed` is the round at which it reached its target."""
+    """The result of the run on the simulated clock; `crossed` is the round at which it reached its target."""
     timed = [row["world"] for row in rows if row.get("world")]
     if not timed:
         return None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Memory:
-    """All of shape (K,). `rounds` is how many cohorts have been drawn, also those that came to nothing.
+    """All of shape (K,). `rounds` is how many cohorts have been drawn, including those of abandoned attempts.
 
     >>> Memory.of_nothing(3).reported.tolist()
     [0, 0, 0]

@@ -31,7 +31,7 @@ class Pool:
     """
 
     round: int
-    #: 0, or how many cohorts of this round came to nothing before.
+    #: 0, or how many attempts at this round were abandoned before.
     attempt: int
     size: int
     clients: np.ndarray

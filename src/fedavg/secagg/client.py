@@ -169,7 +169,7 @@ class ClientSession:
 
     @classmethod
     def from_bytes(cls, data: bytes, identity: Signing | None = None, least: int = 0) -> "ClientSession":
-        """The session as it was saved. What it had been told is checked again."""
+        """The session as it was saved. What it had received is checked again."""
         try:
             state = json.loads(data)
             session = cls(Terms.from_json(state["terms"]), state["client"], identity, least)

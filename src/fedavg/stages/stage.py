@@ -40,7 +40,7 @@ class Whole(Protocol):
 
     @property
     def population(self) -> Population | None:
-        """Who the clients are; None where whoever comes takes part."""
+        """Who the clients are; None if any client may take part."""
 
     @property
     def clients(self) -> Population:
@@ -144,7 +144,7 @@ class Stage(Pluggable):
         return {}
 
     def settings(self, slots: Slots) -> Mapping[str, float]:
-        """What clients are told for the round; they find it in `work.settings`."""
+        """What clients get for the round; they find it in `work.settings`."""
         return {}
 
     def after(self, slots: Slots, total: Sum, work: Work) -> Slots:

@@ -28,7 +28,7 @@ class PublishedCell:
     command: str
     plans: tuple[Plan, ...]
     published: float
-    #: How near ours is to be.
+    #: How near ours should be.
     within: float
     value: Callable[[Sequence[Record]], float]
     #: What the runs are judged by.

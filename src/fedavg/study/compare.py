@@ -1,4 +1,4 @@
-"""Several runs side by side, from their directories alone: what differs between their plans, and what they came to."""
+"""Several runs side by side, from their directories alone: what differs between their plans, and their results."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def read_run(path: str | Path) -> ReadRun:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What a run came to; nothing if it has not ended, or its summary is damaged."""
+    """The result of a run; nothing if it has not ended, or its summary is damaged."""
     try:
         return unsealed(loads((path / "summary.json").read_bytes()))
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def along(rows: Sequence[Mapping[str, Any]], axis: str) -> np.ndarray:
 
 
 def comparison(runs: Sequence[ReadRun]) -> list[dict[str, Any]]:
-    """One row for each run: the options that differ, and what it came to."""
+    """One row for each run: the options that differ, and its result."""
     options = differing([run.plan for run in runs])
     return [_row(run, options) for run in runs]
 

@@ -40,7 +40,7 @@ class Task(Pluggable):
 
     `prepare` turns raw `x` into the module's input; `augment`, where given, does it in training, for all examples of a
     local epoch at once, with its own generator. `collate`, where given, first gives the raw x and y of each batch
-    another form: texts of unlike lengths are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
+    another form: texts are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
     batch then has does not matter, since the loss is a mean.
 
     `classes` are the names of the labels, in the order of their numbers: `("cat", "dog")` makes cat 0 and dog 1

@@ -43,7 +43,7 @@ def _normal(size: int) -> Tensor:
 
 
 def _bound(codec: Codec, size: int) -> Codec:
-    """The codec, told that the vector is a matrix and a bias."""
+    """The codec, bound to a vector that is a matrix and a bias."""
     rows = max(size // 6, 1)
     return codec.bind(lambda: [(rows, 5), (size - 5 * rows,)] if size >= 5 else [(size,)])
 

@@ -61,7 +61,7 @@ def small_plan(**options: Any) -> Plan:
 
 
 def last(plan: Plan, what: str) -> Round:
-    """The last round of a run; whatever goes wrong in it is told as the part's."""
+    """The last round of a run; an error in it is reported as the part's."""
     try:
         events: list[Event] = list(train(plan))
     except FedAvgError as error:

@@ -124,7 +124,7 @@ def _check(closing: Closing, name: str) -> None:
 
 
 class Fate(IntEnum):
-    """What became of a client that was asked."""
+    """The outcome of a client that was asked."""
 
     REPORTED = 0
     #: It was still at work when the round ended, or its report came after the one that ended it.

@@ -39,7 +39,7 @@ class ClockRow:
     abandoned: tuple[str, ...] = ()
 
     def with_lost(self, lost: "Sequence[ClockRow]") -> "ClockRow":
-        """This round together with its attempts that came to nothing: none of their work led to anything."""
+        """This round together with its abandoned attempts, whose work was wasted."""
         if not lost:
             return self
         names = ("asked", "late", "dropped", "spent_s", "waited_s", "wasted_up", "wasted_down")

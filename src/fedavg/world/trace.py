@@ -53,7 +53,7 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """The trace in a file; whatever is wrong with it is told by its line."""
+    """The trace in a file; an error names its line."""
     try:
         state = Path(path).stat()
         return _read(str(path), state.st_mtime_ns, state.st_size)

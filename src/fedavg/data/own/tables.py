@@ -147,7 +147,7 @@ def _npz(path: Path, _: str) -> XY:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return arrays["x"], arrays["y"]
     except _NPZ_ERRORS as error:
-        reason = str(error).partition(". ")[0]  # NumPy goes on with how to load what could run code
+        reason = str(error).partition(". ")[0]  # NumPy then says how to load what could run code
         raise DataError(f"{path}: {reason}. Expected an .npz file with arrays of numbers x and y.") from error
 
 

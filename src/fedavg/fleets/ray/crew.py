@@ -26,7 +26,7 @@ log = logging.getLogger("fedavg.run")
 
 #: How often the cluster is asked for its nodes, in seconds.
 LOOK_FOR_NODES_S: Final = 5.0
-#: So long a run waits for all workers at its start; it goes on with those that are there.
+#: How long a run waits for all workers at its start; then it continues with those that are there.
 ALL_READY_S: Final = 60.0
 #: So long it waits for the first, and for another when all are lost.
 FIRST_READY_S: Final = 600.0
@@ -214,7 +214,7 @@ class Crew:
                         "node trains which client, and will not be the same bit for bit again", node.host)  # fmt: skip
 
     def lose(self, slot: int, why: str) -> None:
-        """A worker is gone, or given up: another is hired in its place, if its node is there."""
+        """A worker is gone, or too slow: another is started in its place, if its node is there."""
         member = self.members.pop(slot, None)
         if member is None:
             return
