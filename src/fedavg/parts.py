@@ -40,7 +40,7 @@ def secagg_of(plan: Plan) -> "Masking | None":
 
 
 def bound_codec(value: str | Codec, task: Task, vectors: int) -> Codec:
-    """A codec for so many vectors of the task's model, end to end."""
+    """A codec for this many vectors of the task's model, end to end."""
     return make_codec(value).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
 
 

@@ -78,7 +78,7 @@ def scan(path: Path, segment: int, start: int, *, payloads: bool, end: int | Non
 
 
 def _pread(file: int, length: int, offset: int) -> bytes:
-    """So many bytes, or those up to the end of the file."""
+    """This many bytes, or those up to the end of the file."""
     os.lseek(file, offset, os.SEEK_SET)
     parts = []
     while length and (part := os.read(file, length)):

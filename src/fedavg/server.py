@@ -258,7 +258,7 @@ def _simulated_s(result: CohortResult, plan: Plan) -> float:
 
 
 def _remembering(fleet: Fleet, trained: _TrainedCohort) -> _TrainedCohort:
-    """With what the fleet needs to go on from here, so that a resumed run goes on alike."""
+    """With what the fleet needs to go on from here, so that a resumed run continues the same way."""
     kept = fleet.remember()
     if not kept:
         return trained

@@ -130,7 +130,7 @@ class Algorithm(Pluggable, ABC):
         """The server half: from the cohort's weighted sum to the next state."""
 
     def metric_bounds(self, work: Work, examples: int, optimizer: Optimizer) -> Mapping[str, tuple[float, float]]:
-        """The least and the most that the metrics of a client with so many examples can be, as far as the work tells.
+        """The least and the most that the metrics of a client with this many examples can be, as far as the work tells.
 
         The sums of a measure are called `name.0`, `name.1` and so on.
         A server that cannot trust its clients refuses an update that says more.

@@ -169,7 +169,7 @@ def thin(values: Sequence[float]) -> list[int]:
     """Which points to keep, at most about MOST_POINTS of them. What the paper reads from a curve does not change by it.
 
     The monotone curve is known from the points where it rises and, for interpolation, the ones just before; the
-    others are only for the eye, and of them every so many stay.
+    others are only for the eye, and of them every n-th stays.
     """
     if len(values) <= MOST_POINTS:
         return list(range(len(values)))

@@ -184,7 +184,7 @@ def resume(
 ) -> None:
     """Resume a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
 
-    With --rounds, the run is made longer: the result is that of a run planned with so many rounds.
+    With --rounds, the run is made longer: the result is that of a run planned with this many rounds.
     """
     from fedavg import runner
     from fedavg.runlog.rundir import RunDir

@@ -115,7 +115,7 @@ def _flip(values: np.ndarray, seed: bytes) -> np.ndarray:
 def _hadamard(x: np.ndarray) -> np.ndarray:
     """H x for every column, H of +1 and -1: symmetric, and H H = rows I, so that it undoes itself up to a power of two.
 
-    Sums and differences in a fixed order, no matrix product: both ends of a wire round alike.
+    Sums and differences in a fixed order, no matrix product: both ends of a wire round the same way.
     """
     rows, columns = x.shape
     buffers = np.empty_like(x), np.empty_like(x)

@@ -9,7 +9,7 @@ from fedavg.codecs.codec import Codec
 from fedavg.codecs.golomb import decode_places, encode_places, max_place_bytes
 from fedavg.errors import PlanError
 
-#: One in so many numbers is looked at first, to guess the k-th largest magnitude from below.
+#: One in this many numbers is looked at first, to guess the k-th largest magnitude from below.
 SAMPLE: Final = 64
 
 

@@ -87,9 +87,9 @@ def dirichlet_by_label(
 
 
 def by_labels(labels: np.ndarray, clients: int, rng: np.random.Generator, per_client: int) -> Parts:
-    """Each client has so many labels (NIID-Bench's #C = k): client i the i-th, in turns, and others at random.
+    """Each client has this many labels (NIID-Bench's #C = k): client i the i-th, in turns, and others at random.
 
-    The examples of a label are shared out alike among the clients that have it.
+    The examples of a label are shared equally among the clients that have it.
     """
     values = np.unique(labels)
     if per_client > len(values):

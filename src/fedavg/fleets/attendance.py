@@ -47,7 +47,7 @@ class Attendance:
     #: By reason, those who gave nothing, and how many they are.
     missing: Mapping[str, Sequence[int]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
-    #: How many updates were made from a model of so many rounds ago, in an asynchronous run.
+    #: How many updates came from a model of each age in rounds, in an asynchronous run.
     staleness: Mapping[int, int] = field(default_factory=dict)
     #: Under secure aggregation: of how many clients the sum is, and how many it needs, where that is one number.
     survivors: int | None = None

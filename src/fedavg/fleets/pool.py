@@ -28,7 +28,7 @@ log = logging.getLogger("fedavg.run")
 #: Deaths of workers within one round after which something is wrong that another will not fix.
 MAX_DEATHS: Final = 10
 
-#: Short jobs are handed out several at a time, since a message takes about as long as such a job: so many at most, and
+#: Short jobs are handed out several at a time, since a message takes as long as such a job: this many at most, and
 #: no more than this part of a worker's share of what is left, so that all end at about the same time.
 TOGETHER: Final = 16
 PART: Final = 1 / 8

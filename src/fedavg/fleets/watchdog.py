@@ -13,7 +13,7 @@ LOOK_S: Final = 1.0
 SHORTEST_S: Final = 60.0
 #: Before anything is known of how long a job takes.
 FIRST_S: Final = 900.0
-#: A worker hangs when it needs so many times the slowest pace seen so far.
+#: A worker hangs when it needs this many times the slowest pace seen so far.
 FACTOR: Final = 20.0
 #: Hung workers for one and the same job, after which the job is at fault.
 MOST_HANGS: Final = 3

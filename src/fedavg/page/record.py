@@ -21,7 +21,7 @@ from fedavg.runlog.seals import unchained, unsealed
 
 #: Bytes of metrics.jsonl that are read at a time.
 PIECE: Final = 2**21
-#: A run that nobody is known to hold counts as running for so many times its pace, and at least so many seconds.
+#: A run that nobody is known to hold counts as running for this many times its pace, and at least this many seconds.
 FRESH_PACES: Final = 5.0
 FRESH_S: Final = 20.0
 #: Files by which a directory is taken for a run.

@@ -276,7 +276,7 @@ def runs_of(line: Line, records: Records) -> list[Record]:
 
 
 def line_needs(line: Line, rounds: int, records: Records) -> list[Need]:
-    """What is missing of a line: its rates, or the best one of its cell's search, up to so many rounds (0: no more)."""
+    """What is missing of a line: its rates, or the best one of its cell's search, up to `rounds` (0: no more)."""
     rates = line.rates if rounds else ()
     if line.cell and rounds:
         eta = result_of(line.cell, records).eta

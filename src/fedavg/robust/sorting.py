@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-#: Up to so many rows a network is faster: it takes about n log² n / 4 comparisons of rows.
+#: Up to this many rows a network is faster: it takes about n log² n / 4 comparisons of rows.
 NETWORK_ROWS: Final = 32
 
 

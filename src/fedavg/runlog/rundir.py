@@ -52,7 +52,7 @@ class RunDir:
         #: What simulated clients keep between rounds, where they keep anything.
         self.states = path / "clients"
         self._client_states: ClientStates | None = None
-        #: The digest of the first so many rows, for the last few of them; what the kept checkpoints need of clients.
+        #: The digest of the first n rows, for the last few n; what the kept checkpoints need of clients.
         self._links = {0: ""}
         #: True if this object has added a round: then the model is another one than before.
         self._grown = False

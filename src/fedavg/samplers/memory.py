@@ -67,7 +67,7 @@ def learned(memory: Memory, seen: CohortSeen) -> Memory:
 
 
 def grown(memory: Memory, clients: int) -> Memory:
-    """The memory of so many clients, of whom the new ones have not been there; the same if there are no more."""
+    """The memory of this many clients, of whom the new ones have not been there; the same if there are no more."""
     more = clients - len(memory.there)
     if more <= 0:
         return memory

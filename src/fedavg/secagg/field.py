@@ -85,7 +85,7 @@ def fitting(shares: Mapping[int, int], holders: Sequence[int], fits: Callable[[b
 
 
 def choices(holders: list[int], count: int) -> Iterator[list[int]]:
-    """Sets of so many holders: the first of them, then others at random."""
+    """Sets of this many holders: the first of them, then others at random."""
     if len(holders) < count:
         return
     yield holders[:count]

@@ -104,7 +104,7 @@ class Stage(Pluggable):
         raise NotImplementedError(f"stage {self} gives no bound")
 
     def share(self, work: Work, size: int) -> float:
-        """The standard deviation of the noise that one client adds to its weighted update of so many numbers.
+        """The standard deviation of the noise that one client adds to its weighted update of this many numbers.
 
         For a stage whose noise clients add together (`mechanism.by` is "clients"); so is `least`.
         """

@@ -96,7 +96,7 @@ def last(record: Record) -> float:
 def pursue(
     cells: Sequence[PublishedCell], records: Records, runs: Path, outlay: Outlay, say: Say, stage: int | None
 ) -> None:
-    """Run what cells lack, in their order; with `stage`, all of them to so many rounds before any goes further."""
+    """Run what cells lack, in their order; with `stage`, all of them to this many rounds before any goes further."""
     end = monotonic() + (inf if outlay.budget_s is None else outlay.budget_s)
     for cap in _caps(cells, stage):
         aims = [Aim(cell.name, cell.command, _needs(cell, cap)) for cell in cells]

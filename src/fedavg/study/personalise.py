@@ -91,7 +91,7 @@ _COMPARISONS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
 
 
 def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """The mean over clients, each counting alike, and the percentiles."""
+    """The mean over clients, each counting equally, and the percentiles."""
     points = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
     return {"mean": float(np.mean(values)), **points}
 

@@ -15,7 +15,7 @@ from fedavg.world.presence import DAY_S, HOUR_S, PresentNow
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: So many clients have a line of their own.
+#: This many clients have a line of their own.
 SHOWN: Final = 40
 _COLOURS: Final = {Fate.REPORTED: "#2e7d32", Fate.LATE: "#f9a825", Fate.DROPPED: "#c62828"}
 _WORDS: Final = {Fate.REPORTED: "reported", Fate.LATE: "late", Fate.DROPPED: "dropped out"}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedavg.metrics import IGNORE
 
-#: Rows are a multiple of so many tokens: a step is compiled for each length, so there should be few.
+#: Rows are a multiple of this many tokens: a step is compiled for each length, so there should be few.
 LENGTHS: Final = 8
 
 

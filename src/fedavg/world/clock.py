@@ -82,8 +82,8 @@ class Clock:
         self._attendance.advance(now)
 
     def gather(self, able: np.ndarray, wanted: int) -> np.ndarray:
-        """Wait until a round that wants so many reports can begin. Gives who is there then of those who are able, both
-        of shape (K,), bool."""
+        """Wait until a round that wants this many reports can begin. Gives who of the able is there then; both have
+        shape (K,), bool."""
         needed = min(self.closing.needed(wanted), int(np.count_nonzero(able)))
         at = self._attendance.when(max(needed, 1), able, self.now, HORIZON_S)
         if at is None:

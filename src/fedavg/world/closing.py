@@ -149,7 +149,7 @@ class Closed:
 
 
 def close(closing: Closing, wanted: int, begin: float, ends: np.ndarray, lost: np.ndarray) -> Closed:
-    """The end of a round that began at `begin` and wanted so many reports.
+    """The end of a round that began at `begin` and wanted this many reports.
 
     `ends` is when each client that was asked reports, `lost` when it would leave or fail; both have shape (N,). Of
     those that end together, the first asked comes first.

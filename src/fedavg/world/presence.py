@@ -19,7 +19,7 @@ HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
 #: Between two intervals of a client lies at least so much time, so that they stay two.
 GAP_S: Final = 60.0
-#: Draws for all clients are kept for so many places in the list: 8 bytes a client each.
+#: Draws for all clients are kept for this many places in the list: 8 bytes a client each.
 KEPT: Final = 24
 
 #: Starts and ends, each of shape (N,).
@@ -152,7 +152,7 @@ class PresentNow:
             if missing <= 0:
                 return now
             coming = self.start[able & ~present]
-            # Not before so many have come, even if nobody leaves.
+            # Not before this many have come, even if nobody leaves.
             now = float(np.partition(coming, missing - 1)[missing - 1])
         return None
 

@@ -15,7 +15,7 @@ class ClockRow:
     """One round on the simulated clock, all its attempts together; times in seconds.
 
     It began at `began_s`, when the round before it ended, opened at `opened_s`, when `there` clients were there, and
-    closed at `closed_s`; `waited_s` went by waiting for clients. Of `asked` clients so many reported, were late, or
+    closed at `closed_s`; `waited_s` went by waiting for clients. Of `asked` clients some reported, were late, or
     dropped out. `spent_s` are the seconds that devices were at work; `wasted_s`, `wasted_up` and `wasted_down` are what
     led to no report. `groups` has for each group how many were there, were asked and reported. `staleness` is by how
     many versions the models of an asynchronous round were old.

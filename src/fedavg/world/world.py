@@ -61,7 +61,7 @@ class World(Pluggable, ABC):
 
 @dataclass(frozen=True)
 class Always(World):
-    """Everybody is there all the time.
+    """Every client is there all the time.
 
     >>> str(Always())
     'always'

@@ -31,7 +31,7 @@ class Handout:
     """The jobs of one list: `sizes[i]` is how much work job i is, in any unit."""
 
     def __init__(self, sizes: Sequence[float], most: int | None = None) -> None:
-        """`most`: so many jobs, and no more, are given to a worker at once."""
+        """`most`: this many jobs, and no more, are given to a worker at once."""
         self._sizes = sizes
         self._most = most or len(sizes)
         self._waiting = sorted(range(len(sizes)), key=self._rank)

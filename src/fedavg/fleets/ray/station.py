@@ -203,7 +203,7 @@ class Station:
         return len(self._held[SUM])
 
     def fetch(self, key: FetchKey, first: int, count: int) -> list[bytes]:
-        """So many pieces of something held."""
+        """This many pieces of something held."""
         view = memoryview(self._held[key])
         starts = ((first + place) * PIECE_BYTES for place in range(count))
         return [bytes(view[start : start + PIECE_BYTES]) for start in starts]

@@ -9,7 +9,7 @@ from fedavg import seeds
 from fedavg.errors import FedAvgError, PlanError
 from fedavg.study.sweep.axes import Axis, Settings, fitting
 
-#: Optuna is asked for so many points at a time, and told of all of them before it is asked again: so what it proposes
+#: Optuna is asked for this many points at a time, and told of all of them before it is asked again: so what it proposes
 #: does not depend on which of them ended first, and a sweep that is resumed proposes the same.
 BATCH: Final = 4
 
