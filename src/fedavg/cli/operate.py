@@ -138,7 +138,7 @@ def _withdraw(server: AskedServer, token: str) -> None:
         click.echo(f"token {token} is withdrawn")
         return
     ask(server, "POST", f"/admin/tokens/{token}/withdraw")
-    click.echo(f"token {token} is withdrawn; clients that came by it stay: 'fedavg revoke' takes them back")
+    click.echo(f"token {token} is withdrawn; clients that joined with it stay: 'fedavg revoke' takes them back")
 
 
 def _print_tokens(tokens: list[dict[str, Any]], roles: list[dict[str, Any]]) -> None:

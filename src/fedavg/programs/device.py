@@ -243,7 +243,7 @@ class Device:
             examples = None if is_enrolled(self._files) else try_out(self._tasks, self._sources, self._device)
             self._files.prepare()
             with ExitStack() as stack:
-                busy = FleetError(f"{self._directory} is in use by another device; expected a folder of its own")
+                busy = FleetError(f"{self._directory} is in use by another device; expected a separate folder")
                 stack.enter_context(locked(self._directory / "lock", busy, private=True))
                 key = own_key(self._directory / "key.pem")
                 self._signer = self._vouched(self._files, key) if self._vouched else None
@@ -350,7 +350,7 @@ class Device:
 
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise Ended("this device was told to stop")
+            raise Ended("this device was stopped")
 
 
 def _sources(data: Any) -> Mapping[str, Source] | Source:
