@@ -74,8 +74,8 @@ class Abandoned:
 class Fleet(Pluggable, ABC):
     """Where clients run. It holds its clients between rounds; the server loop closes it at the end.
 
-    Where clients run does not change what they compute, so a fleet is no part of a plan: it is given to `run`, `resume`
-    and `train` as an object, a name or an import name. A fleet of your own is often a local one with a change:
+    Where clients run does not change what they compute, so a fleet is not part of a plan: `run`, `resume` and `train`
+    take it as an object, a name or an import name. Your own fleet is often a local one with a change:
 
     >>> from fedavg import LocalFleet, Plan, run
     >>> class Told(LocalFleet):

@@ -100,16 +100,16 @@ class Device:
 
     A service has many runs: the device takes part in those of its tasks, one at a time.
 
-    `tasks` are names of installed tasks (`{"mnist-2nn"}`, `{"my_package.tasks:TASK"}`), or a dict of the names that
-    plans have for them to `Task`s. `data` is an `Examples`, a pair (x, y), a PyTorch dataset, the path of a file or
-    folder, or a function that gives any of the first three; a dict by task, where tasks have different ones. It is read
-    anew before each poll: what a function gives may grow and shrink. `state` is this device's own folder: its key, its
-    number and what it keeps between rounds. `token` is the invitation, needed the first time.
+    `tasks` are names of installed tasks (`{"mnist-2nn"}`, `{"my_package.tasks:TASK"}`), or a dict from the names that
+    plans use to `Task`s. `data` is an `Examples`, a pair (x, y), a PyTorch dataset, the path of a file or folder, or a
+    function that returns any of the first three; with several tasks, a dict by task. It is read before each poll, so
+    the data may grow and shrink. `state` is this device's own folder: its key, its number and what it keeps between
+    rounds. `token` is the join token, needed the first time.
 
-    `on_round` hears of each round that the device took part in, `on_model` of each model that the server gives away:
-    the final one, with `models="rounds"` also that of every round, if the server publishes them.
+    `on_round` is called for each round that the device took part in, `on_model` for each model that the server
+    publishes: the final one, and with `models="rounds"` that of every round.
 
-    `run` works until the run is over. An app with a loop of its own calls `step` in it; one that uses asyncio awaits
+    `run` works until the run is over. An app with its own loop calls `step` in it; an app that uses asyncio awaits
     `arun`, which works in a thread. `stop` may be called from any thread.
 
     >>> import fedavg, numpy as np

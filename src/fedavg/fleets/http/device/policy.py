@@ -55,7 +55,7 @@ class NoModel(FleetError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What the device's owner asks of servers; by default only what any device needs.
+    """What the device's owner requires of servers; by default only what any device needs.
 
     >>> from fedavg import Policy
     >>> Policy(require_secagg=True, min_cohort=20).max_epochs is None
