@@ -147,7 +147,7 @@ def resume(
 ) -> Result:
     """Resume a run that was stopped; the result is that of the uninterrupted run, bit for bit.
 
-    (With noise from OS entropy no two runs are alike; then no recorded round is done again.)
+    (With noise from OS entropy no two runs are the same; then no recorded round is repeated.)
     A run that was started from Python with objects of its own needs them again: `resume(dir, task=..., data=...)`.
     Runtime options (workers, worker_timeout, start_method, data_dir, checkpoint_s) may be changed, and `rounds` raised:
     a longer run gives the result of a plan with that many rounds. It may continue on another `fleet`.

@@ -24,7 +24,7 @@ LIMIT: Final = 2.0**96
 
 
 class Codec(Pluggable, ABC):
-    """Both ends of a wire for float32 vectors of a length that both know. Subclasses give `pack` and `unpack`.
+    """Encodes and decodes float32 vectors of a length that both ends know. Subclasses define `pack` and `unpack`.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Codec(Pluggable, ABC):
 
     @abstractmethod
     def pack(self, values: np.ndarray, rng: np.random.Generator) -> bytes:
-        """The frame for finite float32 values, shape (P,), which are not to be changed."""
+        """The frame for finite float32 values, shape (P,), which must not be changed."""
 
     @abstractmethod
     def unpack(self, frame: bytes, size: int) -> np.ndarray:

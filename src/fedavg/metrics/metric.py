@@ -28,7 +28,7 @@ Sums = Tensor | Sequence[float | Tensor]
 
 
 class Measure(ABC):
-    """Some sums, and a function of the sums. One that is not over predictions comes with an algorithm of your own:
+    """Some sums, and a function of the sums. A measure that is not over predictions comes with your own algorithm:
 
     >>> from dataclasses import dataclass, replace
     >>> from fedavg import FedAvg, Plan, train

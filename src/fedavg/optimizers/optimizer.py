@@ -53,7 +53,7 @@ class Optimizer(Pluggable, ABC):
         """Change w, shape (P,), in place by its gradient g, which may be overwritten. Steps t count from 1."""
 
     def effective_steps(self, steps: int) -> float | None:
-        """How often gradients count in total in this many fresh steps, in units of the rate; None if unknown."""
+        """The total weight of the gradients in this many fresh steps, in units of the rate; None if unknown."""
         return None
 
     @property

@@ -188,7 +188,7 @@ class Device:
         return self._last_round
 
     async def arun(self, hold_s: float = HELD_S) -> int:
-        """`run` in a thread of its own. If the task is cancelled, the device stops first: within `hold_s` seconds."""
+        """`run` in its own thread. If the task is cancelled, the device stops first: within `hold_s` seconds."""
         running = asyncio.ensure_future(asyncio.to_thread(self.run, hold_s))
         try:
             return await asyncio.shield(running)
@@ -198,7 +198,7 @@ class Device:
             raise
 
     def step(self, hold_s: float = 0.0) -> DeviceStep:
-        """One poll, which the server may hold open for so long, and all that it asks for. Enrols first, if need be."""
+        """One poll, which the server may hold open for `hold_s`, and the work that it brings. Enrols first if needed."""
         with threads(self._threads):
             link, signer = self._connected()
             try:
@@ -220,11 +220,11 @@ class Device:
         return DeviceStep(_asked(answer), getattr(answer, "round", self._last_round), pause_s, over)
 
     def stop(self) -> None:
-        """Let the step under way be the last; training ends after the epoch that it is in."""
+        """Make the current step the last; training ends after its current epoch."""
         self._stop.set()
 
     def close(self) -> None:
-        """Let go of the connection and of the folder. `run` does so by itself, and so does `with`."""
+        """Release the connection and the folder. `run` does so by itself, and so does `with`."""
         if self._open is not None:
             self._open.close()
         self._open = self._participant = self._link = None

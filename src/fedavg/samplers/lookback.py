@@ -42,7 +42,7 @@ class Oort(Sampler):
     those whose worth is at least 0.95 times that of the last one needed, a cohort is drawn by worth. A share `explore`
     of the cohort, times 0.98 for each round so far and at least 0.2, is drawn of clients that have never reported. It
     differs from the paper's: the loss is a mean (not the root of a mean of squares), T is a quantile (no pacer), and
-    clients never tried are drawn uniformly, since nobody knows yet how fast they are.
+    clients never tried are drawn uniformly, since their speed is not known yet.
 
     >>> str(Oort())
     'oort'

@@ -31,7 +31,7 @@ _WHOLE: Final = 2**24
 
 @dataclass(frozen=True)
 class Noise(Stage):
-    """Gaussian noise on the sum, `multiplier` times what one client can change it by.
+    """Gaussian noise on the sum: `multiplier` times the most that one client can change it.
 
     >>> str(Noise(1.1))
     'noise:1.1'

@@ -57,7 +57,7 @@ class Whole(Protocol):
 class Stage(Pluggable):
     """Clients apply a plan's stages in order, the server in reverse; each draws from the generator it is given.
 
-    A stage that adapts keeps its numbers on the server, and tells clients the round's through `settings`.
+    A stage that adapts keeps its numbers on the server, and sends clients the round's numbers through `settings`.
 
     >>> import torch
     >>> from dataclasses import dataclass, replace

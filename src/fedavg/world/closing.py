@@ -13,7 +13,7 @@ from fedavg.specs import Pluggable
 
 
 class Closing(Pluggable, ABC):
-    """When a round ends, of which the sampler wants m reports.
+    """The rule that ends a round of which m reports are wanted.
 
     `over` times m clients are asked. The round ends when `share` of m have reported, at `deadline` seconds, or when
     nobody is left to wait for, whichever comes first. With fewer reports than `minimum` of m it is abandoned, and other
@@ -47,7 +47,7 @@ class Closing(Pluggable, ABC):
         return max(1, ceil(round(wanted * self.share, 9)))
 
     def least(self, wanted: int) -> int:
-        """With fewer reports a round comes to nothing."""
+        """A round with fewer reports is abandoned."""
         return max(1, ceil(round(wanted * self.minimum, 9)))
 
 
