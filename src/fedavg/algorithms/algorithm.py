@@ -130,7 +130,7 @@ class Algorithm(Pluggable, ABC):
         """The server half: from the cohort's weighted sum to the next state."""
 
     def metric_bounds(self, work: Work, examples: int, optimizer: Optimizer) -> Mapping[str, tuple[float, float]]:
-        """The least and the largest possible metrics of a client with this many examples, as far as they follow from work.
+        """The bounds of the metrics of a client with this many examples, as far as they follow from the work.
 
         The sums of a measure are called `name.0`, `name.1` and so on.
         A server refuses an update with metrics outside of these bounds.

@@ -198,7 +198,7 @@ class Device:
             raise
 
     def step(self, hold_s: float = 0.0) -> DeviceStep:
-        """One poll, which the server may hold open for `hold_s`, and the work that it brings. Enrols first if needed."""
+        """One poll, which the server may hold open for `hold_s`, and the work it brings. Enrols first if needed."""
         with threads(self._threads):
             link, signer = self._connected()
             try:
