@@ -150,7 +150,7 @@ def test_the_success_of_a_backdoor_is_a_metric():
         ({"pre": ["nnm:0.2"]}, "pre: got 'nnm:0.2' without a reducer"),
         ({"attackers": 0.2}, "attackers: got 0.2 without an attack"),
         ({"attack": "signflip"}, "attack: got 'signflip' without attackers"),
-        ({"attack": "signflip", "attackers": 0.01}, "which is nobody"),
+        ({"attack": "signflip", "attackers": 0.01}, "which is none"),
         ({"attack": "signflip", "attackers": [2]}, "client 2, which has no data"),
         ({"attack": "signflip", "attackers": 1.0}, "a share of the clients from 0 to below 1"),
         ({"attack": "signflip", "attackers": "a,b"}, "a share of the clients from 0 to below 1"),

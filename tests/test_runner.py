@@ -179,7 +179,7 @@ def test_a_foreign_directory_is_refused(tmp_path):
     with pytest.raises(RunDirError, match="is not a run directory: it has no run.json"):
         fedavg.resume(tmp_path)
     (tmp_path / "run.json").write_text('{"format": 99}')
-    with pytest.raises(RunDirError, match="has format 99; expected 2. .*start it anew"):
+    with pytest.raises(RunDirError, match="has format 99; expected 2. .*start it again"):
         fedavg.resume(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RunDirError, match="cannot be used"):

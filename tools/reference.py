@@ -240,13 +240,20 @@ def api_pages() -> Iterator[tuple[str, str]]:
     yield "reference/api/index.md", _api_index()
     for title, homes in _homes().items():
         names = sorted((name for home in homes for name in fedavg._HOMES[home]), key=_rank)
-        blocks = [f"::: fedavg.{name}\n" for name in names]
+        blocks = [_api_block(name) for name in names]
         if blocks:
             yield _api_path(title), "\n".join([f"# {title}\n{MADE}", *blocks])
     yield (
         "reference/api/testing.md",
         f"# Checks of your own parts\n{MADE}\n::: fedavg.testing\n    options:\n      show_root_heading: false\n",
     )
+
+
+def _api_block(name: str) -> str:
+    """What mkdocstrings shows of a name. The signature of a plan is its options, which have a page of their own."""
+    if name != "Plan":
+        return f"::: fedavg.{name}\n"
+    return "::: fedavg.Plan\n    options:\n      show_signature: false\n\nThe options: [every one](../options.md).\n"
 
 
 def _rank(name: str) -> tuple[int, str]:
