@@ -253,7 +253,8 @@ def _api_block(name: str) -> str:
     """What mkdocstrings shows of a name. The signature of a plan is its options, which have a page of their own."""
     if name != "Plan":
         return f"::: fedavg.{name}\n"
-    return "[Every option of a plan](../options.md) is one page.\n\n::: fedavg.Plan\n    options:\n      show_signature: false\n"
+    above = "[Every option of a plan](../options.md) is one page.\n"
+    return f"{above}\n::: fedavg.Plan\n    options:\n      show_signature: false\n"
 
 
 def _rank(name: str) -> tuple[int, str]:
