@@ -60,7 +60,7 @@ def run_client(
     except TaskError as error:
         raise TaskError(f"client {k}: {error}") from error
     measured = numbers_sent(setup.algorithm_measures, update.metrics)
-    looked_at = bool(setup.stages) or lie is not None  # by somebody who would not say what is wrong with it
+    looked_at = bool(setup.stages) or lie is not None  # by a caller that would not say what is wrong with it
     if not all(map(isfinite, measured.values())) or (looked_at and not _is_finite(update.vector)):
         check_finite(examples, f"client {k}")
     for index, stage in enumerate(setup.stages):

@@ -1,6 +1,6 @@
 """Locks on files that the system releases when their process ends, however it ends: on POSIX and on Windows.
 
-A lock says nothing of what is in the file: who does not ask for it can read and write.
+A lock does not protect the file: a process that does not ask for it can read and write.
 """
 
 import os

@@ -18,7 +18,7 @@ LEAST_STAGE: Final = 4
 #: that were run without this rule, no rate that won in the end trailed by more than 1.25 at the end of a stage,
 #: but for one client a round on non-IID data (1.66): where curves jump so, the rule may drop a winner.
 TRAILING: Final = 1.5
-#: A run is lost whose latest evaluations, so many, are all below half of what it had reached. Of the runs that reached
+#: A run is lost if its last evaluations, this many, are all below half of what it had reached. Of the runs that reached
 #: their targets, none had more than 6 such in a row.
 LOST: Final = 30
 

@@ -27,7 +27,7 @@ _ATTEMPTS: Final = 3
 #: What a broken network, a bad server or an unplugged cable raise.
 _NETWORK: Final = (OSError, http.client.HTTPException)
 
-#: Told (file name, bytes so far, bytes in all or 0 where unknown) as a download goes on.
+#: Called with (file name, bytes so far, bytes in all or 0 if unknown) during a download.
 DownloadReport = Callable[[str, int, int], None]
 
 
@@ -222,7 +222,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse:
     if start:
         request.add_header("Range", f"bytes={start}-")
     try:
-        # A fresh opener: the one that urlopen keeps would remember the proxies of the first call for ever.
+        # A fresh opener: the one that urlopen keeps would remember the proxies of the first call forever.
         response: http.client.HTTPResponse = urllib.request.build_opener().open(request, timeout=_TIMEOUT_S)
         return response
     except urllib.error.HTTPError as error:

@@ -46,7 +46,7 @@ def model_of(setup: Setup, weights: Tensor) -> Model:
 
 
 def model_file(model: Model) -> bytes:
-    """What a run keeps of a model, as safetensors: beside which frozen weights it counts is in the header."""
+    """A model as a run keeps it, as safetensors; the header says which frozen weights it belongs to."""
     fingerprint = model.frozen.fingerprint
     return save(model.trained_tensors(), {"frozen": fingerprint} if fingerprint else None)
 

@@ -18,7 +18,7 @@ LOG_PERIOD_S: Final = 10.0
 
 
 class ProgressLine:
-    """A watcher of events; as a context manager it also says how to go on when a run is stopped."""
+    """A watcher of events; as a context manager it also says how to continue when a run is stopped."""
 
     def __init__(self, plan: Plan, goal: Goal, directory: Path | None, quiet: bool = False) -> None:
         self._plan = plan

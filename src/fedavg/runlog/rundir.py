@@ -87,7 +87,7 @@ class RunDir:
         self.write_json("run.json", identity)
 
     def identity(self) -> dict[str, Any]:
-        """What the run was started on; refuses a directory that is no run of ours."""
+        """What the run was started on; refuses a directory that is not a run."""
         path = self.path / "run.json"
         try:
             document = json.loads(path.read_bytes())
@@ -111,9 +111,9 @@ class RunDir:
         return identity
 
     def check_engine(self, engine: str) -> None:
-        """A run goes on by the path that it was started on, since paths may round differently.
+        """A run continues on the engine path that it was started on, since paths may round differently.
 
-        (Earlier versions did not record for which instructions kernels were built, which stands in parentheses.)
+        (Earlier versions did not record for which instructions kernels were built, which is in parentheses.)
         """
         if (self.path / "run.json").exists() and self.identity()["engine"] not in (engine, engine.partition(" (")[0]):
             raise RunDirError(
@@ -126,7 +126,7 @@ class RunDir:
         check_same(self.identity()["computed"], facts["computed"], self.path)
 
     def check_frozen(self, fingerprint: str) -> None:
-        """What the run has trained counts only beside the weights that were frozen meanwhile."""
+        """What the run has trained is valid only with the weights that were frozen in training."""
         recorded = self.identity().get("frozen", fingerprint)  # earlier versions did not record it
         if recorded != fingerprint:
             raise RunDirError(
@@ -208,8 +208,8 @@ class RunDir:
     def rewind(self, plan: Plan, *, once: bool = False) -> Start | None:
         """Everything as it was at the newest whole checkpoint; what came after it is dropped. None: start from scratch.
 
-        What was damaged or lost, and what is therefore computed again, is said. With `once`, what is on record may not
-        be done again: a run that would have to is refused.
+        The log says what was damaged or lost, and what is therefore computed again. With `once`, recorded rounds must
+        not be repeated: a run that would have to is refused.
         """
         found = self._rows()
         if found.damage:

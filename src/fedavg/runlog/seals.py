@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Any, Final
 
-#: Where the digest stands in a document and in a row.
+#: The name of the digest in a document and in a row.
 SEAL: Final = "sha256"
 LINK: Final = "digest"
 
@@ -56,7 +56,7 @@ class SealedRows:
 
 
 def unchained(data: bytes, link: str = "", before: int = 0) -> SealedRows:
-    """Reads lines up to the first that is damaged. One that was cut off at the end is no damage: it is not there.
+    """Reads lines up to the first that is damaged. One that was cut off at the end is not damaged: it does not count.
 
     `link` is the digest of the rows `before` these, for a reader that has read those already.
     """

@@ -1,4 +1,4 @@
-"""Rules by which a run is ended early from Python. They are not part of the plan: the run can go on after."""
+"""Rules by which a run is ended early from Python. They are not part of the plan: the run can be continued."""
 
 from collections.abc import Callable
 

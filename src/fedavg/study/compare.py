@@ -28,7 +28,7 @@ DEPTH: Final = 4
 
 @dataclass(frozen=True)
 class ReadRun:
-    """A run directory as it is now. `summary` is empty for a run that has not come to an end."""
+    """A run directory as it is now. `summary` is empty for a run that has not ended."""
 
     name: str
     path: Path
@@ -68,7 +68,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def differing(plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Options that are not alike in all plans, in the order of the plan, without those that change no result.
+    """Options that differ between the plans, in the order of the plan, without those that change no result.
 
     >>> differing([{"lr": 0.1, "E": 1, "workers": 1}, {"lr": 0.2, "E": 1, "workers": 2}])
     ['lr']

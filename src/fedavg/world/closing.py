@@ -135,8 +135,8 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True)
 class Closed:
-    """How a round ended: when, and the fate of each client that was asked, shape (N,) int8. `reason` says why it came
-    to nothing; it is empty if it did not."""
+    """How a round ended: when, and the fate of each client that was asked, shape (N,) int8. `reason` says why it was
+    abandoned; it is empty if it was not."""
 
     at: float
     fates: np.ndarray

@@ -1,4 +1,4 @@
-"""What a round in a world is recorded as, and what the rounds of a run come to."""
+"""The record of a round in a world, and the totals over the rounds of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -135,10 +135,10 @@ def gini(counts: np.ndarray) -> float:
 
 
 def described(rows: Sequence[Mapping[str, Any]], reported: np.ndarray | None = None) -> dict[str, Any]:
-    """What the rounds of a run come to; `reported` is how often each client has, shape (K,), where that is known.
+    """The totals over the rounds of a run; `reported` is how often each client has, shape (K,), where that is known.
 
     `wasted` is the share of the devices' time that led to no report. `groups` has for each group its share of reports.
-    `gini` tells how unequally clients take part (0: all alike), and `never` how many have not reported once.
+    `gini` is how unequally clients take part (0: all equally), and `never` how many have not reported once.
     """
     total = {name: sum(row[name] for row in rows) for name in ("asked", "late", "dropped", "spent_s", "wasted_s")}
     counts = {name: sum(row["groups"][name][2] for row in rows) for name in rows[0]["groups"]}

@@ -202,7 +202,7 @@ def _merged(spans: list[tuple[float, float, int]]) -> list[tuple[float, float, i
 
 
 def _numbered(path: str, groups: np.ndarray) -> np.ndarray:
-    """Groups as whole numbers; who has none is in group 0. A number that nobody has is a group without clients."""
+    """Groups as whole numbers; a client without one is in group 0. A number without clients is an empty group."""
     numbers: np.ndarray = np.nan_to_num(groups, nan=0.0).astype(np.int64)
     empty = np.setdiff1d(np.arange(numbers.max() + 1), numbers)
     if len(empty):
