@@ -1,6 +1,6 @@
 """Training while some clients lie.
 
-A fifth of the clients sends its update turned round and enlarged. The weighted mean, which FedAvg takes, has no
+A fifth of the clients sends its update reversed and enlarged. The weighted mean, which FedAvg takes, has no
 chance; a rule that looks at single updates does. Three runs on MNIST: nobody lies; a fifth lies and the mean is
 taken; a fifth lies and each coordinate is averaged without its extremes, after each update was mixed with its
 neighbours.

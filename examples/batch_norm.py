@@ -2,7 +2,7 @@
 
 Batch normalisation keeps running statistics of what it sees. In federation they are averaged like weights, but each
 client sees its own data: with only two digits per client the statistics of one client fit nobody else. Three networks
-are trained on MNIST, once with alike clients and once with two digits per client:
+are trained on MNIST, once with similar clients and once with two digits per client:
 
     batch norm              statistics and weights are averaged
     group norm              has no statistics: the usual remedy

@@ -8,7 +8,7 @@ Run it:
     python examples/day.py
 
 It prints for each round the simulated hour, how many clients were there, were asked, reported and came too late, and
-the accuracy; then what the run came to. Clients that are too late are not trained, so this costs no more than a plain
+the accuracy; then the summary of the run. Clients that are too late are not trained, so this costs no more than a plain
 run.
 """
 

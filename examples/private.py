@@ -6,7 +6,7 @@ Two promises that need each other:
     differential privacy    the sum itself hardly depends on any one client: each is clipped, and noise is added
 
 Here the noise is made by the clients, each a share of it (`where=clients`), so that not even the server sees a sum
-without noise. Epsilon is what the released models say of any single client, at most; the ledger counts it round by
+without noise. Epsilon bounds what the released models reveal about any single client; the ledger counts it round by
 round.
 
 Run it:

@@ -256,7 +256,7 @@ def test_metrics_other_than_accuracy_reach_result_summary_and_picture(tmp_path):
     assert {name: len(values) for name, values in result.metrics.items()} == {"loss": 2, "mae": 2}
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["metrics"]["loss"] == {"final": result.loss[-1], "best": result.loss.min()}
-    assert summary["metrics"]["mae"] == {"final": result.metrics["mae"][-1]}, "nobody has said which way is better"
+    assert summary["metrics"]["mae"] == {"final": result.metrics["mae"][-1]}, "it is not known which way is better"
     assert summary["final_accuracy"] is None
     assert panels(result.goal, RunDir(tmp_path / "run").rows()) == ["loss", "mae"]
     plot_run(result.plan, result.goal, RunDir(tmp_path / "run").rows(), tmp_path / "curve.png")

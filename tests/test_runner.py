@@ -179,7 +179,7 @@ def test_a_foreign_directory_is_refused(tmp_path):
     with pytest.raises(RunDirError, match="is not a run directory: it has no run.json"):
         fedavg.resume(tmp_path)
     (tmp_path / "run.json").write_text('{"format": 99}')
-    with pytest.raises(RunDirError, match="has format 99; expected 2. .*start it anew"):
+    with pytest.raises(RunDirError, match="has format 99; expected 2. .*start it again"):
         fedavg.resume(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RunDirError, match="cannot be used"):
@@ -188,11 +188,11 @@ def test_a_foreign_directory_is_refused(tmp_path):
 
 def test_a_directory_with_something_in_it_is_not_overwritten(tmp_path):
     (tmp_path / "precious").write_text("data")
-    with pytest.raises(RunDirError, match="exists and is not empty.*It is no run: name another one"):
+    with pytest.raises(RunDirError, match="exists and is not empty.*It is no run: name another"):
         fedavg.run(toy_plan(), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
     fedavg.run(toy_plan(rounds=1), tmp_path / "run")
-    with pytest.raises(RunDirError, match="exists and is not empty.*To go on with that run: fedavg resume"):
+    with pytest.raises(RunDirError, match="exists and is not empty.*To continue that run: fedavg resume"):
         fedavg.run(toy_plan(), tmp_path / "run")
 
 

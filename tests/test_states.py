@@ -163,7 +163,7 @@ def test_no_flipped_bit_is_taken_for_what_a_client_kept(tmp_path):
         with pytest.raises(RunDirError, match="damaged at byte|of another kind"):
             ClientStates.verify(tmp_path, mark)
     path.write_bytes(whole[:-2] + b"??")
-    with pytest.raises(RunDirError, match="what client 5 kept in round 2 does not match its digest.*begins afresh"):
+    with pytest.raises(RunDirError, match="what client 5 kept in round 2 does not match its digest.*starts over"):
         ClientStates(tmp_path).load(5, before=3)
 
 

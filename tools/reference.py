@@ -81,6 +81,13 @@ API: Mapping[str, tuple[str, ...]] = {
     "More": (),
 }
 
+#: What a reader of a page of the API looks for first; other names follow in alphabetical order.
+LEADING = (
+    "Plan", "run", "resume", "train", "Result", "Task", "FederatedData", "Examples", "load", "Algorithm", "Client",
+    "Update", "Codec", "Stage", "Sampler", "Metric", "Fleet", "Device", "Reducer", "Attack", "World", "sweep",
+    "FedAvgError",
+)  # fmt: skip
+
 MADE = "<!-- made by tools/reference.py -->\n"
 
 
@@ -152,9 +159,8 @@ def _choices(name: str) -> list[str]:
 
 
 def _first_line(target: object) -> str:
-    if not isinstance(target, type):  # a ready object, such as a task
-        return f"a `fedavg.{type(target).__name__}`"
-    text = inspect.cleandoc(target.__dict__.get("__doc__") or "").partition("\n\n")[0]
+    source = target if isinstance(target, type) else target.build  # a ready object is a task: what it builds says more
+    text = inspect.cleandoc(vars(source).get("__doc__") or source.__doc__ or "").partition("\n\n")[0]
     return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
@@ -219,7 +225,7 @@ def errors_page() -> str:
     return "\n".join([
         f"# Errors and exit codes\n{MADE}",
         "A message says what was given, what was expected, and what to do. "
-        "[Troubleshooting](../troubleshooting.md) goes by message.\n",
+        "[Troubleshooting](../troubleshooting.md) explains them one by one.\n",
         "| error | is a | when |", "|---|---|---|", *rows, "",
         "## Exit codes\n", "| code | meaning |", "|---|---|", *codes, "",
     ])  # fmt: skip
@@ -233,14 +239,26 @@ def api_titles() -> dict[str, str]:
 def api_pages() -> Iterator[tuple[str, str]]:
     yield "reference/api/index.md", _api_index()
     for title, homes in _homes().items():
-        names = sorted((name for home in homes for name in fedavg._HOMES[home]), key=str.lower)
-        blocks = [f"::: fedavg.{name}\n" for name in names]
+        names = sorted((name for home in homes for name in fedavg._HOMES[home]), key=_rank)
+        blocks = [_api_block(name) for name in names]
         if blocks:
             yield _api_path(title), "\n".join([f"# {title}\n{MADE}", *blocks])
     yield (
         "reference/api/testing.md",
         f"# Checks of your own parts\n{MADE}\n::: fedavg.testing\n    options:\n      show_root_heading: false\n",
     )
+
+
+def _api_block(name: str) -> str:
+    """What mkdocstrings shows of a name. The signature of a plan is its options, which have a page of their own."""
+    if name != "Plan":
+        return f"::: fedavg.{name}\n"
+    above = "[Every option of a plan](../options.md) is one page.\n"
+    return f"{above}\n::: fedavg.Plan\n    options:\n      show_signature: false\n"
+
+
+def _rank(name: str) -> tuple[int, str]:
+    return LEADING.index(name) if name in LEADING else len(LEADING), name.lower()
 
 
 def _api_path(title: str) -> str:

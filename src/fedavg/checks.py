@@ -55,8 +55,8 @@ def check_world(draft: Draft) -> None:
         raise PlanError(f"{what} {option} '{getattr(plan, option)}', whose messages the clock cannot time; expected "
                         f"{option} '{default_of(option)}'")  # fmt: skip
     if draft.codec.frame_bytes(size) is None:
-        raise PlanError(f"{what} codec '{plan.codec}', whose frames have no fixed length: who reports in time is known "
-                        "before anybody trains; expected float32, float16, bfloat16, quantise or lowrank")  # fmt: skip
+        raise PlanError(f"{what} codec '{plan.codec}', whose frames have no fixed length: the clock must know who "
+                        "reports in time; expected float32, float16, bfloat16, quantise or lowrank")  # fmt: skip
     if draft.noise_multiplier and draft.sampler.privacy(10, 1) != EveryRound():
         raise PlanError(f"{what} noise and sampling '{draft.sampler}': who is there is not drawn at random, so that no "
                         "round is amplified by sampling; expected sampling 'turns', charged in full")  # fmt: skip
@@ -72,7 +72,7 @@ def check_world(draft: Draft) -> None:
 
 
 def check_simulated(draft: Draft) -> None:
-    """Refuse what only a world, or real devices, would heed."""
+    """Refuse options that only a world, or real devices, would use."""
     plan = draft.plan
     if plan.world is not None or draft.population is None:
         return

@@ -88,12 +88,12 @@ class Client:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The plan's, by which `epochs` steps."""
+        """The plan's optimiser, which `epochs` uses."""
         return self._trainer.optimizer
 
     @property
     def module(self) -> nn.Module:
-        """The task's module in training mode, with the loaded weights; what changes its parameters changes them."""
+        """The task's module in training mode, with the loaded weights; changing its parameters changes the weights."""
         return self._trainer.model.module
 
     @property

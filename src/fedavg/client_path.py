@@ -78,7 +78,7 @@ class ClientPath:
         write its frame (`framed`); who adds the vector to a sum does so in `blame_on`."""
         setup, k, work, lie = self._setup, self._k, self._work, self._lie
         measured = numbers_sent(setup.algorithm_measures, update.metrics)
-        looked_at = bool(setup.stages) or lie is not None  # by somebody who would not say what is wrong with it
+        looked_at = bool(setup.stages) or lie is not None  # by a caller that would not say what is wrong with it
         if not all(map(isfinite, measured.values())) or (looked_at and not _is_finite(update.vector)):
             check_finite(self._examples, f"client {k}")
         for index, stage in enumerate(setup.stages):

@@ -33,7 +33,7 @@ class Draft:
     #: Who is asked in a round.
     sampler: Sampler
     secagg: "Masking | None"
-    #: Who the clients are; None where whoever comes takes part, so that nobody knows how many there will be.
+    #: Who the clients are; None if any client may take part, so that their number is not known.
     population: Population | None
     #: What the server judges models on; None where it has nothing.
     test: Examples | None

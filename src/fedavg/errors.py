@@ -8,7 +8,7 @@ class FedAvgError(Exception):
     True
     """
 
-    #: Whether the log tells of it already.
+    #: Whether it was logged already.
     told = False
 
 

@@ -1,6 +1,6 @@
 """Locks on files that the system releases when their process ends, however it ends: on POSIX and on Windows.
 
-A lock says nothing of what is in the file: who does not ask for it can read and write.
+A lock does not protect the file: a process that does not ask for it can read and write.
 """
 
 import os
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 #: Windows locks bytes of a file: one that no lock file ever has.
 PLACE: Final = 1 << 30
-#: Seconds between two looks, where the system cannot wake whoever waits for a lock.
+#: Seconds between two looks, where the system cannot wake a process that waits for a lock.
 LOOK_S: Final = 0.05
 
 

@@ -40,7 +40,7 @@ def secagg_of(plan: Plan) -> "Masking | None":
 
 
 def bound_codec(value: str | Codec, task: Task, vectors: int) -> Codec:
-    """A codec for so many vectors of the task's model, end to end."""
+    """A codec for this many vectors of the task's model, end to end."""
     return make_codec(value).bind(lambda: [tuple(slot.shape) for slot in Model(task, 0).slots] * vectors)
 
 
@@ -98,7 +98,7 @@ def liars_of(plan: Plan, population: Population | None) -> frozenset[int]:
         return frozenset(chosen)
     count = round(chosen * len(able))
     if not count:
-        raise PlanError(f"attackers: got {chosen:g} of {len(able)} clients, which is nobody; expected a larger share")
+        raise PlanError(f"attackers: got {chosen:g} of {len(able)} clients, which is none; expected a larger share")
     rng = seeds.rng(plan.seed, seeds.NONE, seeds.NONE, "attackers")
     return frozenset(int(k) for k in rng.choice(able, count, replace=False))
 
@@ -108,5 +108,5 @@ def check_device(device: str) -> None:
 
     try:
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's words tell of its own insides
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's message is about its internals
         raise PlanError(f"device: got '{device}', which is not available here; expected 'cpu', or 'cuda'") from error

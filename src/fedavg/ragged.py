@@ -1,4 +1,4 @@
-"""Rows of unlike lengths, such as texts: a leaf of structured examples until the task's `collate` pads it."""
+"""Rows of different lengths, such as texts: a leaf of structured examples until the task's `collate` pads it."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,7 +14,7 @@ from fedavg.errors import DataError
 class Ragged:
     """Sequences end to end in one tensor `values`, shape (T, ...), and how long each is, `lengths`, shape (N,) int64.
 
-    It does of a tensor's methods what examples need (`len`, slices, `index_select`), and `padded` makes a tensor of it.
+    It has the tensor methods that examples need (`len`, slices, `index_select`), and `padded` makes a tensor of it.
 
     >>> import torch
     >>> from fedavg import Ragged
@@ -79,8 +79,8 @@ class Ragged:
         return Ragged(self.values.index_select(0, places), lengths)
 
     def to(self, device: object) -> Tensor:
-        """A module takes tensors: this is where sequences come that no `collate` has padded."""
-        raise TypeError("these are rows of unlike lengths; give the task a collate, such as collate=fedavg.padded(0)")
+        """Refused: a module takes tensors, and no `collate` has padded these sequences."""
+        raise TypeError("these rows differ in length; give the task a collate, such as collate=fedavg.padded(0)")
 
     def padded(self, value: float, multiple: int = 8) -> Tensor:
         """Shape (N, L, ...): L is the longest length, rounded up to a multiple (each L is compiled for itself)."""

@@ -25,7 +25,7 @@ from fedavg.types import Cohort, Part, Slots, Sum, Update, Work
 
 log = logging.getLogger("fedavg.run")
 
-#: Under which name a rule that remembers keeps what the last round came to.
+#: Under which name a rule that remembers keeps the last round's result.
 _PREVIOUS: Final = "previous"
 
 

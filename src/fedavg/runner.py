@@ -104,7 +104,7 @@ def run(
     `watch` is called with every event: a `Start`, then a `Round` for each round. `fleet` says where clients run: an
     object, a name, or the import name of installed code.
 
-    `exist` says what to do where the directory has a run already: `"error"`, `"resume"` (go on with it, if its plan is
+    `exist` says what to do where the directory has a run already: `"error"`, `"resume"` (continue it, if its plan is
     this one; more rounds make it longer) or `"new"` (record beside it, in `runs/a-2`). `progress` shows a live line on
     stderr. `stop` ends the run early, such as `Patience("loss", 5)`. `keep_best` names the metric that the best model
     is kept by, beside the last [the one that the run is watched by].
@@ -147,7 +147,7 @@ def resume(
 ) -> Result:
     """Resume a run that was stopped; the result is that of the uninterrupted run, bit for bit.
 
-    (With noise from OS entropy no two runs are alike; then no recorded round is done again.)
+    (With noise from OS entropy no two runs are the same; then no recorded round is repeated.)
     A run that was started from Python with objects of its own needs them again: `resume(dir, task=..., data=...)`.
     Runtime options (workers, worker_timeout, start_method, data_dir, checkpoint_s) may be changed, and `rounds` raised:
     a longer run gives the result of a plan with that many rounds. It may continue on another `fleet`.

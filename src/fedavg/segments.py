@@ -78,7 +78,7 @@ def scan(path: Path, segment: int, start: int, *, payloads: bool, end: int | Non
 
 
 def _pread(file: int, length: int, offset: int) -> bytes:
-    """So many bytes, or those up to the end of the file."""
+    """This many bytes, or those up to the end of the file."""
     os.lseek(file, offset, os.SEEK_SET)
     parts = []
     while length and (part := os.read(file, length)):
@@ -126,8 +126,8 @@ def _check_payload(path: Path, place: RecordPlace, head: bytes, payload: bytes |
 
 def _damaged(path: Path, offset: int, what: str) -> Damaged:
     return Damaged(
-        f"{path} is damaged at byte {offset}: {what} does not match its digest. A simulation is resumed from before "
-        "it; a device begins afresh without this folder"
+        f"{path} is damaged at byte {offset}: {what} does not match its digest. A simulation resumes from before "
+        "it; a device starts over once this folder is removed"
     )
 
 
@@ -177,5 +177,5 @@ def segment_path(folder: Path, segment: int) -> Path:
 
 
 def segments(folder: Path) -> list[int]:
-    """The numbers of the files that there are, in the order in which they were begun."""
+    """The numbers of the files that there are, in the order in which they were started."""
     return sorted(int(path.stem) for path in folder.glob("*.states") if path.stem.isdecimal())

@@ -33,7 +33,7 @@ GOAL: Final = "goal"
 REDUCER: Final = "reducer"
 #: The metric that says how often the model gives the answers that an attack wants.
 SUCCESS: Final = "attack_success"
-#: Under which name a fleet keeps what it needs to go on.
+#: Under which name a fleet keeps what it needs to continue.
 FLEET: Final = "fleet"
 
 
@@ -91,7 +91,7 @@ class Round:
     ledger: dict[str, Any] | None = None
     #: How the round went in the plan's world; see `fedavg.world.report.ClockRow`.
     world: dict[str, Any] | None = None
-    #: Who was asked and what became of them; see `fedavg.fleets.attendance.Attendance`.
+    #: Who was asked and how each of them fared; see `fedavg.fleets.attendance.Attendance`.
     cohort: dict[str, Any] | None = None
 
 
@@ -149,7 +149,7 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[
                 return
             work, began = instructions(setup, state, number), perf_counter()
             trained: _TrainedCohort | None = None
-            while trained is None:  # an attempt that comes to nothing is made again, with another cohort
+            while trained is None:  # an abandoned attempt is repeated with another cohort
                 with _rejected_if_diverged(fleet, work):
                     cohort = fleet.draw(number, state.weights)
                     before, parts = assigned(setup, state, work, cohort)
@@ -166,7 +166,7 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[
 
 
 def _watching(goal: Goal, event: Round) -> Round:
-    """The round with the best value so far in its state, if the run waits for a better one: so a resumed run goes on
+    """The round with the best value so far in its state, if the run waits for a better one: so a resumed run keeps
     waiting."""
     if goal.patience is None or (value := watched(event_row(event), goal.metric)) is None:
         return event
@@ -259,7 +259,7 @@ def _simulated_s(result: CohortResult, plan: Plan) -> float:
 
 
 def _remembering(fleet: Fleet, trained: _TrainedCohort) -> _TrainedCohort:
-    """With what the fleet needs to go on from here, so that a resumed run goes on alike."""
+    """With what the fleet needs to continue from here, so that a resumed run continues the same way."""
     kept = fleet.remember()
     if not kept:
         return trained

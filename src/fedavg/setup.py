@@ -187,7 +187,7 @@ def proved_trainer(setup: Setup, data: FederatedData, frozen: Mapping[str, Tenso
 
 
 def resolve(plan: Plan, population: Population | None, test: Examples | None, devices: bool = False) -> Setup:
-    """The plan's parts for whoever runs it, with the population and the test set that there are.
+    """The plan's parts for the process that runs it, with the population and the test set that there are.
 
     Whatever does not fit is refused here. `devices`: clients are real, and come and go by themselves.
     """
@@ -205,11 +205,11 @@ def served(setup: Setup) -> Setup:
         return setup
     if setup.plan.noise_source == "seeded":
         raise PlanError(
-            "noise_source: got 'seeded', with which whoever has the plan can take the noise off again; a private run "
+            "noise_source: got 'seeded', which lets anyone with the plan remove the noise; a private run "
             "over the network needs 'os'"
         )
     if setup.plan.clients is None:
-        raise PlanError("clients: a private run over the network needs K, which its noise is made for; got none")
+        raise PlanError("clients: a private run over the network needs K, which its noise is computed for; got none")
     by_clients = any(stage.mechanism and stage.mechanism.by == "clients" for stage in setup.stages)
     if by_clients and setup.secagg is None:
         raise PlanError(

@@ -1,6 +1,6 @@
 """What clients keep between rounds: residuals of a codec, control variates of an algorithm.
 
-In deployment it lies on the device; in simulation under the run directory. It is kept in a few append-only files, so
+In deployment it is on the device; in simulation in the run directory. It is kept in a few append-only files, so
 that a hundred thousand clients are no more files than ten, and half a million cost nothing until they are picked. Each
 process that writes has files of its own. A version is named by the round that made it: `mark` notes how far the files
 reached after a round, and `rewind` brings all clients back to there, byte for byte.
@@ -280,7 +280,7 @@ class ClientStates:
     def _live_writer(self) -> SegmentWriter:
         """A file of this very process: one that was forked begins its own, and stops when its parent is gone.
 
-        Another server may have gone on with the run by then, from an earlier round.
+        Another server may have continued the run by then, from an earlier round.
         """
         parent = parent_process()
         if self._creator not in (os.getpid(), os.getppid()) or (parent and not parent.is_alive()):

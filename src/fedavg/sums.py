@@ -52,7 +52,7 @@ class ExactSum:
     def add(self, vector: Tensor, weight: float, largest: float | None = None) -> float:
         """Add weight * vector; a vector (float32, on the CPU) that is not finite or is too large is refused whole.
 
-        `largest` is its largest magnitude, for whoever has looked at it already. Returns the largest that was added.
+        `largest` is its largest magnitude, if the caller knows it already. Returns the largest that was added.
         """
         if largest is None:
             largest = max(abs(float(end)) for end in vector.aminmax())

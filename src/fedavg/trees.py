@@ -1,6 +1,6 @@
 """Structured examples: a tensor, a tuple of tensors or a dict of tensors, whose rows belong together.
 
-Everything that takes `x` or `y` apart goes through here. A leaf is a tensor, or a `Ragged` of rows of unlike lengths,
+Everything that takes `x` or `y` apart goes through here. A leaf is a tensor, or a `Ragged` (rows of different lengths),
 until the task's `collate` has made tensors of it. This module knows neither models nor clients.
 """
 

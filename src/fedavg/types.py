@@ -39,7 +39,7 @@ class Examples:
 class FederatedData(Pluggable, ABC):
     """Examples by client, loaded lazily, plus a test set. Immutable and safe to read from forked processes.
 
-    A source of your own derives from it; what fits in memory is simpler by `from_arrays` and the like.
+    A source of your own derives from it; for data that fits in memory, `from_arrays` and its siblings are simpler.
 
     >>> import numpy as np
     >>> import torch
@@ -166,7 +166,7 @@ Slots = Mapping[str, "Tensor"]
 class State:
     """What the server carries from round to round: the weights, shape (P,) float32, and an algorithm's own `slots`.
 
-    What stages and the downlink keep lies in `others`, by owner. Only the server loop handles that: an algorithm makes
+    What stages and the downlink keep is in `others`, by owner. Only the server loop handles that: an algorithm makes
     a new state from weights and its own slots alone.
 
     >>> import torch
@@ -213,7 +213,7 @@ class Work:
     epochs: int
     batch: float
     lr: float
-    #: Numbers that the server decides anew each round, such as an adaptive clipping norm; they travel with the work.
+    #: Numbers that the server decides in each round, such as an adaptive clipping norm; they travel with the work.
     settings: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -246,7 +246,7 @@ class Cohort:
 
     clients: Sequence[int]
     population: int
-    #: What it took to draw them, where candidates were sent the model and told their losses.
+    #: What it cost to draw them, where candidates were sent the model and reported their losses.
     bytes_up: int = 0
     bytes_down: int = 0
     #: In a simulated world, how it goes with clients that are started one by one.

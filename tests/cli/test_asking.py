@@ -84,7 +84,7 @@ def test_nobody_is_there(tmp_path):
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         port = taken.getsockname()[1]
-        assert "nobody listens there" in told("status", f"https://{HOST}:{port}")
+        assert "nothing listens there" in told("status", f"https://{HOST}:{port}")
     assert "there is no such host" in told("status", "https://no-such-host.invalid:1")
 
 

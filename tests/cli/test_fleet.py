@@ -78,7 +78,7 @@ PINNED = ("--authority", FILE)
         (["join", "http://127.0.0.1:1", "--data", "mnist"], "Plain HTTP is for loopback only, with --insecure"),
         (["join", "https://127.0.0.1:1", "--data", "nothing.npz"], "nothing.npz does not exist"),
         (["join", "https://127.0.0.1:1", "--data", "mnist", "--share", "8/8"], "expected K/N"),
-        (["status", "http://127.0.0.1:1"], "nobody listens there; is the server running"),
+        (["status", "http://127.0.0.1:1"], "nothing listens there; is the server running"),
         (["status", "http://127.0.0.1:1/v1/status"], "expected the address alone, as in http://127.0.0.1:1"),
         (["runs", "http://127.0.0.1:1", "--admin-token-file", "/dev/null"], "/dev/null holds no token"),
     ],

@@ -200,7 +200,7 @@ def test_kill_9_and_resume_gives_the_uninterrupted_model(tmp_path, uninterrupted
     resumed = json.loads(result.stdout)
     assert resumed["model_sha256"] == uninterrupted["model_sha256"]
     assert resumed["rounds"] == int(ROUNDS)
-    assert "going on after round" in result.stderr
+    assert "continuing after round" in result.stderr
 
 
 def test_workers_do_not_outlive_a_killed_server(tmp_path):
@@ -225,7 +225,7 @@ def test_ctrl_c_leaves_a_resumable_run(tmp_path, uninterrupted):
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130
-    assert f"go on with: fedavg resume {tmp_path / 'run'}" in stderr
+    assert f"continue with: fedavg resume {tmp_path / 'run'}" in stderr
     assert "Traceback" not in stderr
     resumed = json.loads(fedavg("resume", tmp_path / "run", "--json", "--no-plot").stdout)
     assert resumed["model_sha256"] == uninterrupted["model_sha256"]

@@ -18,7 +18,7 @@ def test_all_conditions_of_a_filter_must_hold_and_any_filter_will_do():
     [
         ("colour=red", "--only: got 'colour=red' in 'colour=red'; expected KEY=VALUE,... with keys of model,"),
         ("model", "--only: got 'model' in 'model'; expected KEY=VALUE"),
-        ("C=0.3", "--only: got 'C=0.3', which nothing fits; expected values such as model 2nn, cnn, lstm, cifar;"),
+        ("C=0.3", "--only: got 'C=0.3', which matches nothing; expected values such as model 2nn, cnn, lstm, cifar;"),
     ],
 )
 def test_a_mistake_is_told(only, message):

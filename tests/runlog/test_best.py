@@ -65,5 +65,5 @@ def test_a_metric_that_is_not_there_or_has_no_direction_is_refused():
     with pytest.raises(PlanError, match="keep_best: got 'f1'; expected a metric of the task: accuracy, loss"):
         fedavg.run(PLAN, keep_best="f1")
     task = Task("t", TOY.build, metrics={"odd": Mean(lambda output, y: y.float())})
-    with pytest.raises(PlanError, match="nobody has said whether more of it is better"):
+    with pytest.raises(PlanError, match="it is not known whether higher is better"):
         fedavg.run(toy_plan(task=task, rounds=1), keep_best="odd")

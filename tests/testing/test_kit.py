@@ -143,7 +143,7 @@ class Short(FedAvg):
         (Unlucky(), "the same plan gave two models. Draw only from the generators that are given"),
         (Stateful(), "gave different models|another model than|gave two models"),
         (Short(), "a run with it failed"),
-        (FedAvg, "is no fedavg.Algorithm"),
+        (FedAvg, "is not a fedavg.Algorithm"),
     ],
 )
 def test_an_algorithm_with_a_mistake_is_told_so(algorithm, message):

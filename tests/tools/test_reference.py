@@ -49,3 +49,13 @@ def test_every_error_is_shown():
 def test_every_public_name_is_on_one_page_of_the_api():
     shown = [name for text in PAGES.values() for name in re.findall(r"^::: fedavg\.(\w+)$", text, re.MULTILINE)]
     assert sorted(shown) == sorted([*fedavg.__all__, "testing"])
+
+
+def test_a_page_of_the_api_begins_with_what_readers_look_for():
+    shown = re.findall(r"^::: fedavg\.(\w+)$", PAGES["reference/api/plans-and-runs.md"], re.MULTILINE)
+    assert shown[:6] == ["Plan", "run", "resume", "train", "Result", "Constant"]
+    assert set(reference.LEADING) <= set(fedavg.__all__)
+
+
+def test_a_task_is_described_by_what_it_builds():
+    assert "| `mnist-2nn` | 784-200-200-10 with ReLU: 199,210 parameters. |" in PAGES["reference/options.md"]

@@ -41,9 +41,9 @@ class Adapters(Pluggable, ABC):
 
     @abstractmethod
     def adapt(self, module: nn.Module, head: Sequence[str]) -> nn.Module:
-        """The module with adapters. All its parameters are frozen; what is to be trained is marked `requires_grad`.
+        """The module with adapters. All its parameters are frozen; those to train are marked `requires_grad`.
 
-        The submodules that `head` names need none: they are trained whole. What is drawn here comes from PyTorch's
+        The submodules that `head` names need none: they are trained whole. Random draws come from PyTorch's
         generator, which is seeded.
         """
 

@@ -21,10 +21,10 @@ from fedavg.errors import FedAvgError, PlanError, TaskError
 
 @dataclass(frozen=True)
 class LoRA(Adapters):
-    """Changes of rank `r`, scaled by `alpha` / r, beside the layers that `layers` names.
+    """Adds changes of rank `r`, scaled by `alpha` / r, to the layers that `layers` names.
 
     `layers` are the last words of their names, joined by +, as in "query+value"; "all" is every linear layer but those
-    of the task's head. `dropout` is that of a layer's input, on its way to A. Needs `peft`, which comes with
+    of the task's head. `dropout` applies to a layer's input on its way to A. Needs `peft`, which comes with
     'fedavg[adapters]'.
 
     >>> import fedavg

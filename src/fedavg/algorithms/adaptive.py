@@ -41,7 +41,7 @@ STEEPEST: Final = 1e9
 
 @dataclass(frozen=True)
 class Estimates:
-    """How steep and how curved the loss is, and how unlike the clients are (§IV)."""
+    """How steep and how curved the loss is, and how different the clients are (§IV)."""
 
     rho: float
     beta: float
@@ -50,7 +50,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Adaptive(Algorithm):
-    """As many local steps as a budget makes best (Wang et al. 2019).
+    """Chooses the number of local steps that is best for a budget (Wang et al. 2019).
 
     >>> str(Adaptive(600))
     'adaptive:600'

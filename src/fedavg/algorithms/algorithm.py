@@ -117,7 +117,7 @@ class Algorithm(Pluggable, ABC):
         """Who trains from what in this round: here all of the cohort that was picked, from what is shared now.
 
         An asynchronous algorithm keeps in the state who is still at work, and gives a part for each version in use.
-        In a simulated world it asks `errands` how it goes with the clients that it starts.
+        In a simulated world, `errands` says how the clients that it starts fare.
         """
         return state, [Part(cohort, self.shared(state))]
 
@@ -130,10 +130,10 @@ class Algorithm(Pluggable, ABC):
         """The server half: from the cohort's weighted sum to the next state."""
 
     def metric_bounds(self, work: Work, examples: int, optimizer: Optimizer) -> Mapping[str, tuple[float, float]]:
-        """The least and the most that the metrics of a client with so many examples can be, as far as the work tells.
+        """The bounds of the metrics of a client with this many examples, as far as they follow from the work.
 
         The sums of a measure are called `name.0`, `name.1` and so on.
-        A server that cannot trust its clients refuses an update that says more.
+        A server refuses an update with metrics outside of these bounds.
         """
         return {}
 

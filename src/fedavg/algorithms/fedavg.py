@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """Federated averaging, as the paper has it.
+    """Federated averaging, as in the paper.
 
     >>> str(FedAvg())
     'fedavg'

@@ -4,8 +4,8 @@
                here by E epochs of SGD on h_k:  w -= eta (∇l(w; b) + mu (w - w_t))
     server:    as FedAvg
 
-The proximal term holds clients with unlike data near the shared model. With mu = 0 it is FedAvg, bit for bit. The paper
-lets stragglers do less work (its γ-inexact solutions); here every client does the E epochs of the plan.
+The proximal term keeps clients with different data near the shared model. With mu = 0 it is FedAvg, bit for bit. The
+paper lets stragglers do less work (its γ-inexact solutions); here every client does the E epochs of the plan.
 """
 
 from dataclasses import dataclass

@@ -40,6 +40,6 @@ class PooledSGD(Algorithm):
         optimizer = optimizer_of(plan)
         if optimizer.slots and not optimizer.keep:
             raise PlanError(
-                f"algorithm sgd: got optimizer '{plan.optimizer}', which would start afresh at every step; "
+                f"algorithm sgd: got optimizer '{plan.optimizer}', which would start from zero at every step; "
                 f"expected '{plan.optimizer}:keep=true'"
             )

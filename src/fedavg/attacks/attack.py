@@ -22,7 +22,7 @@ from fedavg.types import Examples
 
 @dataclass(frozen=True)
 class View:
-    """What liars know that see the honest updates: those, the number of liars, and the server's defence.
+    """What liars with `sees = "honest"` know: the honest updates, the number of liars, and the server's defence.
 
     `previous` is the last round's result, if the defence remembers it.
 

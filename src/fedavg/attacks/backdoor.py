@@ -20,7 +20,7 @@ from fedavg.types import Examples
 
 @dataclass(frozen=True)
 class Backdoor(Attack):
-    """Each liar puts a trigger on a `share` of its examples, which it calls `target`; its update counts `boost` times.
+    """Each liar puts a trigger on a `share` of its examples, labelled `target`; its update is multiplied by `boost`.
 
     It knows only its own examples. To outvote honest clients it may enlarge its update (model replacement).
 

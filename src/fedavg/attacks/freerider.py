@@ -15,7 +15,7 @@ from fedavg.errors import PlanError
 class FreeRider(Attack):
     """Each liar sends back the model it was given: no change, with noise of `sigma` that looks like work.
 
-    It knows nothing but the model, and counts for its n_k like everybody.
+    It knows nothing but the model, and counts for its n_k like everyone.
 
     >>> str(FreeRider(0.001))
     'freerider:0.001'

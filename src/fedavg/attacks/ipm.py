@@ -32,7 +32,7 @@ class InnerProduct(Attack):
 
 @dataclass(frozen=True)
 class OptimalInnerProduct(DamageSearch, Attack):
-    """The same with the tau, found anew each round, that moves the server's result furthest from the honest mean.
+    """The same with the tau, searched in each round, that moves the server's result furthest from the honest mean.
 
     Liars see the honest updates and know the server's defence.
 

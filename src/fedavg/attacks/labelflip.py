@@ -35,7 +35,7 @@ def checked_labels(examples: Examples, attack: str, classes: int | None = None) 
     """The labels, shape (n,), integers; whatever else there is cannot be attacked so."""
     y = examples.y
     if not isinstance(y, Tensor) or y.dim() != 1 or y.dtype.is_floating_point or y.dtype == torch.bool:
-        raise DataError(f"attack {attack}: the targets are no classes; expected whole numbers, one for each example")
+        raise DataError(f"attack {attack}: the targets are not classes; expected whole numbers, one for each example")
     if classes is not None and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
         raise DataError(
             f"attack {attack}: got labels from {int(y.min())} to {int(y.max())}; expected 0 to {classes - 1}: "

@@ -19,7 +19,7 @@ from fedavg.robust.rows import length
 
 @dataclass(frozen=True)
 class DamageSearch:
-    """How to search: so many trials, from `start` by steps of `delta`, which shrink by `ratio`."""
+    """How to search: this many trials, from `start` by steps of `delta`, which shrink by `ratio`."""
 
     evals: int = 20
     start: float = 0.0

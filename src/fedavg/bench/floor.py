@@ -92,7 +92,7 @@ def steps_by_length(sizes: np.ndarray, batch: float) -> dict[int, float]:
 
 
 def products_of_step(trainer: Trainer, examples: Examples) -> Callable[[int], None]:
-    """A function that runs the products of so many steps, one after another, and nothing else."""
+    """A function that runs the products of this many steps, one after another, and nothing else."""
     rng = seeds.rng(0, seeds.NONE, seeds.NONE, "floor")
     batch = Examples(trainer.inputs(examples.x, rng), trainer.targets(examples.y))
     with RecordProducts() as record:

@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import Final
 
 SAMPLE_S: Final = 0.2
-#: Shares are looked up in every so many samples: the system walks all pages for them, which slows the measured process.
+#: Shares are looked up in every n-th sample: the system walks all pages for them, which slows the measured process.
 SHARES_EVERY: Final = 10
 
 

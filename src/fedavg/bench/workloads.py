@@ -65,7 +65,7 @@ def sequences(name: str, sizes: list[int], tokens: int, length: int) -> ArrayDat
 
 
 def between(least: int, most: int, clients: int) -> list[int]:
-    """The sizes of so many clients, evenly drawn."""
+    """The sizes of this many clients, evenly drawn."""
     return list(map(int, np.random.default_rng(7).integers(least, most + 1, clients)))
 
 

@@ -2,7 +2,7 @@
 
 A goal says, from the records alone, which runs it still needs. Whenever a run ends, its record is written and all
 goals are asked again: so caps fall as soon as a better rate is known, a run that nobody needs any more is ended, and a
-kill at any time loses nothing: the same command takes up each run at its last checkpoint.
+kill at any time loses nothing: the same command resumes each run at its last checkpoint.
 """
 
 import signal
@@ -136,7 +136,7 @@ class Campaign:
     def _dispatch(self) -> bool:
         """Start what is needed on free places, lower caps, end what is no longer needed.
 
-        True if another process is at work on something that is needed, which is to be waited for.
+        True if another process works on something that is needed, so that the caller must wait.
         """
         wanted, elsewhere = self._wanted()
         for digest, running in self._running.items():
@@ -166,7 +166,7 @@ class Campaign:
         return wanted, elsewhere
 
     def _fits(self, goal: Aim) -> bool:
-        """A goal is begun only if it can be expected to be met in the time that is left."""
+        """A goal is started only if it can be expected to be met in the time that is left."""
         if goal.name not in self._begun and goal.estimate_s > self._time_left() * self.outlay.jobs:
             return False
         self._begun.add(goal.name)

@@ -20,7 +20,7 @@ class _Capped(Exception):
 
 
 def pursue_here(aims: Sequence[Aim], records: Records, runs: Path, say: Say) -> None:
-    """Until no aim needs anything. What lies in the run directories is taken up where it stands."""
+    """Until no aim needs anything. Runs that are in the run directories continue from there."""
     while need := _next(aims, records):
         say(f"{need.plan.digest[:8]}: up to {need.cap} rounds")
         records.put(_run(need, runs / need.plan.digest))

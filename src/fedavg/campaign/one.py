@@ -1,6 +1,6 @@
 """One run in a process of its own: `python -m fedavg.campaign.one ORDER`.
 
-It starts the run of the order, or goes on with it, and stops it at the target or at the cap, also when the cap is
+It starts the run of the order, or continues it, and stops it at the target or at the cap, also when the cap is
 lowered meanwhile. A stop, a signal and the death of the one who gave the order all leave a run that can go on.
 """
 
@@ -32,7 +32,7 @@ from fedavg.server import Event, Round, Watcher, event_row
 from fedavg.setup import resolve_data, resolve_task
 from fedavg.types import Examples, FederatedData
 
-#: Exit codes, beside 0: a mistake that is told on stderr; another process is at work on the run; a signal.
+#: Exit codes, beside 0: a mistake that is reported on stderr; another process is at work on the run; a signal.
 FAILED: Final = 2
 BUSY: Final = 3
 SIGNALLED: Final = 130
@@ -133,7 +133,7 @@ def follow(path: Path) -> None:
     if begun:
         rows = directory.rows()
         overseer.check(len(rows), curve(rows, overseer.order.metric)[1])
-    elif directory.path.exists():  # killed before its first round was begun
+    elif directory.path.exists():  # killed before its first round started
         rmtree(directory.path)
     watchers: list[Watcher] = [*_sampling(overseer.order, directory), overseer]
 

@@ -15,7 +15,7 @@ from fedavg.plan import Plan, make_plan
 
 @dataclass(frozen=True)
 class Order:
-    """Run this plan until the target or the cap; `stopped` and `reason` are what a stop at the cap is to be called."""
+    """Run this plan until the target or the cap; `stopped` and `reason` name a stop at the cap."""
 
     plan: dict[str, Any]
     target: float | None
@@ -47,5 +47,5 @@ def read_order(path: Path) -> Order:
 
 
 def run_directory(order_path: Path) -> Path:
-    """Where the run of an order lies: runs/paper/DIGEST beside runs/paper/DIGEST.json."""
+    """The run directory of an order: runs/paper/DIGEST beside runs/paper/DIGEST.json."""
     return order_path.with_suffix("")

@@ -162,5 +162,5 @@ def _python(
         stdout=stdout,
         stderr=stderr,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        start_new_session=True,  # Ctrl-C is for whoever gave the order to pass on
+        start_new_session=True,  # the process that gave the order passes Ctrl-C on
     )

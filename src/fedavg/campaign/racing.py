@@ -14,11 +14,11 @@ from fedavg.runlog.curves import rounds_to_target
 #: far. Much earlier, runs that win in the end do trail. And the least number of rounds that is worth a start.
 STAGES: Final = (1 / 8, 1 / 3, 2 / 3, 1)
 LEAST_STAGE: Final = 4
-#: A run that took so many times the rounds that the best one took to come as far is dropped. In the paper's searches
+#: A run that needs this many times the leader's rounds to reach the same score is dropped. In the paper's searches
 #: that were run without this rule, no rate that won in the end trailed by more than 1.25 at the end of a stage,
 #: but for one client a round on non-IID data (1.66): where curves jump so, the rule may drop a winner.
 TRAILING: Final = 1.5
-#: A run is lost whose latest evaluations, so many, are all below half of what it had reached. Of the runs that reached
+#: A run is lost if its last evaluations, this many, are all below half of what it had reached. Of the runs that reached
 #: their targets, none had more than 6 such in a row.
 LOST: Final = 30
 
@@ -56,7 +56,7 @@ def stages(needed: float, cap: int, every: int) -> list[int]:
 
 
 def settled(result: Standing, cap: int) -> bool:
-    """Nothing more is to be learned from this run: it has reached the target, diverged, or can no longer win."""
+    """Nothing more can be learned from this run: it has reached the target, diverged, or can no longer win."""
     return result.crossed is not None or result.diverged or result.rounds >= cap
 
 
@@ -67,6 +67,6 @@ def lost(scores: Sequence[float]) -> bool:
 
 
 def lag(behind: Standing, ahead: Standing) -> float:
-    """How many times as many rounds it took to come as far as it has; 0 if the other one has not come so far."""
+    """How many times the other run's rounds it took to reach its score; 0 if the other has not reached it."""
     passed = rounds_to_target(*ahead.curve, behind.best)
     return behind.rounds / passed if passed else 0.0

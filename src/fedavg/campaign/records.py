@@ -169,7 +169,7 @@ def thin(values: Sequence[float]) -> list[int]:
     """Which points to keep, at most about MOST_POINTS of them. What the paper reads from a curve does not change by it.
 
     The monotone curve is known from the points where it rises and, for interpolation, the ones just before; the
-    others are only for the eye, and of them every so many stay.
+    others are only for the eye, and of them every n-th stays.
     """
     if len(values) <= MOST_POINTS:
         return list(range(len(values)))
@@ -260,7 +260,7 @@ def absorb_one(store: Records, order: Path) -> None:
     except (RunDirError, ValueError, TypeError):
         return  # made by plans of another version: it cannot be resumed, and its record is there already
     known, rounds = store.find(plan), directory.metrics_path.read_bytes().count(b"\n")
-    # A run that was taken up again may have diverged in its next round: it has no more rows, and yet a new end.
+    # A resumed run may have diverged in its next round: it has no more rows, but a new end.
     news = _stop(directory, rounds)["stopped"] == DIVERGED and not (known and known.diverged)
     if known and known.rounds_run >= rounds and known.stopped != INTERRUPTED and not news:
         return

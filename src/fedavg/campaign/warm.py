@@ -3,7 +3,7 @@
 Importing takes a new process two seconds, which is as long as many a run of a sweep. Standard input brings the paths of
 orders, each ended by a zero byte: a child is forked for it and named in an answer, `started PID`; when it ends, another
 answer says `ended PID CODE`. When standard input ends this process does too, and its children stop by themselves, as
-they do when whoever gave their order dies.
+they do when the process that gave their order dies.
 """
 
 import gc

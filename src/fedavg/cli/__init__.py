@@ -49,7 +49,7 @@ for command in (
     cli.add_command(command)
 
 
-#: What the surroundings refuse, whoever asks: rights, space, a read-only disk, open files.
+#: What the system refuses to any caller: rights, space, a read-only disk, open files.
 _REFUSED: Final = {EACCES, EPERM, EROFS, ENOSPC, EDQUOT, EMFILE, ENFILE}
 
 

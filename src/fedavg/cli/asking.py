@@ -100,7 +100,7 @@ def ask(server: AskedServer, method: str, path: str, content: object = None, dat
 
 
 def _refused(server: AskedServer, path: str, answer: Any) -> str:
-    """What the server said, and what whoever asks can do about it."""
+    """What the server said, and what the user can do about it."""
     error, detail = (answer.get(name) for name in ("error", "detail")) if isinstance(answer, dict) else ("?", answer)
     remedies = {
         "admin-token": f"expected the operator's token (RUN-DIR/admin-token) or one with a role in {server.token_file}",

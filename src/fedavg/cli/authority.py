@@ -66,7 +66,7 @@ def sign(directory: Path, device: Path, name: str) -> None:
 @click.option("--cert", type=_file, help="Its certificate, PEM.")
 @click.option("--key", type=_file, help="The certificate's private key, PEM.")
 def serve(directory: Path, devices: int, listen: str, cert: Path | None, key: Path | None) -> None:
-    """Vouch for devices that show the token in DIRECTORY/token, as a process of its own."""
+    """Vouch for devices that show the token in DIRECTORY/token, as a separate process."""
     needs_server_extra()
     from fedavg.fleets.http.protocol.certs import ServerCertificate
     from fedavg.fleets.http.server.logs import log_to_stderr, told_in_the_log

@@ -20,7 +20,7 @@ _run_dir = click.option("--run-dir", type=click.Path(path_type=Path, file_okay=F
 def backup(copy: Path, run_dir: Path, **options: Any) -> None:
     """Copy a server into the new folder COPY, on its machine, while it runs: its databases and its runs' records.
 
-    Tokens are no part of it: 'fedavg serve --new-admin-token' makes another for a restored server.
+    Tokens are not copied: 'fedavg serve --new-admin-token' makes a new one for a restored server.
 
     \b
     fedavg backup copies/monday --run-dir service
@@ -38,9 +38,9 @@ def backup(copy: Path, run_dir: Path, **options: Any) -> None:
 @_run_dir
 @database_options
 @click.option("--nothing-since", is_flag=True,
-              help="No server has run since the copy was made: private runs may go on.")  # fmt: skip
+              help="No server has run since the copy was made: private runs may continue.")  # fmt: skip
 def restore(copy: Path, run_dir: Path, nothing_since: bool, **options: Any) -> None:
-    """Make a server's folder and database anew from a COPY; both must be empty. 'fedavg serve' goes on from there.
+    """Restore a server's folder and database from a COPY; both must be empty. 'fedavg serve' continues from there.
 
     \b
     fedavg restore copies/monday --run-dir restored

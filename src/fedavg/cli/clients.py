@@ -47,10 +47,10 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
     """The options that say which clients are meant; all that are given must be true of a client."""
     for option in reversed((
         click.option("--client", type=click.IntRange(0), help="This client."),
-        click.option("--token", metavar="ID", help="Those that came by this token ('fedavg token URL --list')."),
-        click.option("--address", metavar="IP|NETWORK", help="Those that enrolled from here, as in 10.1.0.0/16."),
-        click.option("--newer-than", type=float, metavar="HOURS", help="Those that enrolled within this many hours."),
-        click.option("--older-than", type=float, metavar="HOURS", help="Those that enrolled longer ago than that."),
+        click.option("--token", metavar="ID", help="Clients that joined with this token ('fedavg token URL --list')."),
+        click.option("--address", metavar="IP|NETWORK", help="Clients that enrolled from here, as in 10.1.0.0/16."),
+        click.option("--newer-than", type=float, metavar="HOURS", help="Clients that enrolled within this many hours."),
+        click.option("--older-than", type=float, metavar="HOURS", help="Clients that enrolled longer ago than this."),
     )):  # fmt: skip
         command = option(command)
     return command
@@ -61,7 +61,7 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
 @reaching()
 @_selecting
 def revoke(server: AskedServer, **selection: Any) -> None:
-    """Take back the enrolment of clients at the server at URL: they are shut out at once and for good.
+    """Revoke the enrolment of clients at the server at URL: they are shut out at once and for good.
 
     \b
     fedavg revoke https://server.example:8443 --admin-token-file admin-token --client 7
@@ -75,7 +75,7 @@ def revoke(server: AskedServer, **selection: Any) -> None:
 @reaching()
 @_selecting
 def approve(server: AskedServer, **selection: Any) -> None:
-    """Let clients in that wait at a server started with --approval ('fedavg clients URL' lists them)."""
+    """Admit clients that wait at a server started with --approval ('fedavg clients URL' lists them)."""
     _change_clients("approve", "approved", server, selection)
 
 

@@ -49,7 +49,7 @@ def demonstrate(
         )
     clients, partition = plan.clients, str(plan.partition or "iid")
     if schedule:
-        schedule.world.presence(clients, plan.seed)  # a world that has no place for so many is refused at once
+        schedule.world.presence(clients, plan.seed)  # a world that has no place for this many is refused at once
     directory = run_dir or Path("runs") / f"fleet-demo-{datetime.now():%Y%m%d-%H%M%S}"
     made = make_certificates(directory / "certificates", ["127.0.0.1", "localhost"])
     tls = server_context(made.server.certificate, made.server.key)
@@ -117,7 +117,7 @@ def _start_client(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """A client ends by itself when it is told that the run is over; one that does not is stopped."""
+    """A client ends by itself when it learns that the run is over; one that does not is stopped."""
     try:
         code = process.wait(10)
     except subprocess.TimeoutExpired:

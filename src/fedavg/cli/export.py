@@ -13,7 +13,7 @@ from fedavg.cli.completion import complete_run
     "--to",
     type=click.Choice(["csv", "parquet", "jsonl", "tensorboard", "mlflow", "wandb"]),
     required=True,
-    help="The form.",
+    help="The format.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="The file or folder [in the run directory].")
 def export(run_dir: Path, to: str, out: Path | None) -> None:

@@ -14,7 +14,7 @@ from fedavg.cli.completion import complete_run
     type=click.Choice(["safetensors", "state-dict", "torchscript", "onnx"]),
     default="safetensors",
     show_default=True,
-    help="The form. TorchScript and ONNX are tried on real examples before they are kept.",
+    help="The format. TorchScript and ONNX models are checked on real examples before they are kept.",
 )
 @click.option("--which", type=click.Choice(["last", "best"]), default="last", show_default=True, help="Which model.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The file [in the run directory].")

@@ -40,7 +40,7 @@ def database_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--allow", multiple=True, metavar="PACKAGE",
               help="For a service: a package whose code submitted plans may name; may be repeated [none].")  # fmt: skip
 @click.option("--side-by-side", type=click.IntRange(1), metavar="N",
-              help="For a service: runs that are under way at a time; a client is at one of them [1].")  # fmt: skip
+              help="For a service: runs that are served at a time; a client works for one of them [1].")  # fmt: skip
 @click.option("--listen", default="127.0.0.1:8443", metavar="HOST:PORT", help="Where clients connect [127.0.0.1:8443].")
 @click.option("--cert", type=FILE, help="The server's certificate, PEM ('fedavg certs' makes one for trying out).")
 @click.option("--key", type=FILE, help="Its private key, PEM.")
@@ -51,9 +51,9 @@ def database_options(command: Callable[..., None]) -> Callable[..., None]:
 @database_options
 @click.option("--replica", is_flag=True, help="Be one of several processes that serve the run of one PostgreSQL --db.")
 @click.option("--replica-url", metavar="URL", help="Where other replicas reach this one [where it listens].")
-@click.option("--replica-cert", type=FILE, help="With --client-ca: the certificate, PEM, that others ask this one for.")
+@click.option("--replica-cert", type=FILE, help="With --client-ca: the certificate, PEM, that it shows to others.")
 @click.option("--replica-key", type=FILE, help="Its private key, PEM.")
-@click.option("--admin-listen", metavar="HOST:PORT", help="The operator's endpoints on an address of their own.")
+@click.option("--admin-listen", metavar="HOST:PORT", help="A separate address for the operator's endpoints.")
 @click.option("--min-clients", type=click.IntRange(1), help="Clients to wait for before a round [a cohort].")
 @click.option("--deadline", type=float, help="Seconds that a round may take [the plan's closing, or 600].")
 @click.option("--over-selection", type=float,
@@ -81,7 +81,7 @@ def database_options(command: Callable[..., None]) -> Callable[..., None]:
               help="States of earlier rounds that are kept, for 'fedavg rollback'.")  # fmt: skip
 @click.option("--new-admin-token", is_flag=True, help="Replace the operator's token: the old one becomes void.")
 @click.option("--publish", type=click.Choice(["final", "rounds", "none"]), default="final", show_default=True,
-              help="Which models clients may take away: the final one, that of every round, or none.")  # fmt: skip
+              help="Which models clients may fetch: the final one, that of every round, or none.")  # fmt: skip
 @as_json_option
 def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Train by a plan on devices that join over the network. Restarted with the same --run-dir, it continues.
@@ -256,7 +256,7 @@ def _plan(source: str, settings: tuple[str, ...], options: dict[str, Any]) -> An
     return load_plan(source, given)
 
 
-#: Options of a plan that only a simulation heeds, and why a server does not.
+#: Options of a plan that only a simulation uses, and why a server does not.
 _FOR_SIMULATIONS: Final = {
     "workers": "devices train, and it judges models in its own process",
     "worker_timeout": "devices train, and --deadline bounds how long they may take",
@@ -281,7 +281,7 @@ _FOR_SIMULATIONS: Final = {
 def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int | None, renew: bool) -> None:
     """Make a certificate authority and a server's certificate in DIRECTORY, for trying out and for closed networks.
 
-    Renewed certificates are taken over by a running server when it is sent SIGHUP; clients need not be told.
+    A running server loads renewed certificates on SIGHUP; nothing changes for clients.
 
     \b
     fedavg certs certificates --host server.example
@@ -295,7 +295,7 @@ def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int | Non
     if renew:
         made = renew_certificates(directory, hosts, days)
         click.echo(f"renewed: {', '.join(str(pair.certificate) for pair in (made.server, *made.clients))}")
-        click.echo("send the server SIGHUP to take them over")
+        click.echo("send the server SIGHUP to load them")
         return
     made = make_certificates(directory, hosts or ("localhost", "127.0.0.1"), days, clients or 0)
     click.echo(f"server: --cert {made.server.certificate} --key {made.server.key}")
@@ -308,7 +308,7 @@ def certs(directory: Path, hosts: tuple[str, ...], days: int, clients: int | Non
 @click.option("-C", "C", type=float, default=0.5, show_default=True, help="The fraction of clients in a round.")
 @click.option("--partition", default="iid", show_default=True, help="How MNIST is split over the clients.")
 @click.option(
-    "--world", metavar="WORLD", help="Client processes sleep and die by this world, as in diurnal:2:hours=16."
+    "--world", metavar="WORLD", help="Start and kill client processes as this world says, as in diurnal:2:hours=16."
 )
 @click.option("--hour-s", type=click.FloatRange(0, min_open=True), help="Seconds that an hour of the world takes [5].")
 @plan_settings

@@ -33,9 +33,9 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 EXIT_CODES: Final = (
-    (0, "it did what was asked"),
+    (0, "success"),
     (1, "an internal error, with a traceback: please report it"),
-    (2, "a mistake in what was asked, or something that the system refused; the message says what to do"),
+    (2, "a mistake in the command or the plan, or something that the system refused; the message says what to do"),
     (130, "stopped by Ctrl-C; what was running can be resumed"),
 )
 

@@ -67,11 +67,11 @@ log = logging.getLogger("fedavg.device")
 @click.option("--max-epochs", type=click.IntRange(1), metavar="N", help="Decline work of more local epochs.")
 @click.option("--max-rounds-per-day", type=click.IntRange(1), metavar="N", help="Take part in no more rounds a day.")
 @click.option("--max-epsilon", type=click.FloatRange(min=0, min_open=True),
-              help="Stop before all that this device sent could cost more privacy than this [the plan's].")  # fmt: skip
+              help="Stop before all its updates could cost more privacy than this [the plan's].")  # fmt: skip
 @click.option("--spent", type=click.Path(path_type=Path),
-              help="Where it counts what it has spent: one file for all runs on its data [in --state].")  # fmt: skip
+              help="Where to count the privacy spent: one file for all runs on its data [in --state].")  # fmt: skip
 @click.option(
-    "--give-up-after", type=float, metavar="SECONDS", help="Stop if the server is away for this long [never]."
+    "--give-up-after", type=float, metavar="SECONDS", help="Stop if the server cannot be reached for this long [never]."
 )
 def join(url: str, **options: Any) -> None:
     """Take part in the training of the server at URL with the data of this device, until the run is over.

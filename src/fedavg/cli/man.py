@@ -90,7 +90,7 @@ def _commands(command: click.Command, context: click.Context, name: str) -> Iter
 
 
 def _text(text: str) -> str:
-    """Escaped for roff: backslashes, hyphens that are to be copied, what is not ASCII, a dot or quote at the start."""
+    """Escaped for roff: backslashes, hyphens that stay copyable, what is not ASCII, a dot or quote at the start."""
     plain = text.replace("\\", "\\e").replace("-", "\\-")
     escaped = "".join(sign if sign.isascii() else f"\\[u{ord(sign):04X}]" for sign in plain)
     return f"\\&{escaped}" if escaped[:1] in (".", "'") else escaped

@@ -24,7 +24,7 @@ def address(text: str, what: str) -> tuple[str, int]:
 @click.option("--ledger", is_flag=True, help="List what each round cost in privacy; needs the operator's token.")
 @as_json_option
 def status(server: AskedServer, ledger: bool, as_json: bool) -> None:
-    """Show where the run of the server at URL is; with a token, also what went wrong, by reason."""
+    """Show the progress of the server at URL; with a token, also what went wrong, by reason."""
     if ledger and not server.token_file:
         raise FleetError("--ledger: expected --admin-token-file as well; only those who operate the server see that")
     if ledger:
@@ -55,7 +55,7 @@ def _by_reason(counts: dict[str, int]) -> str:
 
 
 def _print_more(answer: dict[str, Any]) -> None:
-    """What only those who operate the server are told."""
+    """What only operators of the server see."""
     last = answer["last_round"]
     if last:
         judged = last.get("test") or (last.get("on_clients") or {}).get("metrics") or {}
@@ -91,12 +91,12 @@ def print_spent(rows: list[dict[str, Any]]) -> None:
 @click.argument("url")
 @reaching()
 @click.option("--role", type=click.Choice(["operator", "submitter", "viewer"]),
-              help="Instead of a join token: one for a person, who may do what the role allows.")  # fmt: skip
-@click.option("--uses", type=click.IntRange(1), help="How many clients may join by it [1].")
+              help="Instead of a join token: a token with this role, for a person.")  # fmt: skip
+@click.option("--uses", type=click.IntRange(1), help="How many clients may join with it [1].")
 @click.option("--hours", type=click.FloatRange(0, min_open=True), default=168.0, show_default=True,
               help="How long it is valid.")  # fmt: skip
 @click.option("--client", type=click.IntRange(0), help="The client number that it is for [any].")
-@click.option("--label", default="", help="What it is for; with --role, who.")
+@click.option("--label", default="", help="What it is for; with --role, who it is for.")
 @click.option("--list", "listed", is_flag=True, help="Instead: list the tokens by id, never the tokens themselves.")
 @click.option("--withdraw", metavar="ID", help="Instead: withdraw this token, so that nobody can use it any more.")
 def token(
@@ -138,7 +138,7 @@ def _withdraw(server: AskedServer, token: str) -> None:
         click.echo(f"token {token} is withdrawn")
         return
     ask(server, "POST", f"/admin/tokens/{token}/withdraw")
-    click.echo(f"token {token} is withdrawn; clients that came by it stay: 'fedavg revoke' takes them back")
+    click.echo(f"token {token} is withdrawn; clients that joined with it stay: 'fedavg revoke' takes them back")
 
 
 def _print_tokens(tokens: list[dict[str, Any]], roles: list[dict[str, Any]]) -> None:

@@ -32,7 +32,7 @@ def page(
     """Show runs or a live fleet in the browser. SOURCES are a folder of runs (or one run), the address of a server, or
     both [runs].
 
-    The page is for this machine alone, needs no other, and only reads.
+    The page is served to this machine only, and only reads.
 
     \b
     fedavg page
@@ -93,7 +93,7 @@ def _serve(shown: "Shown", port: int, browse: bool) -> None:
 
     def ready(address: str) -> None:
         click.echo(f"the page is at {address}")
-        click.echo("it is for this machine alone; stop it with Ctrl-C", err=True)
+        click.echo("it is served to this machine only; stop it with Ctrl-C", err=True)
         if browse:
             webbrowser.open(address)
 

@@ -34,7 +34,7 @@ _only = click.option(
     "--only",
     multiple=True,
     metavar="KEY=VALUE,...",
-    help="Only cells with these values, as in model=2nn,partition=iid,C=0.1; repeated: cells that fit any. Keys: model "
+    help="Only cells with these values, as in model=2nn,partition=iid,C=0.1; repeated: cells of any. Keys: model "
     "(2nn, cnn, lstm, cifar), partition (iid, non-iid), algorithm (sgd, fedsgd, fedavg), C, E, B (inf for ∞), target, "
     "pixels (centred, unit). The 2NN is measured with pixels in [-0.5, 0.5]; pixels=unit measures it in [0, 1].",
 )
@@ -65,7 +65,7 @@ def paper() -> None:
 
     A cell is measured by the paper's protocol: a learning-rate search on the grid of 10^(1/3) that widens until the
     best rate is strictly inside, monotone curves, rounds to the target by linear interpolation. Runs go side by side,
-    one per core; Ctrl-C at any time: the same command goes on from there.
+    one per core; Ctrl-C at any time: the same command continues from there.
 
     \b
     fedavg paper table4 --only partition=iid --budget 1h

@@ -79,6 +79,6 @@ def _print(result: "Personalised") -> None:
     console.print(f"clients by {result.metric}: {shares}; {result.skipped} skipped, with nothing to judge on")
     if result.seen:
         console.print(
-            "The shared model was trained on these examples too, so both are judged too kindly: for an honest figure "
+            "The shared model was trained on these examples too, so both scores are too high: for honest figures "
             "make the run with --holdout 0.2."
         )

@@ -184,7 +184,7 @@ def resume(
 ) -> None:
     """Resume a run that was stopped or killed; the result is that of the uninterrupted run, bit for bit.
 
-    With --rounds, the run is made longer: the result is that of a run planned with so many rounds.
+    With --rounds, the run is made longer: the result is that of a run planned with this many rounds.
     """
     from fedavg import runner
     from fedavg.runlog.rundir import RunDir
@@ -216,7 +216,7 @@ def _warn_of_seeded_noise(plan: "Plan") -> None:
 
     if plan.noise_source == "seeded" and any(make_stage(stage).hides_metrics for stage in plan.stages):
         click.echo(
-            "warning: the noise follows from --seed, so whoever knows the seed can take it off again; this protects "
+            "warning: the noise follows from --seed, so whoever knows the seed can remove it; this protects "
             "nobody outside of a simulation (--noise-source os does)",
             err=True,
         )

@@ -23,7 +23,7 @@ _run = click.argument("run", type=click.IntRange(1))
 @_server
 @reaching()
 @plan_settings
-@click.option("--name", default="", help="What the run is for, for people.")
+@click.option("--name", default="", help="A name for people to see.")
 @click.option("--init", type=FILE, metavar="MODEL.SAFETENSORS", help="Start from this model [the task's own].")
 def submit(server: AskedServer, source: str, settings: tuple[str, ...], name: str, init: Path | None) -> None:
     """Submit a plan to the service at URL; prints the number of the run.
@@ -55,7 +55,7 @@ def submit(server: AskedServer, source: str, settings: tuple[str, ...], name: st
 @click.argument("url")
 @reaching()
 @click.option("--ledger", type=click.IntRange(1), metavar="RUN",
-              help="Instead: what each round of this run cost of privacy, and what was changed of it.")  # fmt: skip
+              help="Instead: the privacy cost of each round of this run, and the changes made to it.")  # fmt: skip
 @as_json_option
 def runs(server: AskedServer, ledger: int | None, as_json: bool) -> None:
     """List the runs of the service at URL."""
@@ -100,9 +100,9 @@ _SAID: Final = ("rounds", "lr", "from_round", "to_round")
 @_run
 @_server
 @reaching()
-@click.option("--off", is_flag=True, help="Instead: go on with a run that is paused, or has failed.")
+@click.option("--off", is_flag=True, help="Instead: continue a run that is paused or has failed.")
 def pause(server: AskedServer, run: int, off: bool) -> None:
-    """Pause a run of a service, or go on with it. Its round under way is parked, and the next run begins."""
+    """Pause a run of a service, or continue it. Its round under way is parked, and the next run begins."""
     ask(server, "POST", f"/admin/runs/{run}/{'go-on' if off else 'pause'}")
     click.echo(f"run {run} {'is in the queue again' if off else 'pauses'}")
 
@@ -121,7 +121,7 @@ def cancel(server: AskedServer, run: int) -> None:
 @_run
 @_server
 @reaching()
-@click.option("--rounds", type=click.IntRange(1), help="So many rounds in all.")
+@click.option("--rounds", type=click.IntRange(1), help="The new total number of rounds.")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), help="Another learning rate.")
 @click.option("--from-round", type=click.IntRange(1), help="The first round of that rate [the next one].")
 def extend(server: AskedServer, run: int, rounds: int | None, lr: float | None, from_round: int | None) -> None:
@@ -138,11 +138,11 @@ def extend(server: AskedServer, run: int, rounds: int | None, lr: float | None, 
 @_run
 @_server
 @reaching()
-@click.option("--to-round", type=click.IntRange(0), required=True, help="The round to go on from; 0: the beginning.")
+@click.option("--to-round", type=click.IntRange(0), required=True, help="The round to continue from; 0: the beginning.")
 def rollback(server: AskedServer, run: int, to_round: int) -> None:
     """Take a run of a service back to an earlier round. It must be paused, done or have failed, and is paused then.
 
-    What the rounds after it released of anybody's data stays on the account. A run whose devices would have to go back
+    What later rounds released stays on the privacy ledger. A run whose devices would have to go back
     too is refused.
 
     \b
@@ -150,4 +150,4 @@ def rollback(server: AskedServer, run: int, to_round: int) -> None:
     fedavg pause 3 --off --server ...
     """
     ask(server, "POST", f"/admin/runs/{run}/rollback", {"to_round": to_round})
-    click.echo(f"run {run} is paused after round {to_round}; 'fedavg pause {run} --off' goes on with it")
+    click.echo(f"run {run} is paused after round {to_round}; 'fedavg pause {run} --off' continues it")

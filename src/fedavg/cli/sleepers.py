@@ -14,7 +14,7 @@ Process = subprocess.Popen[bytes]
 
 #: Seconds between looks at the schedule.
 LOOK_S: Final = 0.2
-#: Seconds that clients have to end by themselves when they are told that the run is over.
+#: Seconds that clients have to end by themselves after the run is over.
 GRACE_S: Final = 15.0
 
 

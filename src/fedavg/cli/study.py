@@ -19,7 +19,7 @@ def _options(name: str) -> Callable[[Decorated], Decorated]:
 
     def decorate(command: Decorated) -> Decorated:
         for option in reversed([
-            click.option("--budget", metavar="TIME", help="30m, 2h, 1d: do what fits; the same command goes on."),
+            click.option("--budget", metavar="TIME", help="30m, 2h, 1d: do what fits; the same command continues."),
             click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Runs at a time."),
             click.option("--show", is_flag=True, help="Only show what has been measured; run nothing."),
             click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of data and runs."),
@@ -106,14 +106,12 @@ def niid(
 @study.command("world")
 @click.argument("name", type=click.Choice(["daynight", "async", "closing"]))
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that train clients.")
-@click.option(
-    "--rounds", type=click.IntRange(1), help="Only so many rounds of each run, for a first look; needs --out."
-)
+@click.option("--rounds", type=click.IntRange(1), help="Run only this many rounds, for a first look; needs --out.")
 @click.option("--data-dir", metavar="DIR", help="Where data sets are kept.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
               help="Where world_NAME.json and figures/world_NAME.png are written [docs/results].")  # fmt: skip
 @click.option("--runs", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/world"),
-              show_default=True, help="Where runs are recorded; stopped ones go on.")  # fmt: skip
+              show_default=True, help="Where runs are recorded; stopped ones continue.")  # fmt: skip
 def in_world(name: str, workers: int, rounds: int | None, data_dir: str | None, out: Path | None, runs: Path) -> None:
     """What a simulated world does to learning: who is there (daynight), asynchrony (async), when rounds end (closing).
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     help="Where runs, table and figure are kept; what is there is not run again [sweeps/NAME].",
 )
 @click.option("--jobs", type=click.IntRange(1), default=cores(), help="Runs at a time.", show_default="one per core")
-@click.option("--budget", metavar="TIME", help="Stop after 30m, 2h or 1d; the same command goes on.")
+@click.option("--budget", metavar="TIME", help="Stop after 30m, 2h or 1d; the same command continues.")
 @click.option("--plot/--no-plot", default=True, help="Draw sweep.png [plot].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout; progress on stderr.")
 @click.option("--quiet", is_flag=True, help="No progress.")

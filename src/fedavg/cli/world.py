@@ -16,7 +16,7 @@ def world() -> None:
 @world.command()
 @click.argument("text", metavar="WORLD")
 @click.option("--clients", type=click.IntRange(1), default=1000, show_default=True, help="Clients of the world.")
-@click.option("--wanted", type=click.IntRange(1), default=20, show_default=True, help="Reports that a round wants.")
+@click.option("--wanted", type=click.IntRange(1), default=20, show_default=True, help="Reports that a round needs.")
 @click.option("--closing", default="all", show_default=True, help="When a round has enough, as in a plan.")
 @click.option("--sampling", default="fixed", show_default=True, help="Who is asked, as in a plan.")
 @click.option("--examples", type=float, default=600.0, show_default=True, help="Examples that a client trains on.")
@@ -26,7 +26,7 @@ def world() -> None:
 @click.option("--picture", type=click.Path(path_type=Path), help="Draw the last day as PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def day(text: str, picture: Path | None, days: float, megabytes: float, as_json: bool, **options: object) -> None:
-    """Let a day pass in WORLD without training anybody: how rounds go, who takes part, what is wasted.
+    """Simulate a day in WORLD without training: how rounds go, who takes part, what is wasted.
 
     \b
     fedavg world day diurnal:4 --closing deadline:600:1.3 --picture day.png

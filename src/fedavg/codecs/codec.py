@@ -1,6 +1,6 @@
 """`Codec`: a vector to bytes and back. The bytes are real: they are what the accounting counts.
 
-A frame comes from a stranger. A decoder checks all of it before use, allocates no more than the vector and the frame
+Frames are not trusted. A decoder checks all of it before use, allocates no more than the vector and the frame
 need, and refuses whatever no encoder makes with a `DataError`.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedavg.errors import DataError, Diverged, NotFinite
 from fedavg.specs import Pluggable
 
-#: Gives the shapes of the layers that lie end to end in a vector; whoever does not ask need not wait for the model.
+#: Gives the shapes of a vector's layers, which are end to end; only a caller that asks waits for the model.
 Shapes = Callable[[], Sequence[tuple[int, ...]]]
 
 #: Training that has come to such numbers has failed, and below it no codec's own arithmetic can overflow.
@@ -24,7 +24,7 @@ LIMIT: Final = 2.0**96
 
 
 class Codec(Pluggable, ABC):
-    """Both ends of a wire for float32 vectors of a length that both know. Subclasses give `pack` and `unpack`.
+    """Encodes and decodes float32 vectors of a length that both ends know. Subclasses define `pack` and `unpack`.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Codec(Pluggable, ABC):
 
     @abstractmethod
     def pack(self, values: np.ndarray, rng: np.random.Generator) -> bytes:
-        """The frame for finite float32 values, shape (P,), which are not to be changed."""
+        """The frame for finite float32 values, shape (P,), which must not be changed."""
 
     @abstractmethod
     def unpack(self, frame: bytes, size: int) -> np.ndarray:

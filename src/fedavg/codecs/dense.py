@@ -43,7 +43,7 @@ class Dense(Codec):
 
 @dataclass(frozen=True)
 class Float32(Dense):
-    """Lossless.
+    """Every number as it is; lossless.
 
     >>> str(Float32())
     'float32'
@@ -63,7 +63,7 @@ class Float32(Dense):
 
 @dataclass(frozen=True)
 class Float16(Dense):
-    """IEEE half precision: 11 significant bits, but nothing above 65504 and little below 6e-5.
+    """Every number at 16 bits, IEEE half precision: 11 significant bits, nothing above 65504, little below 6e-5.
 
     >>> str(Float16())
     'float16'
@@ -82,7 +82,7 @@ class Float16(Dense):
 
 @dataclass(frozen=True)
 class BFloat16(Dense):
-    """The upper half of a float32, rounded to nearest even: its whole range, 8 significant bits.
+    """Every number at 16 bits, the upper half of a float32: its whole range, 8 significant bits, ties to even.
 
     >>> str(BFloat16())
     'bfloat16'

@@ -31,7 +31,7 @@ SEEN: Final = "seen"
 
 @dataclass(frozen=True)
 class Downlink:
-    """Holds no state of its own: what it remembers is handed in and out, so that a resumed run goes on exactly."""
+    """Holds no state of its own: what it remembers is handed in and out, so that a resumed run continues exactly."""
 
     codec: Codec
     seed: int

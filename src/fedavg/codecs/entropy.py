@@ -2,7 +2,7 @@
 
 Numbers of an update have no repeats that a dictionary could find, only bytes that are more frequent than others: so no
 search for matches, which also makes it fast. Of a number of several bytes only those with the exponent are far from
-uniform, so each byte of the numbers is coded apart, and left alone where nothing is to be had.
+uniform, so each byte of the numbers is coded apart, and left alone where nothing can be gained.
 """
 
 import zlib
@@ -24,7 +24,9 @@ DENSE: Final = 7.9
 
 @dataclass(frozen=True)
 class Entropy(Codec):
-    """The planes of the inner codec's frame: the first byte of all its numbers, then the second, ...
+    """The frame of another codec, Huffman-coded where that makes it shorter; lossless.
+
+    It codes the planes of the inner codec's frame: the first byte of all its numbers, then the second, ...
 
     >>> from fedavg import Quantise
     >>> str(Entropy(Quantise(4)))

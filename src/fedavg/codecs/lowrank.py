@@ -22,9 +22,10 @@ from fedavg.specs import bound
 
 @dataclass(frozen=True)
 class LowRank(Codec):
-    """The seed, then for each layer k numbers for each place of its shorter side; small layers are sent whole.
+    """Each layer's change as a product of rank `rank`, of which one factor is random; small layers are sent whole.
 
-    A codec that is not bound to layers sees one without a second side, which is sent whole.
+    A frame has the seed, then for each layer k numbers for each index of its shorter side. A codec that is not bound to
+    layers sees a single one without a second side, and sends it whole.
 
     >>> str(LowRank(2))
     'lowrank:2'

@@ -15,7 +15,9 @@ from fedavg.codecs.topk import check_fraction
 
 @dataclass(frozen=True)
 class Mask(Codec):
-    """The seed, then the numbers whose coin says so, as float32.
+    """A random `fraction` of the numbers, and the seed that says which.
+
+    A frame has the seed, then the chosen numbers as float32.
 
     >>> str(Mask(0.1))
     'mask:0.1'

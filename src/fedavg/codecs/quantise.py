@@ -23,10 +23,10 @@ TOGETHER: Final = 32
 
 @dataclass(frozen=True)
 class Quantise(Codec):
-    """The seed, least and largest of every block, then all levels at `bits` bits.
+    """Each number rounded at random to `bits` bits (1, 2, 4 or 8), after a random rotation; unbiased.
 
-    Blocks stand side by side as columns, up to `TOGETHER` of them in a run of the vector, and the vector is filled up
-    to whole blocks with its last number.
+    A frame has the seed, the least and the largest number of every block, then all levels at `bits` bits. Blocks are
+    columns side by side, up to `TOGETHER` at a time; the vector is padded to whole blocks with its last number.
 
     >>> str(Quantise(4))
     'quantise:4'
@@ -115,7 +115,7 @@ def _flip(values: np.ndarray, seed: bytes) -> np.ndarray:
 def _hadamard(x: np.ndarray) -> np.ndarray:
     """H x for every column, H of +1 and -1: symmetric, and H H = rows I, so that it undoes itself up to a power of two.
 
-    Sums and differences in a fixed order, no matrix product: both ends of a wire round alike.
+    Sums and differences in a fixed order, no matrix product: both ends of a wire round the same way.
     """
     rows, columns = x.shape
     buffers = np.empty_like(x), np.empty_like(x)

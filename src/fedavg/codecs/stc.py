@@ -16,7 +16,9 @@ from fedavg.codecs.topk import check_fraction, kept, largest_places
 
 @dataclass(frozen=True)
 class STC(Codec):
-    """μ as float32, a sign bit for each of the k numbers, then their places. `fraction` is the paper's p.
+    """The `fraction` (the paper's p) of the numbers with the largest magnitudes, each as ±μ; the rest is kept.
+
+    A frame has μ as float32, a sign bit for each of the k numbers, then their places.
 
     >>> str(STC(0.02))
     'stc:0.02'

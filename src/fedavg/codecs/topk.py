@@ -9,13 +9,15 @@ from fedavg.codecs.codec import Codec
 from fedavg.codecs.golomb import decode_places, encode_places, max_place_bytes
 from fedavg.errors import PlanError
 
-#: One in so many numbers is looked at first, to guess the k-th largest magnitude from below.
+#: One in this many numbers is looked at first, to guess the k-th largest magnitude from below.
 SAMPLE: Final = 64
 
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """Values as float32, then their places, Golomb-coded.
+    """The `fraction` of the numbers with the largest magnitudes; the rest is kept for the next update.
+
+    A frame has the values as float32, then their places, Golomb-coded.
 
     >>> str(TopK(0.05))
     'topk:0.05'

@@ -71,7 +71,7 @@ def check(name: str, partition: str | Partition | None, clients: int | None) -> 
 
 
 def _can_split(dataset: Dataset, wanted: Partition) -> bool:
-    """One of its own kinds; a partition of a user's own deals out whatever has labels, which natural data has not."""
+    """One of its own kinds; a user's own partition deals out any data with labels, which natural data lacks."""
     if type(wanted) in PARTITIONS.values():
         return any(type(wanted) is PARTITIONS[kind] for kind in dataset.partitions)
     return any(not PARTITIONS[kind].by_key for kind in dataset.partitions)

@@ -12,7 +12,7 @@ from fedavg.types import FederatedData
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file as it lies in the data directory: its path there and the SHA-256 that it must have."""
+    """A file in the data directory: its path there and the SHA-256 that it must have."""
 
     path: str
     sha256: str
@@ -27,7 +27,7 @@ def as_it_comes(content: bytes) -> bytes:
 class RemoteFile:
     """A file that a data set is made of.
 
-    `forms` are the ways it may lie in the data directory (packed, unpacked); any one will do, and the first is what a
+    `forms` are those it may have in the data directory (packed, unpacked); any one will do, and the first is what a
     download leaves there. `urls` are mirrors, tried in order. `convert` makes the first form of what is downloaded.
     """
 
@@ -43,13 +43,13 @@ class NoSettings:
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan asks of a data set."""
+    """What a plan requires of a data set."""
 
     partition: Partition
     clients: int | None
     seed: int
     data_dir: Path
-    #: The data set's settings: an object of its own class for them.
+    #: The data set's settings: an object of its settings class.
     settings: Any = NoSettings()
 
 

@@ -1,6 +1,6 @@
 """Finds the files of a data set in the data directory, and fetches those that are missing or damaged.
 
-A file is used only if it has the SHA-256 of the registry. A download goes to `NAME.partial`, is taken up where it broke
+A file is used only if it has the SHA-256 of the registry. A download goes to `NAME.partial`, is resumed where it broke
 off, and gets its name only when it is whole and checked. Knows URLs and bytes, not what is in a file.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 1 << 18
 _TIMEOUT_S: Final = 30
-#: A connection that breaks is taken up again this many times before the next mirror is tried.
+#: A broken connection is retried this many times before the next mirror is tried.
 _ATTEMPTS: Final = 3
 #: What a broken network, a bad server or an unplugged cable raise.
 _NETWORK: Final = (OSError, http.client.HTTPException)
 
-#: Told (file name, bytes so far, bytes in all or 0 where unknown) as a download goes on.
+#: Called with (file name, bytes so far, bytes in all or 0 if unknown) during a download.
 DownloadReport = Callable[[str, int, int], None]
 
 
@@ -222,7 +222,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse:
     if start:
         request.add_header("Range", f"bytes={start}-")
     try:
-        # A fresh opener: the one that urlopen keeps would remember the proxies of the first call for ever.
+        # A fresh opener: the one that urlopen keeps would remember the proxies of the first call forever.
         response: http.client.HTTPResponse = urllib.request.build_opener().open(request, timeout=_TIMEOUT_S)
         return response
     except urllib.error.HTTPError as error:

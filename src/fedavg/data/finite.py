@@ -10,7 +10,7 @@ from fedavg.types import Examples
 
 
 def check_finite(examples: Examples, whose: str) -> None:
-    """Refuse examples that hold a number that is none, naming the first row that does."""
+    """Refuse examples that hold NaN or infinity, naming the first row that does."""
     for part, value in (("x", examples.x), ("y", examples.y)):
         for tensor in map(_numbers, trees.leaves(value)):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -1,4 +1,4 @@
-"""What a data source of a user's own must give, looked at before round 1."""
+"""What a user's own data source must give, checked before round 1."""
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +10,7 @@ from fedavg.types import Examples, FederatedData
 
 
 def check_sizes(data: FederatedData) -> None:
-    """Refuse sizes that are no array, data in which nobody has anything, and a test set without examples."""
+    """Refuse sizes that are not an array, data in which no client has examples, and an empty test set."""
     sizes: object = data.sizes
     if not (isinstance(sizes, np.ndarray) and sizes.ndim == 1 and sizes.dtype.kind in "iu"):
         raise DataError(
@@ -26,7 +26,7 @@ def check_sizes(data: FederatedData) -> None:
 
 
 def check_client(data: FederatedData, k: int, examples: object) -> None:
-    """Refuse what is given in place of a client's examples, if it is no such thing."""
+    """Refuse a client's examples if they are not `Examples`."""
     what, size = f"data '{data.name}': client({k})", int(data.sizes[k])
     if not isinstance(examples, Examples):
         raise DataError(f"{what} gave {type(examples).__name__}; expected fedavg.Examples(x, y)")

@@ -18,8 +18,8 @@ def held_out(sizes: np.ndarray, share: float) -> np.ndarray:
 
 @final
 class HeldOut(FederatedData):
-    """The same clients with what is left to train on; `held(k)` is what was taken out. Who loses what follows from the
-    seed. A client keeps at least one example, so one that has only one gives none.
+    """The same clients with what is left to train on; `held(k)` is what was taken out. The seed decides which examples.
+    A client keeps at least one, so a client with a single example holds none out.
 
     >>> from fedavg import ArrayData
     >>> data = ArrayData("mine", [[1.0], [2.0], [3.0], [4.0], [5.0]], [0, 1, 0, 1, 0], [[0, 1, 2, 3], [4]], None)

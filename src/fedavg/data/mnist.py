@@ -30,7 +30,7 @@ _MIRRORS = (
 
 @dataclass(frozen=True)
 class PixelSettings:
-    """Where pixels lie: in [0, 1], or in [-0.5, 0.5]."""
+    """The range of pixels: [0, 1], or [-0.5, 0.5]."""
 
     pixels: Literal["unit", "centred"] = "unit"
 

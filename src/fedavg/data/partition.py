@@ -62,10 +62,10 @@ def dirichlet(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha:
 def dirichlet_by_label(
     labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, capped: bool = False
 ) -> Parts:
-    """Each label is split over the clients by a Dirichlet of its own: sizes differ too.
+    """Each label is split over the clients by its own Dirichlet draw: sizes differ too.
 
-    Drawn again until everybody has ten examples at least. `capped`, as the code of NIID-Bench has it (Li et al. 2022):
-    a client that has its N/K examples gets nothing of the labels that are left.
+    Drawn again until every client has at least ten examples. `capped`, as in the code of NIID-Bench (Li et al. 2022):
+    a client that has its N/K examples gets none of the remaining labels.
     """
     _need(len(labels), 10 * clients, f"dirichlet:{alpha:g}:by=label")
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
@@ -87,9 +87,9 @@ def dirichlet_by_label(
 
 
 def by_labels(labels: np.ndarray, clients: int, rng: np.random.Generator, per_client: int) -> Parts:
-    """Each client has so many labels (NIID-Bench's #C = k): client i the i-th, in turns, and others at random.
+    """Each client has this many labels (NIID-Bench's #C = k): client i the i-th, in turns, and others at random.
 
-    The examples of a label are shared out alike among the clients that have it.
+    The examples of a label are shared equally among the clients that have it.
     """
     values = np.unique(labels)
     if per_client > len(values):
@@ -135,7 +135,7 @@ def zoned(labels: np.ndarray, clients: int, rng: np.random.Generator, zones: int
     """Labels go with time zones: client k lives in zone k mod `zones`, and a zone's clients share its labels alone.
 
     The labels are dealt to the zones in rising order, as evenly as they go; within a zone examples are dealt as by iid.
-    Zones are those of the world `diurnal`, so that who is there goes with the data.
+    Zones are those of the world `diurnal`, so that presence is correlated with the data.
     """
     values = np.unique(labels)
     if not 1 <= zones <= min(len(values), clients):

@@ -103,7 +103,7 @@ class PostsData(FederatedData):
 
 
 def _test_authors(count: int, seed: int) -> np.ndarray:
-    """True for the authors that are only tested on, shape (authors,)."""
+    """True for the authors that are used only for testing, shape (authors,)."""
     chosen = rng(seed, NONE, NONE, "test-authors").permutation(count)[: max(1, round(count * _TEST_AUTHORS))]
     return np.isin(np.arange(count), chosen)
 

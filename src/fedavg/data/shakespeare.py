@@ -32,9 +32,9 @@ PADDING: Final = 257
 VOCABULARY: Final = 258
 
 #: A role needs two lines to train on beside one to be tested on. The paper says "at least two lines"; its 1146 roles
-#: are those with more than two in all (docs/data.md).
+#: are those with more than two in all (docs/datasets.md).
 _TRAIN_LINES: Final = 2
-#: Fewer plays than this, and the text is not what it should be.
+#: With fewer plays than this, the text is not the expected one.
 _PLAYS: Final = 30
 
 

@@ -10,7 +10,7 @@ Two editions are read:
 
 The role's indent is counted in each play. What is not spoken by a role (sonnets, poems, lists of persons, the licence)
 matches neither form and falls away. In run-in plays a stage direction that is indented like a speech is kept as one
-more line of it: the paper's character counts can only be met that way (docs/data.md).
+more line of it: the paper's character counts can only be met that way (docs/datasets.md).
 """
 
 import re

@@ -41,7 +41,7 @@ def load(request: Request) -> FederatedData:
 
 @final
 class SyntheticPosts(FederatedData):
-    """Invented authors; the test set is by others that are no clients."""
+    """Invented authors; the test set is by others, who are not clients."""
 
     name = "synthetic-posts"
 

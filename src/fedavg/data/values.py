@@ -80,7 +80,7 @@ def _ragged(rows: list[np.ndarray], what: str) -> Ragged:
         if row.ndim < 1 or row.ndim != rows[0].ndim or row.shape[1:] != rows[0].shape[1:]:
             raise DataError(
                 f"{what} has rows of different forms: row {number} has shape {row.shape}, row 0 has {rows[0].shape}; "
-                "expected the same, but for the length of a sequence."
+                "expected the same, except for the length of a sequence."
             )
     return Ragged.of([_tensor(row, what) for row in rows])
 

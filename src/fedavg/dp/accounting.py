@@ -19,7 +19,7 @@ from fedavg.errors import PlanError
 
 Accountant = Literal["rdp", "pld"]
 
-#: Noise multipliers are searched for up to here, and given to so many decimals, rounded up.
+#: Noise multipliers are searched for up to here, and given to this many decimals, rounded up.
 MOST_NOISE: Final = 1e4
 NOISE_DECIMALS: Final = 4
 MOST_ROUNDS: Final = 10**9
@@ -50,7 +50,7 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class EveryRound:
-    """No sampling to hide in: whoever looks knows that the client took part, and it may do so every time."""
+    """No sampling to hide in: any observer knows that the client took part, and it may do so every time."""
 
     name: ClassVar[str] = "every round"
     relation: ClassVar[str] = "replace one client"
@@ -105,7 +105,7 @@ def epsilon(
 
 
 def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
-    """What releases of one client's data cost together, so many with each noise multiplier, without any sampling.
+    """What releases of one client's data cost together, this many with each noise multiplier, without any sampling.
 
     Gaussian mechanisms compose to one: with multipliers z_i, that of (Σ z_i⁻²)^-½.
     """

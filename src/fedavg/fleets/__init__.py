@@ -17,7 +17,7 @@ def make_fleet(value: str | Fleet) -> Fleet:
 
 
 def make_simulated(value: str | Fleet) -> SimulatedFleet:
-    """The same for what needs all clients at hand, such as fine-tuning."""
+    """The same for what needs all clients at once, such as fine-tuning."""
     fleet = make_fleet(value)
     if not isinstance(fleet, SimulatedFleet):
         raise FleetError(

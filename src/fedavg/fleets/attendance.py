@@ -37,7 +37,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Attendance:
-    """Who was asked in a round, and what became of them.
+    """Who was asked in a round, and how each of them fared.
 
     `seen` and `missing` name clients; both are empty where the plan keeps them from the server.
     """
@@ -47,7 +47,7 @@ class Attendance:
     #: By reason, those who gave nothing, and how many they are.
     missing: Mapping[str, Sequence[int]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
-    #: How many updates were made from a model of so many rounds ago, in an asynchronous run.
+    #: How many updates came from a model of each age in rounds, in an asynchronous run.
     staleness: Mapping[int, int] = field(default_factory=dict)
     #: Under secure aggregation: of how many clients the sum is, and how many it needs, where that is one number.
     survivors: int | None = None
@@ -64,7 +64,7 @@ class Attendance:
         return found | ({"who": self._who()} if self.seen and self.asked <= MOST_NAMED else {})
 
     def _who(self) -> dict[str, Any]:
-        """Client by client, as columns: its number, what became of it, its update's norm and cosine to the mean."""
+        """Client by client, as columns: its number, its outcome, its update's norm and cosine to the mean."""
         outcome = dict.fromkeys(self.seen, "reported") | {k: why for why, all in self.missing.items() for k in all}
         clients = sorted(outcome)
         cosines = cosines_to_mean(self.seen)
@@ -98,7 +98,7 @@ def _signs(size: int, seed: int) -> np.ndarray:
 
 def cosines_to_mean(seen: Mapping[int, Seen]) -> dict[int, float]:
     """How each update points against the weighted mean of all, by client; nothing where either is zero."""
-    clients = sorted(seen)  # whoever comes first must not change a digit
+    clients = sorted(seen)  # the order of arrival must not change a digit
     if not clients:
         return {}
     sketches = np.frombuffer(b"".join(seen[k].sketch for k in clients), np.float32).reshape(len(clients), SKETCH)

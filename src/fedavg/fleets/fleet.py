@@ -66,7 +66,7 @@ def join(results: Sequence[CohortResult], scales: Sequence[float]) -> CohortResu
 
 @dataclass(frozen=True)
 class Abandoned:
-    """An attempt at a round that came to nothing: nothing of it counts, and another cohort is drawn."""
+    """An abandoned attempt at a round: nothing of it counts, and another cohort is drawn."""
 
     reason: str
 
@@ -74,8 +74,8 @@ class Abandoned:
 class Fleet(Pluggable, ABC):
     """Where clients run. It holds its clients between rounds; the server loop closes it at the end.
 
-    Where clients run does not change what they compute, so a fleet is no part of a plan: it is given to `run`, `resume`
-    and `train` as an object, a name or an import name. A fleet of your own is often a local one with a change:
+    Where clients run does not change what they compute, so a fleet is not part of a plan: `run`, `resume` and `train`
+    take it as an object, a name or an import name. Your own fleet is often a local one with a change:
 
     >>> from fedavg import LocalFleet, Plan, run
     >>> class Told(LocalFleet):
@@ -108,12 +108,12 @@ class Fleet(Pluggable, ABC):
 
     @abstractmethod
     def open(self, plan: Plan) -> Population | None:
-        """Find the clients that the plan is for; None where whoever comes takes part."""
+        """Find the clients that the plan is for; None if any client may take part."""
 
     def keep_states_in(self, directory: Path) -> None:
         """Keep in a run's directory what clients carry from round to round, so that the run can be resumed.
 
-        Asked between `open` and `start`, of a recorded run whose clients carry anything.
+        Called between `open` and `start`, for a recorded run whose clients carry anything.
         """
         raise FleetError(
             f"clients keep something between rounds here, and {type(self).__name__} has no place for it that a resumed "
@@ -148,9 +148,9 @@ class Fleet(Pluggable, ABC):
         """Have the clients do the round's work, each from what its part shares, and add up what they send back."""
 
     def reject(self, work: Work, reason: str) -> bool:
-        """What came of the attempt that was just trained cannot be used. True if another attempt may go better.
+        """The result of the last attempt cannot be used. True if another attempt may do better.
 
-        Simulated clients would do the same again; of real ones, some may have sent what spoiled it.
+        Simulated clients would do the same again; real ones may have sent what spoiled it.
         """
         return False
 
@@ -160,18 +160,18 @@ class Fleet(Pluggable, ABC):
 
     @abstractmethod
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
-        """The same on what clients hold out, each judging on its own; of those who can, as many as the plan says.
+        """The same on what clients hold out, each judging on its own; as many of them as the plan says.
 
         None if too few answer.
         """
 
     def remember(self) -> Slots:
-        """What it needs to go on after a round exactly as it would have: it becomes part of the server's state."""
+        """What it needs to continue exactly after a round; it becomes part of the server's state."""
         return {}
 
     def recall(self, slots: Slots) -> None:
-        """Go on from what was remembered after the last round; nothing before round 1. Asked after `start`."""
+        """Continue from what was remembered after the last round; empty before round 1. Called after `start`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all processes and memory."""
+        """Release all processes and memory."""

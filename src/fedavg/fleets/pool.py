@@ -30,7 +30,7 @@ log = logging.getLogger("fedavg.run")
 #: Deaths of workers within one round after which something is wrong that another will not fix.
 MAX_DEATHS: Final = 10
 
-#: Short jobs are handed out several at a time, since a message takes about as long as such a job: so many at most, and
+#: Short jobs are handed out several at a time, since a message takes as long as such a job: this many at most, and
 #: no more than this part of a worker's share of what is left, so that all end at about the same time.
 TOGETHER: Final = 16
 PART: Final = 1 / 8
@@ -216,7 +216,7 @@ class ProcessPool(WorkerPool):
                 f"{about}, the same as the workers before it; expected an answer. Look for what can be "
                 "stuck in the task or the data, or allow more time: --worker-timeout SECONDS"
             )
-        log.warning("%s; it hangs: another takes its place, and its clients are done again", about)
+        log.warning("%s; it hangs: another takes its place, and its clients are trained again", about)
 
     def _about(self, silence: Silence) -> str:
         pid = self._processes[silence.slot].process.pid
@@ -235,7 +235,7 @@ class ProcessPool(WorkerPool):
             )
         siblings = [process for process in self._processes if process is not dead]
         self._processes[slot] = self._starter.start(slot, siblings)
-        self._processes[slot].wait_until_ready()  # one that dies on its way is found dead by whoever listens to it
+        self._processes[slot].wait_until_ready()  # if it dies on its way, the next read from it shows that
 
 
 def _least_busy(sent: dict[int, deque[int]]) -> int:

@@ -50,7 +50,7 @@ def check_not_imported(method: Method) -> None:
     """New processes import the script that started them; one that starts a run while it is imported would never end."""
     if method != "fork" and getattr(current_process(), "_inheriting", False):
         raise FleetError(
-            "a worker imports this script, which starts a run again meanwhile; put the code that runs below: "
+            "a worker imports this script, which would start another run; put the code that runs below: "
             "if __name__ == '__main__':"
         )
 

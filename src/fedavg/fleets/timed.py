@@ -30,7 +30,7 @@ from fedavg.world.report import ClockRow, row_of_flights, row_of_round
 
 log = logging.getLogger("fedavg.run")
 
-#: Attempts at one round that come to nothing, after which a run is given up.
+#: Abandoned attempts at one round after which a run ends.
 MOST_ATTEMPTS: Final = 50
 #: The slot of the time among what is remembered.
 TIME: Final = "time"
@@ -56,7 +56,7 @@ class TimedFleet(Fleet):
         self._inner = inner
         self.gives_singles = inner.gives_singles
         self._attempt = 0
-        #: What attempts of this round that came to nothing have cost, and why they did.
+        #: What abandoned attempts at this round have cost, and why they were abandoned.
         self._lost: list[ClockRow] = []
 
     def open(self, plan: Plan) -> Population | None:
@@ -174,7 +174,7 @@ class TimedFleet(Fleet):
         self._memory = learned(self._memory, seen)
 
     def _closed(self, result: CohortResult, row: ClockRow) -> CohortResult:
-        """The result with all that the round cost, also its attempts that came to nothing."""
+        """The result with everything that the round cost, including abandoned attempts."""
         whole = row.with_lost(self._lost)
         self._lost, self._attempt = [], 0
         return replace(

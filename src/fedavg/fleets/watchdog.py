@@ -13,7 +13,7 @@ LOOK_S: Final = 1.0
 SHORTEST_S: Final = 60.0
 #: Before anything is known of how long a job takes.
 FIRST_S: Final = 900.0
-#: A worker hangs when it needs so many times the slowest pace seen so far.
+#: A worker hangs when it needs this many times the slowest pace seen so far.
 FACTOR: Final = 20.0
 #: Hung workers for one and the same job, after which the job is at fault.
 MOST_HANGS: Final = 3
@@ -62,7 +62,7 @@ class Watchdog:
 
     def done(self, slot: int) -> None:
         task = self._busy.pop(slot, None)
-        if task is None:  # it answered when it was given up already
+        if task is None:  # it answered after it was replaced
             return
         self.took(task, self._silent_s[slot])
 
@@ -71,7 +71,7 @@ class Watchdog:
         self._slowest[task.kind] = max(self._slowest.get(task.kind, 0.0), seconds / max(task.size, 1.0))
 
     def gone(self, slot: int) -> None:
-        """The worker is no more."""
+        """The worker is gone."""
         self._busy.pop(slot, None)
 
     def waited(self, seconds: float) -> tuple[list[Silence], list[Silence]]:

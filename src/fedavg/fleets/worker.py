@@ -137,7 +137,7 @@ class Worker:
         }
 
     def failure(self, error: Exception) -> FedAvgError:
-        """Why a job has no result, as it is told to whoever gave it."""
+        """Why a job has no result, as reported to the caller."""
         if isinstance(error, FedAvgError):
             return error
         told = "".join(traceback.format_exception(error))

@@ -32,7 +32,7 @@ METRICS: dict[str, type[Metric]] = {
     "rmse": RMSE,
 }
 
-#: What plain functions by these names mean; for others nobody has said which way is better.
+#: What plain functions by these names mean; for others it is not known which way is better.
 _DIRECTIONS = {"accuracy": True, "loss": False, "error": False}
 
 #: A metric, its text (`f1:10`), or a function that gives one value per prediction.

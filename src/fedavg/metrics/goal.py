@@ -23,7 +23,7 @@ class Goal:
     patience: int | None = None
 
     def better(self, value: float, than: float) -> bool:
-        """False for NaN, and for a metric whose direction nobody has told."""
+        """False for NaN, and for a metric whose direction is not known."""
         if self.higher_is_better is None:
             return False
         return value > than if self.higher_is_better else value < than

@@ -90,7 +90,7 @@ class Perplexity(Metric):
 def mean_over(loss: LossFunction, y: Any) -> float:
     """What the mean of a batch is a mean over: predictions, by their weights if the loss has any.
 
-    Targets of integers are predictions, but for those that the loss ignores (-100 as PyTorch has it). All other targets
+    Targets of integers are predictions, except those that the loss ignores (-100 as PyTorch has it). All other targets
     count by rows: a mean over rows, or over the same number of values in each row, is then exact.
     """
     first = _first(y)

@@ -28,7 +28,7 @@ Sums = Tensor | Sequence[float | Tensor]
 
 
 class Measure(ABC):
-    """Some sums, and a function of the sums. One that is not over predictions comes with an algorithm of your own:
+    """Some sums, and a function of the sums. A measure that is not over predictions comes with your own algorithm:
 
     >>> from dataclasses import dataclass, replace
     >>> from fedavg import FedAvg, Plan, train
@@ -53,7 +53,7 @@ class Measure(ABC):
     name: str
     #: How many sums there are: fixed, so that they can be masked.
     size: int
-    #: Which way is better; None if nobody has said, and then it can be no target.
+    #: Which way is better; None if that is not known; it cannot be a target then.
     higher_is_better: bool | None
     #: True for one number of each client that counts by the weight of its update: its sums are not sent one by one.
     by_weight: bool = False

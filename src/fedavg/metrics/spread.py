@@ -16,7 +16,7 @@ QUANTILES: Final = (10, 50, 90)
 WORST: Final = 0.1
 #: Clients that are named for faring worst, at most.
 NAMED: Final = 10
-#: What is told of a metric's spread.
+#: What is reported of a metric's spread.
 SPREADS: Final = (*(f"p{q}" for q in QUANTILES), "variance", "worst_decile")
 
 

@@ -39,7 +39,7 @@ class Optimizer(Pluggable, ABC):
     name: str
     #: The vectors, shaped like the weights, that it carries from step to step; they start at zero.
     slots: tuple[str, ...] = ()
-    #: True: the client keeps them from one of its rounds to the next. False: every round starts afresh.
+    #: True: the client keeps them from one of its rounds to the next. False: every round starts from zero.
     keep: bool = False
 
     @classmethod
@@ -53,7 +53,7 @@ class Optimizer(Pluggable, ABC):
         """Change w, shape (P,), in place by its gradient g, which may be overwritten. Steps t count from 1."""
 
     def effective_steps(self, steps: int) -> float | None:
-        """How often gradients count in total in this many fresh steps, in units of the rate; None if unknown."""
+        """The total weight of the gradients in this many fresh steps, in units of the rate; None if unknown."""
         return None
 
     @property

@@ -46,7 +46,7 @@ class SGD(Optimizer):
 
     @property
     def folded(self) -> Folded | None:
-        if self.clip_norm < inf:  # its norm can only be told of a whole gradient
+        if self.clip_norm < inf:  # only a whole gradient has a norm
             return None
         return Folded(self.momentum, self.nesterov, self.weight_decay)
 

@@ -1,4 +1,4 @@
-"""A live fleet as its server tells of it: asked every other second, from here, so that the browser asks nobody else."""
+"""A live fleet as its server reports it: asked every other second from here, so the browser contacts nobody else."""
 
 from collections import deque
 from dataclasses import asdict, dataclass

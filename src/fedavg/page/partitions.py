@@ -1,4 +1,4 @@
-"""What the clients of a run hold, as a picture: made anew from the plan, where the data is on this machine.
+"""What the clients of a run hold, as a picture: computed from the plan, if the data is on this machine.
 
 Nothing is fetched, and no code is run that a plan names: a run may have come from somebody else. A private plan's
 clients are not shown.
@@ -75,7 +75,7 @@ def _refused(plan: Mapping[str, Any]) -> str | None:
     if plan.get("secagg", "none") != "none" or _is_noised(plan.get("stages", ()), STAGES):
         return "Not shown: the plan keeps single clients from view."
     if not is_named(str(plan.get("data", ""))) or is_import(str(plan.get("partition") or ""), Partition):
-        return "The data is of the user's own: the page runs no code that a plan names."
+        return "The data is the user's own: the page runs no code that a plan names."
     dataset = dataset_named(plan["data"])
     if not dataset.built_in and not complete(dataset, data_directory(_folder(plan))):
         return f"The data set is not on this machine. Fetch it with: fedavg data get {dataset.name}"

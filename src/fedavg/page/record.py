@@ -21,7 +21,7 @@ from fedavg.runlog.seals import unchained, unsealed
 
 #: Bytes of metrics.jsonl that are read at a time.
 PIECE: Final = 2**21
-#: A run that nobody is known to hold counts as running for so many times its pace, and at least so many seconds.
+#: A run that nobody is known to hold counts as running for this many times its pace, and at least this many seconds.
 FRESH_PACES: Final = 5.0
 FRESH_S: Final = 20.0
 #: Files by which a directory is taken for a run.
@@ -102,7 +102,7 @@ class RunFiles:
         return RunState(str(self.summary.get("status", "stopped")))
 
     def _fresh(self) -> bool:
-        """True if it has no end, and its last row is so new that another is likely to come."""
+        """True if it has no end, and its last row is recent enough that another is likely."""
         if self.summary:
             return False
         seconds = self.columns.get("seconds")[-50:] + self.columns.get("eval_seconds")[-50:]
@@ -197,7 +197,7 @@ class RunFiles:
                 file.seek(self._starts[round - 1])
                 found = json.loads(file.readline())
         except (OSError, ValueError):
-            return None  # rewritten just now: the next refresh reads it anew
+            return None  # rewritten just now: the next refresh reads it again
         return found if isinstance(found, dict) and found.get("round") == round else None
 
 

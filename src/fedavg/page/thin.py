@@ -24,7 +24,7 @@ def curve(x: np.ndarray, y: np.ndarray) -> Curve:
 
 
 def thinned(full: Curve, points: int = POINTS) -> Curve:
-    """At most so many of the points: the first, the last, and of each stretch between the lowest and the highest.
+    """At most this many of the points: the first, the last, and of each stretch between the lowest and the highest.
 
     So no peak is lost, which a mean or every n-th point would lose.
 

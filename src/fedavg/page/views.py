@@ -117,7 +117,7 @@ def _participation(record: RunFiles) -> Answer | None:
 
 
 def evenly(items: Sequence[int], most: int) -> list[int]:
-    """At most so many of the items, evenly spread over them."""
+    """At most this many of the items, evenly spread over them."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

@@ -16,7 +16,7 @@ NON_IID: Final = "non-iid"
 PATIENCE: Final = 3
 #: The same where the paper has no number: times the longest run of the column.
 PATIENCE_BLANK: Final = 2
-#: No run is given up before this many rounds: small numbers scatter.
+#: No run is dropped before this many rounds: small numbers scatter.
 LEAST_ALLOWANCE: Final = 100
 
 

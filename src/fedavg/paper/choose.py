@@ -26,7 +26,7 @@ def choose(cells: Sequence[T], only: Sequence[str]) -> list[T]:
     chosen = [cell for cell in cells if not filters or any(f.items() <= cell.labels.items() for f in filters)]
     if not chosen:
         known = "; ".join(f"{key} {', '.join(_values(cells, key))}" for key in telling_keys(cells))
-        raise FedAvgError(f"--only: got '{' '.join(only)}', which nothing fits; expected values such as {known}")
+        raise FedAvgError(f"--only: got '{' '.join(only)}', which matches nothing; expected values such as {known}")
     return chosen
 
 

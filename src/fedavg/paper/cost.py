@@ -9,7 +9,7 @@ from fedavg.paper.cells import ALL_CELLS, Cell, Setting
 
 #: Full-length runs that a search comes to: the best rate, parts of its neighbours, and a step or so to get there.
 RUNS_PER_SEARCH: Final = 2.5
-#: So many runs, the latest, tell the pace of a model: the machine and the engine may have been others before.
+#: This many runs, the latest, tell the pace of a model: the machine and the engine may have been others before.
 LATEST: Final = 10
 
 #: Seconds for a thousand examples on one core of an AMD EPYC: to train on them at each B, and (at 0) to evaluate them.

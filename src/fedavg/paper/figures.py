@@ -1,7 +1,7 @@
 """Figures 2 to 10 in the paper's arrangement (§3, appendix A), drawn from records alone; and the runs that they need.
 
 A figure has panels, a panel has lines. A line of a learning curve is the best rate at each point: the upper envelope of
-all rates on record (§3). Only what has records is drawn, and what is missing is told.
+all rates on record (§3). Only what has records is drawn, and what is missing is reported.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What became of a figure: its files, and the lines that have no record yet."""
+    """The outcome of a figure: its files, and the lines that have no record yet."""
 
     files: tuple[Path, ...] = ()
     missing: tuple[str, ...] = field(default=())
@@ -276,7 +276,7 @@ def runs_of(line: Line, records: Records) -> list[Record]:
 
 
 def line_needs(line: Line, rounds: int, records: Records) -> list[Need]:
-    """What is missing of a line: its rates, or the best one of its cell's search, up to so many rounds (0: no more)."""
+    """What is missing of a line: its rates, or the best one of its cell's search, up to `rounds` (0: no more)."""
     rates = line.rates if rounds else ()
     if line.cell and rounds:
         eta = result_of(line.cell, records).eta

@@ -1,4 +1,4 @@
-"""What a cell came to, by the records, and what it still needs. Puts cells, search and records together."""
+"""The result of a cell, from the records, and what it still needs. Puts cells, search and records together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -128,7 +128,7 @@ def _search(cell: Cell, records: Records, refine: bool = False) -> RateSearch:
 def middle(setting: Setting, records: Records) -> int:
     """Where a search starts: at the best rate of the nearest setting that has runs, else at a guess.
 
-    Always on the guess's grid, so that a search stays on the grid that it was begun on.
+    Always on the guess's grid, so that a search stays on the grid that it started on.
     """
     guess = first_guess(setting)
     for other in _related(setting):

@@ -35,7 +35,7 @@ def rate(index: int) -> float:
 
 
 def place(eta: float) -> int | None:
-    """Where a learning rate lies on the grid; None if it is not on it."""
+    """The place of a learning rate on the grid; None if it is not on it."""
     index = round(6 * log10(eta))
     return index if rate(index) == eta else None
 
@@ -56,7 +56,7 @@ class RateSearch:
 
 @dataclass(frozen=True)
 class Todo:
-    """Rates to run next, the most telling first, up to `cap` rounds each; `leader` is the rate that needed no more.
+    """Rates to run next, the most informative first, up to `cap` rounds each; `leader` is the rate that needed no more.
 
     Without a leader the cap is the end of a stage, or the allowance.
     """
@@ -82,7 +82,7 @@ class SearchVerdict:
 def next_step(search: RateSearch, results: Mapping[int, Standing]) -> Todo | SearchVerdict:
     """What to run next, given how far each rate has come; a verdict if there is nothing left to run.
 
-    Rates that were only partly run are taken up where they stand: a search that was killed, or one that ran for another
+    Rates that were only partly run are continued: a search that was killed, or one that ran for another
     target, is no special case.
     """
     return next(_todos(search, results), None) or _verdict(results)
@@ -135,7 +135,7 @@ def best_place(results: Mapping[int, Standing]) -> int | None:
 
 
 def _unsettled(middle: int, results: Mapping[int, Standing], step: int, cap: int, first: int) -> tuple[int, ...]:
-    """Of the best rate and its two neighbours, those that are still to be run: the ones begun first, then higher ones.
+    """Of the best rate and its two neighbours, those still to run: the ones already started first, then higher ones.
 
     A rate too high shows it soon, by diverging; one too low, by trailing, for which it runs `first` rounds at least.
     """

@@ -355,7 +355,7 @@ def make_plan(values: Mapping[str, object], source: str = "the plan") -> Plan:
 
 
 def check_plan(plan: object, what: str) -> None:
-    """Whatever else is given to a function that takes a plan is told so."""
+    """Refuses anything else that is given to a function that takes a plan."""
     if not isinstance(plan, Plan):
         raise PlanError(
             f"{what}: got {plan!r} of type {type(plan).__name__}; expected a fedavg.Plan, as in "

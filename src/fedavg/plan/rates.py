@@ -167,7 +167,7 @@ def listed(rate: "Rate | Callable[[int], float]", rounds: int) -> "float | str":
 
 
 def rate_at(rate: "float | str", round: int, rounds: int) -> float:
-    """eta in round t = 1, 2, ... of a plan of so many rounds."""
+    """eta in round t = 1, 2, ... of a plan of this many rounds."""
     if not isinstance(rate, str):
         return rate
     if _is_named(rate):

@@ -60,7 +60,7 @@ def budget_spent(limit: float | None, entry: Mapping[str, Any] | None) -> bool:
 
 
 def budget_of(draft: "Draft") -> Budget | None:
-    """What the plan's stages cost; a plan whose first round is too dear is refused."""
+    """What the plan's stages cost; a plan whose first round exceeds the budget is refused."""
     budget = _budget(draft)
     check_limit(draft.plan.dp_epsilon, budget)
     if budget is None and draft.plan.dp_delta is not None:

@@ -46,7 +46,7 @@ def _bound(draft: "Draft") -> int:
 
 
 def _private(draft: "Draft") -> int:
-    """Where the first noise stands, whoever adds it."""
+    """The place of the first noise, no matter who adds it."""
     return _place(draft, lambda stage: stage.mechanism is not None)
 
 
@@ -73,18 +73,18 @@ def _sees_all(draft: "Draft") -> bool:
 
 
 PAIRS: tuple[Pair, ...] = (
-    Pair("clip (all, layer, quantile)", "noise", "the clipping norm is what the noise is measured by"),
+    Pair("clip (all, layer, quantile)", "noise", "the noise is scaled by the clipping norm"),
     Pair(
-        "noise", "no clip before it", "without a bound there is nothing that the noise could hide; put clip:1.0 first",
+        "noise", "no clip before it", "without a bound no noise is enough; put clip:1.0 first",
         lambda s: _noise(s) >= 0 and not 0 <= _bound(s) < _noise(s),
     ),
     Pair(
         "noise or localdp", "weights n_k",
-        "a client with much data would count for more than the noise covers; put weigh:equal or weigh:cap=100 before",
+        "a client with much data would count for more than the noise covers; put weigh:equal or weigh:cap=100 first",
         lambda s: _private(s) >= 0 and not 0 <= _place(s, lambda stage: stage.caps_weight) < _private(s),
     ),
     Pair(
-        "noise or localdp", "another stage after it", "the last thing that happens to an update is its noise",
+        "noise or localdp", "another stage after it", "the noise must come last",
         lambda s: _private(s) >= 0 and max(_noise(s), _alone(s)) != len(s.stages) - 1,
     ),
     Pair(
@@ -115,7 +115,7 @@ PAIRS: tuple[Pair, ...] = (
         lambda s: _private(s) >= 0 and s.codec.keeps_residual,
     ),
     Pair(
-        "noise or localdp", "algorithm sgd", "all data is in the hands of one client: there is no crowd to hide in",
+        "noise or localdp", "algorithm sgd", "all data is at one client: there is no crowd to hide in",
         lambda s: _private(s) >= 0 and s.algorithm.pools_data,
     ),
     Pair(
@@ -128,7 +128,7 @@ PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         "noise or localdp", "an asynchronous algorithm",
-        "who takes part is not drawn anew for each round, as the ledger takes it; use one whose cohort starts together",
+        "cohorts are not drawn independently, as the ledger assumes; use one whose cohort starts together",
         lambda s: _private(s) >= 0 and s.algorithm.asynchronous,
     ),
     Pair(
@@ -138,7 +138,7 @@ PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         "secure aggregation", "a codec other than float32",
-        "what is masked and sent are the elements of a ring, which is its own encoding; use codec float32",
+        "masked updates are elements of a ring, which is its own encoding; use codec float32",
         lambda s: s.secagg is not None and s.plan.codec != "float32",
     ),
     Pair(
@@ -149,11 +149,11 @@ PAIRS: tuple[Pair, ...] = (
     Pair("noise where=clients", "secure aggregation", "nobody sees a sum without noise, not even the server"),
     Pair("noise where=server", "secure aggregation", "the server sees the sum of a cohort, and publishes it noised"),
     Pair("noise with bits", "secure aggregation", "noise and updates are multiples of 2^-bits: exact in the ring"),
-    Pair("noise", "sampling fixed or poisson", "both are accounted for as what they are; poisson costs less"),
-    Pair("noise", "sampling turns", "everybody knows who takes part when: each round is charged in full"),
+    Pair("noise", "sampling fixed or poisson", "the ledger knows both; poisson costs less"),
+    Pair("noise", "sampling turns", "everyone knows who takes part when, so each round is charged in full"),
     Pair(
         "noise or localdp", "sampling choice or oort",
-        "clients would tell their losses, which are not noised; use fixed",
+        "clients would report their losses, which are not noised; use fixed",
         lambda s: _private(s) >= 0 and s.sampler.needs_losses,
     ),
     Pair(
@@ -165,7 +165,7 @@ PAIRS: tuple[Pair, ...] = (
         "a rule over single updates must see them, and masks hide them; leave one of the two out",
         lambda s: s.secagg is not None and s.defence is not None and s.defence.reducer.single_updates,
     ),
-    Pair("secure aggregation", "an attack on examples or on a liar's own update", "liars mask their updates like all"),
+    Pair("secure aggregation", "an attack on examples or on a liar's own update", "liars mask their updates too"),
     Pair(
         "secure aggregation", "an attack that sees the honest updates",
         "nobody sees them under masks; use one that knows only its own, such as signflip or labelflip",
@@ -177,13 +177,13 @@ PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         "noise", "a reducer",
-        "the noise is measured by what one client can change the mean by, not the rule; use localdp, or no reducer",
+        "the noise is scaled to one client's effect on the mean, not on the rule; use localdp, or no reducer",
         lambda s: s.defence is not None and _noise(s) >= 0,
     ),
     Pair("localdp", "a reducer", "each update is private before the rule sees it"),
     Pair(
         "a reducer", "clip with a quantile",
-        "the count of clients within the norm is a number of each update, which a rule would take for a weight",
+        "the count of clients within the norm is a number of each update, which a rule would treat as a weight",
         lambda s: s.defence is not None and any(stage.appends for stage in s.stages),
     ),
     Pair(
@@ -192,7 +192,7 @@ PAIRS: tuple[Pair, ...] = (
         lambda s: s.algorithm.asynchronous and (s.defence is not None or _sees_all(s)),
     ),
     Pair(
-        "a reducer", "fednova, adaptive", "they take clients' own numbers at their word; use fedavg",
+        "a reducer", "fednova, adaptive", "they trust clients' own numbers; use fedavg",
         lambda s: s.defence is not None and tuple(s.algorithm.metrics) != ("train_loss",),
     ),
 )  # fmt: skip

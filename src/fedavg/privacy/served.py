@@ -144,7 +144,7 @@ def _check_none_forgotten(path: Path, attempts: Sequence[Attempt]) -> None:
 
 
 def _recorded(path: Path) -> list[tuple[int, int]]:
-    """The attempts that a ledger tells of; a line that a crash cut short tells of none."""
+    """The attempts in a ledger; a line that a crash cut short counts as none."""
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with suppress(ValueError, KeyError, TypeError):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def bind_shares(draft: "Draft") -> "Draft":
-    """The draft, with secure aggregation and clipping told of the noise that clients add, if they do."""
+    """The draft, with secure aggregation and clipping that know of the noise that clients add, if they do."""
     if draft.secagg is None or draft.mechanism is None or draft.mechanism.by != "clients":
         return draft
     from fedavg.secagg.options import Shares

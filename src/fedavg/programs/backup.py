@@ -108,7 +108,7 @@ def _checked(copy: Path) -> Manifest:
     try:
         manifest = Manifest(**json.loads((copy / MANIFEST).read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise FleetError(f"{copy} is no copy of a server ({error}); expected what 'fedavg backup' made") from None
+        raise FleetError(f"{copy} is not a copy of a server ({error}); expected what 'fedavg backup' made") from None
     for file, digest in manifest.files.items():
         if not (copy / file).resolve().is_relative_to(copy.resolve()):
             raise FleetError(f"{copy / MANIFEST} names '{file}'; expected only files inside {copy}: take another copy")

@@ -100,16 +100,16 @@ class Device:
 
     A service has many runs: the device takes part in those of its tasks, one at a time.
 
-    `tasks` are names of installed tasks (`{"mnist-2nn"}`, `{"my_package.tasks:TASK"}`), or a dict of the names that
-    plans have for them to `Task`s. `data` is an `Examples`, a pair (x, y), a PyTorch dataset, the path of a file or
-    folder, or a function that gives any of the first three; a dict by task, where tasks have different ones. It is read
-    anew before each poll: what a function gives may grow and shrink. `state` is this device's own folder: its key, its
-    number and what it keeps between rounds. `token` is the invitation, needed the first time.
+    `tasks` are names of installed tasks (`{"mnist-2nn"}`, `{"my_package.tasks:TASK"}`), or a dict from the names that
+    plans use to `Task`s. `data` is an `Examples`, a pair (x, y), a PyTorch dataset, the path of a file or folder, or a
+    function that returns any of the first three; with several tasks, a dict by task. It is read before each poll, so
+    the data may grow and shrink. `state` is this device's own folder: its key, its number and what it keeps between
+    rounds. `token` is the join token, needed the first time.
 
-    `on_round` hears of each round that the device took part in, `on_model` of each model that the server gives away:
-    the final one, with `models="rounds"` also that of every round, if the server publishes them.
+    `on_round` is called for each round that the device took part in, `on_model` for each model that the server
+    publishes: the final one, and with `models="rounds"` that of every round.
 
-    `run` works until the run is over. An app with a loop of its own calls `step` in it; one that uses asyncio awaits
+    `run` works until the run is over. An app with its own loop calls `step` in it; an app that uses asyncio awaits
     `arun`, which works in a thread. `stop` may be called from any thread.
 
     >>> import fedavg, numpy as np
@@ -188,7 +188,7 @@ class Device:
         return self._last_round
 
     async def arun(self, hold_s: float = HELD_S) -> int:
-        """`run` in a thread of its own. If the task is cancelled, the device stops first: within `hold_s` seconds."""
+        """`run` in its own thread. If the task is cancelled, the device stops first: within `hold_s` seconds."""
         running = asyncio.ensure_future(asyncio.to_thread(self.run, hold_s))
         try:
             return await asyncio.shield(running)
@@ -198,7 +198,7 @@ class Device:
             raise
 
     def step(self, hold_s: float = 0.0) -> DeviceStep:
-        """One poll, which the server may hold open for so long, and all that it asks for. Enrols first, if need be."""
+        """One poll, which the server may hold open for `hold_s`, and the work it brings. Enrols first if needed."""
         with threads(self._threads):
             link, signer = self._connected()
             try:
@@ -220,11 +220,11 @@ class Device:
         return DeviceStep(_asked(answer), getattr(answer, "round", self._last_round), pause_s, over)
 
     def stop(self) -> None:
-        """Let the step under way be the last; training ends after the epoch that it is in."""
+        """Make the current step the last; training ends after its current epoch."""
         self._stop.set()
 
     def close(self) -> None:
-        """Let go of the connection and of the folder. `run` does so by itself, and so does `with`."""
+        """Release the connection and the folder. `run` does so by itself, and so does `with`."""
         if self._open is not None:
             self._open.close()
         self._open = self._participant = self._link = None
@@ -243,7 +243,7 @@ class Device:
             examples = None if is_enrolled(self._files) else try_out(self._tasks, self._sources, self._device)
             self._files.prepare()
             with ExitStack() as stack:
-                busy = FleetError(f"{self._directory} is in use by another device; expected a folder of its own")
+                busy = FleetError(f"{self._directory} is in use by another device; expected a separate folder")
                 stack.enter_context(locked(self._directory / "lock", busy, private=True))
                 key = own_key(self._directory / "key.pem")
                 self._signer = self._vouched(self._files, key) if self._vouched else None
@@ -350,7 +350,7 @@ class Device:
 
     def _pause(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise Ended("this device was told to stop")
+            raise Ended("this device was stopped")
 
 
 def _sources(data: Any) -> Mapping[str, Source] | Source:

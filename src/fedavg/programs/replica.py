@@ -211,7 +211,7 @@ class _Replica:
         shared = self._hub.shared
         while True:
             if shared.stopping:
-                raise Stopped("stopped by the operator; the other replicas go on, or this one when it is started again")
+                raise Stopped("stopped by the operator; the other replicas continue, or this one once restarted")
             try:
                 if self._member.done:
                     return self._result(self._member.done)

@@ -170,7 +170,7 @@ def resolve_served(plan: Plan, data: OwnData, rules: Rules) -> Setup:
     if setup.budget and clients and clients.count != plan.clients:
         raise PlanError(
             f"clients: got {plan.clients}, but data '{plan.data}' has {clients.count}; a private run needs the same "
-            "number: its noise and its mean are made for K clients"
+            "number: its noise and its mean are computed for K clients"
         )
     if setup.algorithm.asynchronous and rules.over_selection != 1:
         raise PlanError(

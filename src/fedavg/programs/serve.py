@@ -224,8 +224,8 @@ def check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
     if run.recorded() > len(rows):
         raise StoreError(
             f"the database has {len(rows)} rounds, but {run.metrics_path} has {run.recorded()}: the database lost "
-            "rounds that were committed, or is an older copy. Restore the newer one; to do those rounds again all the "
-            "same, move that file away"
+            "rounds that were committed, or is an older copy. Restore the newer one; to repeat those rounds "
+            "anyway, move that file away"
         )
 
 

@@ -1,8 +1,8 @@
 """Centred clipping: Karimireddy, He and Jaggi 2021, "Learning from History for Byzantine Robust Optimization", Alg. 2.
 
-    v = what the last round came to (at first 0);   steps times:  v += mean_i (x_i - v) min(1, radius / |x_i - v|)
+    v = the last round's result (at first 0);   steps times:  v += mean_i (x_i - v) min(1, radius / |x_i - v|)
 
-What the last round came to is kept in the server's state, so that a resumed run goes on from it.
+The last round's result is kept in the server's state, so that a resumed run continues from it.
 """
 
 from dataclasses import dataclass

@@ -64,10 +64,10 @@ class Defence:
 def _check(part: PreAggregator | Reducer, clients: int, rows: int, liars: int) -> None:
     faults, most = part.faults(clients), part.tolerates(rows)
     cohort = f"a cohort of {clients} clients{f', which make {rows} rows' if rows != clients else ''}"
-    stands = f"stands {most} at most" if most >= 0 else "has no use for so few"
+    stands = f"withstands {most} at most" if most >= 0 else "needs more of them"
     if faults > most:
         raise TooFew(
-            f"{part.kind}: got '{part}' for {cohort}; it is to stand {faults} faulty ones, and {stands}: expected "
+            f"{part.kind}: got '{part}' for {cohort}; it must withstand {faults} faulty ones, and {stands}: expected "
             "fewer, or a larger cohort (C)"
         )
     if liars > most:

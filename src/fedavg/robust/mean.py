@@ -1,4 +1,4 @@
-"""The plain mean of the updates, each counting alike: no defence of its own. With steps before it, it may be one."""
+"""The plain mean of the updates, each counting equally: no defence of its own. With steps before it, it may be one."""
 
 from dataclasses import dataclass
 

@@ -29,7 +29,7 @@ class Case:
 
 
 class Reducer(Pluggable, ABC):
-    """A rule that reduces a cohort's updates to one. Each counts alike, because a client's n_k is its own claim.
+    """A rule that reduces a cohort's updates to one. Each counts equally, because a client's n_k is its own claim.
 
     The server half of an algorithm sees the result as a `Sum`, as always. A rule of your own is a frozen dataclass:
 
@@ -50,7 +50,7 @@ class Reducer(Pluggable, ABC):
     name: str
     #: True if the rule must see the updates one by one: secure aggregation, which hides them, excludes it.
     single_updates: bool = True
-    #: True if the rule starts from what the last round came to.
+    #: True if the rule starts from the last round's result.
     remembers: bool = False
 
     @classmethod
@@ -91,7 +91,7 @@ class Tolerant:
             )
 
     def faults(self, clients: int) -> int:
-        """f for a cohort of so many clients."""
+        """f for a cohort of this many clients."""
         return faulty_clients(self.faulty, clients)
 
 
@@ -125,7 +125,7 @@ class RankMean(Reducer):
 
     @abstractmethod
     def ranks(self, rows: int, faults: int) -> range:
-        """Which ranks of so many rows count, the least value having rank 0."""
+        """Which ranks of this many rows count, the least value having rank 0."""
 
     def reduce(self, rows: Rows, case: Case) -> np.ndarray:
         return rank_means(rows, self.ranks(len(rows), case.faults))

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-#: Up to so many rows a network is faster: it takes about n log² n / 4 comparisons of rows.
+#: Up to this many rows a network is faster: it takes about n log² n / 4 comparisons of rows.
 NETWORK_ROWS: Final = 32
 
 
@@ -19,7 +19,7 @@ def sorted_columns(tile: np.ndarray) -> np.ndarray:
     [[1.0, 0.0], [2.0, 1.0], [3.0, 5.0]]
     """
     if len(tile) > NETWORK_ROWS:
-        columns = np.ascontiguousarray(tile.T)  # sorting is several times faster where each list lies in a row
+        columns = np.ascontiguousarray(tile.T)  # sorting is several times faster if each list is a row
         columns.sort(axis=1)
         return columns.T
     spare = np.empty(tile.shape[1], tile.dtype)

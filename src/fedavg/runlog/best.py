@@ -32,8 +32,8 @@ def best_by(metric: str | None, watched: Goal, metrics: Mapping[str, Metric]) ->
     direction = metrics[metric].higher_is_better
     if direction is None:
         raise PlanError(
-            f"keep_best: got '{metric}', and nobody has said whether more of it is better; expected a metric that says "
-            "it: fedavg.Mean(function, higher_is_better=True)"
+            f"keep_best: got '{metric}', and it is not known whether higher is better; expected a metric that says "
+            "so: fedavg.Mean(function, higher_is_better=True)"
         )
     return Goal(metric, direction)
 
@@ -46,7 +46,7 @@ def model_of(setup: Setup, weights: Tensor) -> Model:
 
 
 def model_file(model: Model) -> bytes:
-    """What a run keeps of a model, as safetensors: beside which frozen weights it counts is in the header."""
+    """A model as a run keeps it, as safetensors; the header says which frozen weights it belongs to."""
     fingerprint = model.frozen.fingerprint
     return save(model.trained_tensors(), {"frozen": fingerprint} if fingerprint else None)
 

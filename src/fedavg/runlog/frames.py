@@ -20,9 +20,9 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
 def flat_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One flat row for each round.
 
-    `accuracy`, `loss` and the like are the server's; `train.loss` is on the training set; `clients.accuracy` and
-    `clients.accuracy.p10` are the clients'. `asked` and `missing.late` tell who took part, `world.there` and the like
-    of the simulated clock; single clients have no column.
+    `accuracy`, `loss` and other metrics are the server's; `train.loss` is on the training set; `clients.accuracy` and
+    `clients.accuracy.p10` are the clients'. `asked` and `missing.late` say who took part; `world.there` and others are
+    from the simulated clock. Single clients have no column.
 
     >>> flat_rows([{"round": 1, "test": {"loss": 2.0}, "train": None, "metrics": {"norm": 3.0}}])
     [{'round': 1, 'loss': 2.0, 'norm': 3.0}]

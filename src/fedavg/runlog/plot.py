@@ -14,7 +14,7 @@ from fedavg.runlog.summary import curve, curves
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Pictures of so many metrics are drawn: first the one that the run is watched by.
+#: Pictures of this many metrics are drawn: first the one that the run is watched by.
 MOST_PANELS: Final = 4
 _PALE: Final = "#9db8d2"
 _DARK: Final = "#1f4e79"

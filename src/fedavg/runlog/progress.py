@@ -18,7 +18,7 @@ LOG_PERIOD_S: Final = 10.0
 
 
 class ProgressLine:
-    """A watcher of events; as a context manager it also says how to go on when a run is stopped."""
+    """A watcher of events; as a context manager it also says how to continue when a run is stopped."""
 
     def __init__(self, plan: Plan, goal: Goal, directory: Path | None, quiet: bool = False) -> None:
         self._plan = plan
@@ -46,13 +46,13 @@ class ProgressLine:
             where = f"; run directory {self._directory}" if self._directory else ""
             _say(f"engine {event.engine} ({event.engine_reason}){where}")
             if event.round:
-                _say(f"going on after round {event.round}")
+                _say(f"continuing after round {event.round}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._rewrites and not self._quiet and self._last:
             _say("")
         if kind is KeyboardInterrupt:
-            how = f"; go on with: fedavg resume {self._directory}" if self._directory else ""
+            how = f"; continue with: fedavg resume {self._directory}" if self._directory else ""
             _say(f"stopped after round {self._last}{how}")
         if kind is Diverged and self._directory:
             _say(f"the model of round {self._last} is kept in {self._directory}")

@@ -52,7 +52,7 @@ class RunDir:
         #: What simulated clients keep between rounds, where they keep anything.
         self.states = path / "clients"
         self._client_states: ClientStates | None = None
-        #: The digest of the first so many rows, for the last few of them; what the kept checkpoints need of clients.
+        #: The digest of the first n rows, for the last few n; what the kept checkpoints need of clients.
         self._links = {0: ""}
         #: True if this object has added a round: then the model is another one than before.
         self._grown = False
@@ -61,7 +61,7 @@ class RunDir:
     def check_new(self) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             there = (self.path / "run.json").exists()
-            remedy = f"To go on with that run: fedavg resume {self.path}" if there else "It is no run: name another one"
+            remedy = f"To continue that run: fedavg resume {self.path}" if there else "It is no run: name another"
             raise RunDirError(f"{self.path} exists and is not empty; expected a new directory. {remedy}")
 
     def create(self, plan: Plan) -> None:
@@ -74,7 +74,7 @@ class RunDir:
         self.metrics_path.touch()
 
     def write_identity(self, plan: Plan, engine: str, fingerprint: str, facts: Mapping[str, Any]) -> None:
-        """What the run is started on; `facts` tell of parts of the user's own (`runlog.started`)."""
+        """What the run is started on; `facts` describe the user's own parts (`runlog.started`)."""
         identity = {
             "format": FORMAT,
             "plan": plan.digest,
@@ -87,7 +87,7 @@ class RunDir:
         self.write_json("run.json", identity)
 
     def identity(self) -> dict[str, Any]:
-        """What the run was started on; refuses a directory that is no run of ours."""
+        """What the run was started on; refuses a directory that is not a run."""
         path = self.path / "run.json"
         try:
             document = json.loads(path.read_bytes())
@@ -101,24 +101,24 @@ class RunDir:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunDirError(
                 f"{path} cannot be used: {error}; expected the JSON that 'fedavg run' wrote. Restore it from a copy, "
-                "or start the run anew"
+                "or start the run again"
             ) from None
         if not identity:
             raise RunDirError(
                 f"{path} has format {format}; expected {FORMAT}. Runs of another format are not resumed: finish this "
-                "one with the fedavg that began it, or start it anew"
+                "one with the fedavg that started it, or start it again"
             )
         return identity
 
     def check_engine(self, engine: str) -> None:
-        """A run goes on by the path that it was started on, since paths may round differently.
+        """A run continues on the engine path that it was started on, since paths may round differently.
 
-        (Earlier versions did not record for which instructions kernels were built, which stands in parentheses.)
+        (Earlier versions did not record for which instructions kernels were built, which is in parentheses.)
         """
         if (self.path / "run.json").exists() and self.identity()["engine"] not in (engine, engine.partition(" (")[0]):
             raise RunDirError(
                 f"{self.path} was started with engine '{self.identity()['engine']}', but here it would be '{engine}': "
-                "the task or PyTorch has changed; go on where the run was started, or delete it to begin anew"
+                "the task or PyTorch has changed; continue where the run was started, or delete it and start again"
             )
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ class RunDir:
         check_same(self.identity()["computed"], facts["computed"], self.path)
 
     def check_frozen(self, fingerprint: str) -> None:
-        """What the run has trained counts only beside the weights that were frozen meanwhile."""
+        """What the run has trained is valid only with the weights that were frozen in training."""
         recorded = self.identity().get("frozen", fingerprint)  # earlier versions did not record it
         if recorded != fingerprint:
             raise RunDirError(
@@ -206,10 +206,10 @@ class RunDir:
         states.drop_outdated(self._marks.values())
 
     def rewind(self, plan: Plan, *, once: bool = False) -> Start | None:
-        """Everything as it was at the newest whole checkpoint; what came after it is dropped. None: start anew.
+        """Everything as it was at the newest whole checkpoint; what came after it is dropped. None: start from scratch.
 
-        What was damaged or lost, and what is therefore computed again, is said. With `once`, what is on record may not
-        be done again: a run that would have to is refused.
+        The log says what was damaged or lost, and what is therefore computed again. With `once`, recorded rounds must
+        not be repeated: a run that would have to is refused.
         """
         found = self._rows()
         if found.damage:
@@ -294,13 +294,13 @@ class RunDir:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         path = self.path / name
         if path.exists() and not _is_sealed(path.read_bytes()):
-            log.warning("%s was damaged; it is written anew", path)
+            log.warning("%s was damaged; it is written again", path)
         write_atomically(path, (json.dumps(sealed(content), indent=2) + "\n").encode())
 
     def write_model(self, data: bytes) -> None:
         path = self.path / "model.safetensors"
         if path.exists() and not self._grown and path.read_bytes() != data:
-            log.warning("%s was not the model of this run; it is written anew", path)
+            log.warning("%s was not the model of this run; it is written again", path)
         write_atomically(path, data)
 
     def locked(self) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """Digests that travel with what they protect: a JSON document with its own, rows that each continue the chain.
 
 They are made over the values and not over the bytes, so that any tool may read the files. They protect against damage,
-not against somebody who wants to deceive: whoever can write the files can write their digests.
+not against somebody who wants to deceive: anyone who can write the files can write their digests.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Any, Final
 
-#: Where the digest stands in a document and in a row.
+#: The name of the digest in a document and in a row.
 SEAL: Final = "sha256"
 LINK: Final = "digest"
 
@@ -56,7 +56,7 @@ class SealedRows:
 
 
 def unchained(data: bytes, link: str = "", before: int = 0) -> SealedRows:
-    """Reads lines up to the first that is damaged. One that was cut off at the end is no damage: it is not there.
+    """Reads lines up to the first that is damaged. One that was cut off at the end is not damaged: it does not count.
 
     `link` is the digest of the rows `before` these, for a reader that has read those already.
     """

@@ -1,4 +1,4 @@
-"""What the parts of a user's own were when a run started: they are compared when it is resumed.
+"""What the user's own parts were when a run started: they are compared when it is resumed.
 
 A name of the package needs no more than its text. A part that came as an object, or by its import name, is recorded
 aspect by aspect, so that a difference can be named. A task is recorded by what it computes as well: the parameters,
@@ -28,7 +28,7 @@ Aspects = dict[str, Any]
 
 
 def own_parts(plan: Plan, chosen: Container[str] | None = None) -> dict[str, Aspects]:
-    """Option by option, what each part of the user's own is, and the file that a world is read from; data is not among
+    """Option by option, what each of the user's own parts is, and the file that a world is read from; data is not among
     them: it has a fingerprint."""
     options = {name: parser for name, parser in part_options().items() if chosen is None or name in chosen}
     found: dict[str, Aspects] = {}
@@ -45,13 +45,13 @@ def own_parts(plan: Plan, chosen: Container[str] | None = None) -> dict[str, Asp
 
 
 def started_with(setup: Setup) -> dict[str, dict[str, Aspects]]:
-    """What the record of a run says of parts of the user's own."""
+    """What the record of a run says about the user's own parts."""
     parts = own_parts(setup.plan)
     return {"parts": parts, "computed": {"task": _computed(setup)} if "task" in parts else {}}
 
 
 def check_same(recorded: Mapping[str, Aspects], now: Mapping[str, Aspects], run: Path) -> None:
-    """Refuse a run whose parts are others than those it was started with, and say which."""
+    """Refuse a run whose parts differ from those it was started with, and say which."""
     for option in [*recorded, *(name for name in now if name not in recorded)]:
         before, after = recorded.get(option, {}), now.get(option, {})
         for aspect in [*before, *(name for name in after if name not in before)]:

@@ -1,4 +1,4 @@
-"""Rules by which a run is ended early from Python. They are not part of the plan: the run can go on after."""
+"""Rules by which a run is ended early from Python. They are not part of the plan: the run can be continued."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ class Patience:
         if higher_is_better is None:
             if metric not in METRICS:
                 raise PlanError(
-                    f"Patience: nobody has said whether more of '{metric}' is better; expected "
+                    f"Patience: it is not known whether a higher '{metric}' is better; expected "
                     f"Patience('{metric}', {evaluations}, higher_is_better=True) or False"
                 )
             higher_is_better = METRICS[metric].higher_is_better

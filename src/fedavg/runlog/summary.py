@@ -1,4 +1,4 @@
-"""What a run came to, from its rows alone."""
+"""The result of a run, from its rows alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -64,7 +64,7 @@ class Summary:
 
 
 def curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[float]]]:
-    """The rounds that were evaluated, and each metric there; NaN where a round has it not."""
+    """The rounds that were evaluated, and each metric there; NaN where a round lacks it."""
     points = [(row["round"], metrics) for row in rows if (metrics := judged(row))]
     names = dict.fromkeys(name for _, metrics in points for name in metrics)
     values = {name: [metrics.get(name, nan) for _, metrics in points] for name in names}
@@ -72,7 +72,7 @@ def curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[fl
 
 
 def training_curves(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """What cohorts measured in training, after every round; NaN where a round has it not."""
+    """What cohorts measured in training, after every round; NaN where a round lacks it."""
     points = [in_training(row) for row in rows]
     names = dict.fromkeys(name for found in points for name in found)
     return {name: [found.get(name, nan) for found in points] for name in names}
@@ -172,7 +172,7 @@ def _beside_frozen(rows: Sequence[dict[str, Any]], parameters: int, frozen: int)
 def _in_world(
     rows: Sequence[dict[str, Any]], crossed: float | None, reported: np.ndarray | None
 ) -> dict[str, Any] | None:
-    """What the run came to on the simulated clock; `crossed` is the round at which it reached its target."""
+    """The result of the run on the simulated clock; `crossed` is the round at which it reached its target."""
     timed = [row["world"] for row in rows if row.get("world")]
     if not timed:
         return None

@@ -1,4 +1,4 @@
-"""Samplers that look at what clients have. They do not go with differential privacy: the choice itself tells of it."""
+"""Samplers that look at what clients have. They do not work with differential privacy: the choice itself reveals it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from fedavg.samplers.sampler import Pool, Sampler
 
 @dataclass(frozen=True)
 class Weighted(Sampler):
-    """m clients without replacement, drawn by n_k. With `weigh:equal` each then counts alike in the sum.
+    """m clients without replacement, drawn by n_k. With `weigh:equal` all then count equally in the sum.
 
     >>> str(Weighted())
     'weighted'

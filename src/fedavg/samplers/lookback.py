@@ -11,9 +11,10 @@ from fedavg.samplers.sampler import Pool, Sampler
 
 @dataclass(frozen=True)
 class Corrected(Sampler):
-    """m clients without replacement, those who are seldom there with higher odds: 1 over the share of rounds in which
-    they could be asked, at most `most` times the odds of one who is always there. So everyone who is there now and then
-    takes part about equally often. Who is never there cannot be asked; reports say how many those are.
+    """m clients without replacement, with higher odds for those that are rarely there: 1 over the share of rounds in
+    which they could be asked, at most `most` times the odds of a client that is always there. So all clients
+    that are there at times take part about equally often. Clients that are never there cannot be asked; reports count
+    them.
 
     >>> str(Corrected(5))
     'corrected:5'
@@ -41,7 +42,7 @@ class Oort(Sampler):
     those whose worth is at least 0.95 times that of the last one needed, a cohort is drawn by worth. A share `explore`
     of the cohort, times 0.98 for each round so far and at least 0.2, is drawn of clients that have never reported. It
     differs from the paper's: the loss is a mean (not the root of a mean of squares), T is a quantile (no pacer), and
-    clients never tried are drawn uniformly, since nobody knows yet how fast they are.
+    clients never tried are drawn uniformly, since their speed is not known yet.
 
     >>> str(Oort())
     'oort'
@@ -92,7 +93,7 @@ class Oort(Sampler):
 
 
 def _by_worth(clients: np.ndarray, worth: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """So many clients, drawn by worth from those that are worth nearly as much as the last one needed."""
+    """This many clients, drawn by worth from those that are worth nearly as much as the last one needed."""
     if not count:
         return clients[:0]
     cutoff = 0.95 * np.partition(worth, len(worth) - count)[len(worth) - count]

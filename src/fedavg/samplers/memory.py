@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Memory:
-    """All of shape (K,). `rounds` is how many cohorts have been drawn, also those that came to nothing.
+    """All of shape (K,). `rounds` is how many cohorts have been drawn, including those of abandoned attempts.
 
     >>> Memory.of_nothing(3).reported.tolist()
     [0, 0, 0]
@@ -67,7 +67,7 @@ def learned(memory: Memory, seen: CohortSeen) -> Memory:
 
 
 def grown(memory: Memory, clients: int) -> Memory:
-    """The memory of so many clients, of whom the new ones have not been there; the same if there are no more."""
+    """The memory of this many clients, of whom the new ones have not been there; the same if there are no more."""
     more = clients - len(memory.there)
     if more <= 0:
         return memory

@@ -31,7 +31,7 @@ class Pool:
     """
 
     round: int
-    #: 0, or how many cohorts of this round came to nothing before.
+    #: 0, or how many attempts at this round were abandoned before.
     attempt: int
     size: int
     clients: np.ndarray
@@ -43,7 +43,7 @@ class Pool:
 
     @property
     def known(self) -> Memory:
-        """The memory, for a sampler that cannot do without."""
+        """The memory, for a sampler that needs it."""
         if self.memory is None:
             raise PlanError(
                 "sampling: nothing is remembered of clients here; expected a world, such as world = 'always', or "
@@ -82,8 +82,8 @@ class Sampler(Pluggable, ABC):
         """The clients that are asked, each once. The same pool gives the same cohort."""
 
     def privacy(self, clients: int, cohort: int) -> Sampling | None:
-        """What noise on the sum is charged by; None: this way of choosing does not go with differential privacy.
+        """What noise on the sum is charged by; None: this way of choosing does not work with differential privacy.
 
-        `EveryRound()` charges each round in full. It holds only if the choice does not depend on what clients have.
+        `EveryRound()` charges each round in full. That holds only if the choice does not depend on the clients' data.
         """
         return None

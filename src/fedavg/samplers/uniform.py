@@ -10,7 +10,7 @@ from fedavg.samplers.sampler import Pool, Sampler
 
 @dataclass(frozen=True)
 class Uniform(Sampler):
-    """m clients without replacement, all alike: Algorithm 1 of the paper.
+    """m clients without replacement, each equally likely: Algorithm 1 of the paper.
 
     >>> str(Uniform())
     'fixed'
@@ -55,5 +55,5 @@ class InTurns(Sampler):
         return turn
 
     def privacy(self, clients: int, cohort: int) -> accounting.Sampling:
-        """Everybody knows who takes part when, so that a round is charged in full."""
+        """Everyone knows who takes part when, so a round is charged in full."""
         return accounting.EveryRound()

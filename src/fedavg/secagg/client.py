@@ -169,7 +169,7 @@ class ClientSession:
 
     @classmethod
     def from_bytes(cls, data: bytes, identity: Signing | None = None, least: int = 0) -> "ClientSession":
-        """The session as it was saved. What it had been told is checked again."""
+        """The session as it was saved. What it had received is checked again."""
         try:
             state = json.loads(data)
             session = cls(Terms.from_json(state["terms"]), state["client"], identity, least)
@@ -302,7 +302,7 @@ class ClientSession:
         if senders != sorted(set(senders)):
             self._abort(Fault.DUPLICATE, "the delivery names a sender twice or is out of order")
         if not self._peers.keys() >= set(senders):
-            self._abort(Fault.UNKNOWN_CLIENT, "the delivery names a sender that is no neighbour")
+            self._abort(Fault.UNKNOWN_CLIENT, "the delivery names a sender that is not a neighbour")
         if len(senders) + 1 < self.terms.topology.threshold:
             needed = self.terms.topology.threshold
             self._abort(Fault.TOO_FEW, f"{len(senders) + 1} of its neighbourhood have shared; expected {needed}")
@@ -365,7 +365,7 @@ class ClientSession:
         if len(signers) < len(request.endorsements):
             self._abort(Fault.DUPLICATE, "a client endorses the survivor set twice")
         if not signers <= self._held.keys() & set(request.survivors):
-            self._abort(Fault.UNKNOWN_CLIENT, "the survivor set is endorsed by a client that is no surviving neighbour")
+            self._abort(Fault.UNKNOWN_CLIENT, "the survivor set is endorsed by one that is not a surviving neighbour")
         others = [each for each in request.endorsements if each.client != self.client]
         if not all(verified(self._peers[each.client].identity, each.signature, statement) for each in others):
             self._abort(Fault.BAD_SIGNATURE, "an endorsement of the survivor set is not signed by its client")

@@ -6,7 +6,7 @@ from fedavg.errors import FedAvgError
 
 
 class Fault(StrEnum):
-    """Why a message was refused, a client left or a session was given up."""
+    """Why a message was refused, a client left or a session was abandoned."""
 
     BAD_TERMS = "bad-terms"
     MALFORMED = "malformed"

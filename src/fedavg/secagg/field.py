@@ -21,12 +21,12 @@ _COEFFICIENT_BYTES: Final = 48
 
 #: Steps between reductions modulo the prime, which cost more than growing by 32 bits a step: this is the fastest.
 _STRIDE: Final = 8
-#: Sets of shares that are tried before a secret is given up: enough for one wrong share in a hundred clients, or a few.
+#: Sets of shares to try before a secret counts as lost: enough for one wrong share in a hundred clients, or a few.
 TRIES: Final = 300
 
 
 def point(client: int) -> int:
-    """Where a client's share is taken; never 0, where the secret itself lies."""
+    """Where a client's share is taken; never 0, where the secret itself is."""
     return client + 1
 
 
@@ -85,7 +85,7 @@ def fitting(shares: Mapping[int, int], holders: Sequence[int], fits: Callable[[b
 
 
 def choices(holders: list[int], count: int) -> Iterator[list[int]]:
-    """Sets of so many holders: the first of them, then others by lot."""
+    """Sets of this many holders: the first of them, then others at random."""
     if len(holders) < count:
         return
     yield holders[:count]

@@ -20,10 +20,10 @@ from fedavg.secagg.ring import Encoding
 from fedavg.secagg.terms import Terms
 from fedavg.specs import bound, parse_spec
 
-#: A sum's noise is taken to stay within so many standard deviations: of 10^15 numbers, one exceeds them with a
+#: A sum's noise is taken to stay within this many standard deviations: of 10^15 numbers, one exceeds them with a
 #: probability below 10^-17.
 TAIL: Final = 12.0
-#: A share of continuous noise has a standard deviation of at least so many steps of the ring: rounded to whole steps it
+#: A share of continuous noise has a standard deviation of at least this many ring steps: rounded to whole steps it
 #: differs from Gaussian noise by less than any number here can show.
 LEAST_STEPS: Final = 4.0
 #: float32 has every whole number up to here: beyond, discrete noise would leave its grid.
@@ -43,7 +43,7 @@ class Shares:
     least: int
 
     def range_for(self, clients: int) -> float:
-        """CLIP times CAP with which the sum of so many does not wrap: each has its norm, and its part of the tail."""
+        """CLIP times CAP with which the sum of this many does not wrap: each has its norm, and its part of the tail."""
         return self.norm + TAIL * self.std / sqrt(clients)
 
 
@@ -61,7 +61,7 @@ class Masking(ABC):
     def terms(
         self, session: bytes, round: int, model: str, clients: int, dimension: int, metrics: Iterable[str]
     ) -> Terms:
-        """The terms of one session for so many invited clients."""
+        """The terms of one session for this many invited clients."""
         wraps = self.shares is not None
         encoding = Encoding(clients, dimension, self.clip, self.cap, tuple(sorted(metrics)), self.bits, wraps=wraps)
         terms = self._terms(session, round, bytes.fromhex(model), encoding)

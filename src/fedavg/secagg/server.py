@@ -3,7 +3,7 @@
 It does no I/O and keeps no time: the caller hands in what arrives (`receive`) and decides when a phase is over
 (`advance`), such as when nobody is awaited any more or at a deadline. Whoever has not answered by then has dropped out.
 Masked inputs are added up as they come and not kept. A server that is restarted before the last phase begins a new
-session. In the last phase it must go on with the old one, saved by `to_bytes()`: clients open one sum per round.
+session. In the last phase it must continue the old one, saved by `to_bytes()`: clients open one sum per round.
 """
 
 import json
@@ -355,7 +355,7 @@ class ServerSession:
     def _opened(self, owner: int, shares: dict[int, int], fits: Callable[[bytes], bool]) -> bytes:
         """The secret that any t right shares give. What it must fit tells wrong shares apart, and so their senders.
 
-        Clients open one sum of a round: whoever sends a wrong share must not be able to stop it.
+        Clients open one sum of a round: a client that sends a wrong share must not be able to stop it.
         """
         threshold = self.terms.topology.threshold
         if len(shares) < threshold:

@@ -1,4 +1,4 @@
-"""A whole session in one process, through the real bytes, with clients that drop out where they are told to."""
+"""A whole session in one process, through the real bytes, with clients that drop out at given phases."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -8,7 +8,7 @@
 Where more clients are lost than the shares were made for, a simulated server adds what is missing; over the network
 devices do not open such a sum. With `bits`, clients round to the grid, which can
 lengthen an update of P numbers by half a step times √P: the noise covers that too. A sum of discrete Gaussians is
-not quite one, but closer than can be told at a standard deviation of a few steps (Kairouz et al. 2021).
+not quite one, but indistinguishable from one at a standard deviation of a few steps (Kairouz et al. 2021).
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ _WHOLE: Final = 2**24
 
 @dataclass(frozen=True)
 class Noise(Stage):
-    """Gaussian noise on the sum, `multiplier` times what one client can change it by.
+    """Gaussian noise on the sum: `multiplier` times the most that one client can change it.
 
     >>> str(Noise(1.1))
     'noise:1.1'

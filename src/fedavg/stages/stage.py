@@ -40,7 +40,7 @@ class Whole(Protocol):
 
     @property
     def population(self) -> Population | None:
-        """Who the clients are; None where whoever comes takes part."""
+        """Who the clients are; None if any client may take part."""
 
     @property
     def clients(self) -> Population:
@@ -57,7 +57,7 @@ class Whole(Protocol):
 class Stage(Pluggable):
     """Clients apply a plan's stages in order, the server in reverse; each draws from the generator it is given.
 
-    A stage that adapts keeps its numbers on the server, and tells clients the round's through `settings`.
+    A stage that adapts keeps its numbers on the server, and sends clients the round's numbers through `settings`.
 
     >>> import torch
     >>> from dataclasses import dataclass, replace
@@ -104,7 +104,7 @@ class Stage(Pluggable):
         raise NotImplementedError(f"stage {self} gives no bound")
 
     def share(self, work: Work, size: int) -> float:
-        """The standard deviation of the noise that one client adds to its weighted update of so many numbers.
+        """The standard deviation of the noise that one client adds to its weighted update of this many numbers.
 
         For a stage whose noise clients add together (`mechanism.by` is "clients"); so is `least`.
         """
@@ -144,7 +144,7 @@ class Stage(Pluggable):
         return {}
 
     def settings(self, slots: Slots) -> Mapping[str, float]:
-        """What clients are told for the round; they find it in `work.settings`."""
+        """What clients get for the round; they find it in `work.settings`."""
         return {}
 
     def after(self, slots: Slots, total: Sum, work: Work) -> Slots:

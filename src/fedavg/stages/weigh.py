@@ -20,7 +20,7 @@ from fedavg.types import Population, Sum, Update, Work
 
 @dataclass(frozen=True)
 class Weigh(Stage):
-    """How much a client counts: never more than 1, over a denominator that is fixed.
+    """How much a client counts: at most 1, over a fixed denominator.
 
     >>> str(Weigh('100'))
     'weigh:100'

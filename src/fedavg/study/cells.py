@@ -1,7 +1,7 @@
 """Published figures, cell by cell, beside ours: what a cell needs, what of it is on record, and what is left to run.
 
-A cell is measured by a few plans, each a run with a record of its own. So a command that is stopped goes on where it
-was, and a table can be made at any time from what is there.
+A cell is measured by a few plans, each a run with its own record. So a stopped command continues where it was, and a
+table can be made at any time from what is there.
 """
 
 import json
@@ -28,7 +28,7 @@ class PublishedCell:
     command: str
     plans: tuple[Plan, ...]
     published: float
-    #: How near ours is to be.
+    #: How near ours should be.
     within: float
     value: Callable[[Sequence[Record]], float]
     #: What the runs are judged by.
@@ -39,7 +39,7 @@ class PublishedCell:
 class FoundCell:
     """A cell beside what is on record of it. `ours` is None as long as a run is missing.
 
-    `rounds`: how far the run that has come least far is, of how many.
+    `rounds`: how far the least advanced run is, of how many.
     """
 
     cell: PublishedCell
@@ -48,7 +48,7 @@ class FoundCell:
 
     @property
     def holds(self) -> bool | None:
-        """Whether ours is near enough; None where it is not whole, or there is nothing to hold it against."""
+        """Whether ours is near enough; None if it is incomplete, or there is nothing to compare it with."""
         whole = self.ours is not None and self.rounds[0] == self.rounds[1]
         if not whole or self.ours is None or not isfinite(self.cell.published):
             return None
@@ -68,7 +68,7 @@ class FoundCell:
 
 
 def found(cell: PublishedCell, records: Records, partial: bool = False) -> FoundCell:
-    """What is known of a cell; with `partial`, also from runs that have not come to their end."""
+    """What is known of a cell; with `partial`, also from runs that have not ended."""
     known = [record for plan in cell.plans if (record := records.find(plan)) and (record.values or record.diverged)]
     done = [min(known_rounds(record), record.plan.rounds) for record in known]
     complete = len(known) == len(cell.plans) and all(
@@ -96,7 +96,7 @@ def last(record: Record) -> float:
 def pursue(
     cells: Sequence[PublishedCell], records: Records, runs: Path, outlay: Outlay, say: Say, stage: int | None
 ) -> None:
-    """Run what cells lack, in their order; with `stage`, all of them to so many rounds before any goes further."""
+    """Run what cells lack, in their order; with `stage`, all of them to this many rounds before any goes further."""
     end = monotonic() + (inf if outlay.budget_s is None else outlay.budget_s)
     for cap in _caps(cells, stage):
         aims = [Aim(cell.name, cell.command, _needs(cell, cap)) for cell in cells]
@@ -139,7 +139,7 @@ def written(results: Sequence[FoundCell], text: str, path: Path) -> list[Path]:
 
 
 def shown(result: FoundCell, digits: int) -> str:
-    """Ours beside the published figure; how far the runs are, where they have not come to their end."""
+    """Ours beside the published figure; how far the runs are, where they have not ended."""
     published = result.cell.published
     theirs = f" ({published:.{digits}f})" if isfinite(published) else ""
     if result.ours is None:

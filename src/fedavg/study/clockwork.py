@@ -17,10 +17,10 @@ from fedavg.world.report import ClockRow, row_of_round
 
 @dataclass(frozen=True)
 class Scene:
-    """What the clock needs to know: the world, whom rounds ask, and how much they ask of a client.
+    """What the clock needs to know: the world, how clients are drawn, and how much work a round gives a client.
 
-    `wanted` reports are wanted in a round. Every client trains on so many examples in all its epochs, and fetches and
-    sends so many bytes.
+    A round needs `wanted` reports. Every client trains on `examples` examples in all its epochs together, and fetches
+    `bytes_down` and sends `bytes_up`.
     """
 
     world: str | World

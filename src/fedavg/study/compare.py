@@ -1,4 +1,4 @@
-"""Several runs side by side, from their directories alone: what differs between their plans, and what they came to."""
+"""Several runs side by side, from their directories alone: what differs between their plans, and their results."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ DEPTH: Final = 4
 
 @dataclass(frozen=True)
 class ReadRun:
-    """A run directory as it is now. `summary` is empty for a run that has not come to an end."""
+    """A run directory as it is now. `summary` is empty for a run that has not ended."""
 
     name: str
     path: Path
@@ -60,7 +60,7 @@ def read_run(path: str | Path) -> ReadRun:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What a run came to; nothing if it has not ended, or its summary is damaged."""
+    """The result of a run; nothing if it has not ended, or its summary is damaged."""
     try:
         return unsealed(loads((path / "summary.json").read_bytes()))
     except (OSError, ValueError):
@@ -68,7 +68,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def differing(plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Options that are not alike in all plans, in the order of the plan, without those that change no result.
+    """Options that differ between the plans, in the order of the plan, without those that change no result.
 
     >>> differing([{"lr": 0.1, "E": 1, "workers": 1}, {"lr": 0.2, "E": 1, "workers": 2}])
     ['lr']
@@ -85,7 +85,7 @@ def along(rows: Sequence[Mapping[str, Any]], axis: str) -> np.ndarray:
 
 
 def comparison(runs: Sequence[ReadRun]) -> list[dict[str, Any]]:
-    """One row for each run: the options that differ, and what it came to."""
+    """One row for each run: the options that differ, and its result."""
     options = differing([run.plan for run in runs])
     return [_row(run, options) for run in runs]
 

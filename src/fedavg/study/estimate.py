@@ -20,7 +20,7 @@ from fedavg.types import FederatedData
 
 
 def derive(plan: Plan) -> dict[str, Any]:
-    """The derived values of round 1. Where the data is not at hand, those that need none, and why."""
+    """The derived values of round 1. Without the data, those that need none, and why."""
     rates = rates_of_machine(method_of(plan))
     try:
         setup, data = simulation(plan)

@@ -39,7 +39,7 @@ ALGORITHMS: Final = {
     "fednova": "fednova",
     "feddyn": "feddyn:0.01",
 }
-#: Within so many points of the published accuracy.
+#: Within this many points of the published accuracy.
 WITHIN: Final = 1.0
 
 

@@ -91,7 +91,7 @@ _COMPARISONS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
 
 
 def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """The mean over clients, each counting alike, and the percentiles."""
+    """The mean over clients, each counting equally, and the percentiles."""
     points = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
     return {"mean": float(np.mean(values)), **points}
 
@@ -161,6 +161,6 @@ def _compared_by(plan: Plan) -> tuple[str, bool]:
         if name in metrics and (direction := metrics[name].higher_is_better) is not None:
             return name, direction
     raise TaskError(
-        f"nobody has said which way is better for any of {', '.join(metrics)}; expected a metric that says so: "
+        f"it is not known which way is better for any of {', '.join(metrics)}; expected a metric that says so: "
         "fedavg.metrics.Mean(function, higher_is_better=True)"
     )

@@ -96,7 +96,7 @@ def measured(method: str) -> MeasuredRates:
 
 
 def _step_s(processes: int, method: str) -> float:
-    """Time on a core that a step takes while so many processes take them."""
+    """Time on a core that a step takes while this many processes take them."""
     context: Any = get_context(method)
     together, results = context.Barrier(processes), context.SimpleQueue()
     started = [context.Process(target=_take_steps, args=(together, results)) for _ in range(processes)]

@@ -15,7 +15,7 @@ from fedavg.world.presence import DAY_S, HOUR_S, PresentNow
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: So many clients have a line of their own.
+#: This many clients have a line of their own.
 SHOWN: Final = 40
 _COLOURS: Final = {Fate.REPORTED: "#2e7d32", Fate.LATE: "#f9a825", Fate.DROPPED: "#c62828"}
 _WORDS: Final = {Fate.REPORTED: "reported", Fate.LATE: "late", Fate.DROPPED: "dropped out"}
@@ -66,7 +66,7 @@ def _draw_rounds(axes: "Axes", ticks: Sequence[Tick], from_s: float) -> None:
 
 
 def _draw_single(axes: "Axes", scene: Scene, ticks: Sequence[Tick], from_s: float) -> None:
-    """One line for each of some clients: when it was there, and what became of it when it was asked."""
+    """One line for each of some clients: when it was there, and its outcome when it was asked."""
     chosen = np.unique(np.linspace(0, scene.clients - 1, min(SHOWN, scene.clients)).astype(np.int64))
     groups = make_world(scene.world).groups(scene.clients)[chosen]
     places = {int(k): place for place, k in enumerate(chosen[np.argsort(groups, kind="stable")])}

@@ -1,4 +1,4 @@
-"""`Tracker`: what is told of a run while it trains."""
+"""`Tracker`: reports a run while it trains."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from fedavg.metrics.rows import Row
 
 
 class Tracker(ABC):
-    """Is told of a run while it trains: where it begins, each round as a flat row, its end."""
+    """Receives a run while it trains: its start, each round as a flat row, its end."""
 
     @abstractmethod
     def begin(self, plan: Mapping[str, Any], after: int) -> None:
-        """The run begins, or goes on after so many rounds; rounds that were told beyond that are void."""
+        """The run starts, or continues after this many rounds; later rounds that were reported before are void."""
 
     @abstractmethod
     def row(self, row: Row) -> None:

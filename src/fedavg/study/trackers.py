@@ -54,7 +54,7 @@ class MLflow(Tracker):
             experiment = known.experiment_id if known else self._client.create_experiment(PROJECT)
             found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{self._name}'") if after else []
             self._run = found[0].info.run_id if found else self._started(experiment, plan)
-            # Rounds that are computed again are the same, bit for bit: they are told once.
+            # Rounds that are computed again are the same, bit for bit: they are reported once.
             history = self._client.get_metric_history(self._run, "clients") if found else []
             self._told = max((each.step for each in history), default=0)
 

@@ -89,7 +89,7 @@ STUDIES: dict[str, Callable[[Path], Study]] = {"daynight": daynight, "async": as
 def measure(
     name: str, directory: Path, say: Say, workers: int = 1, rounds: int | None = None, data_dir: str | None = None
 ) -> dict[str, Any]:
-    """Run the cases of a study, or go on with them, and give what is kept of them; `rounds` cuts all of them short."""
+    """Run the cases of a study, or continue them, and give what is kept of them; `rounds` cuts all of them short."""
     directory.mkdir(parents=True, exist_ok=True)
     study = STUDIES[name](directory)
     kept = {}
@@ -105,7 +105,7 @@ def save(record: Mapping[str, Any], path: Path) -> None:
 
 
 def _ran(plan: Plan, directory: Path, say: Say) -> Result:
-    """A run of the plan in the directory: a new one, or the one that was begun there by the same plan."""
+    """A run of the plan in the directory: a new one, or the one that was started there by the same plan."""
 
     def watch(event: Event) -> None:
         if isinstance(event, Round) and event.round % 30 == 0 and event.world:

@@ -1,7 +1,7 @@
 """A single-bias peephole LSTM layer, the cell behind the paper's two language models (§3), made fast on the CPU.
 
 The input projection of all time steps is one product, the weight gradients are one product each, both in plain
-PyTorch, so whoever traces the step sees them and may rearrange them. Only the recurrence itself is an operator of our
+PyTorch, so a tracer of the step sees them and may rearrange them. Only the recurrence itself is an operator of our
 own: `fedavg::peephole_scan` with its gradient `fedavg::peephole_scan_backward`. Each runs as a TorchScript loop, so a
 time step costs a handful of kernels and no Python; where there is a C compiler, `lstm_native` takes its place and costs
 little more than the products. This module knows nothing of texts, tasks or clients.
@@ -216,7 +216,7 @@ class PeepholeLSTM(nn.Module):
     From a zero state, at the first step and wherever `starts` (B, T) says that another sequence starts in that row.
 
     As TensorFlow's LSTMCell, which the paper's counts point to: the weights start uniform as Glorot has it for one
-    matrix of I + H inputs and 4H outputs, the peepholes likewise, the bias at zero but for the forget gate, to which
+    matrix of I + H inputs and 4H outputs, the peepholes likewise, the bias at zero except for the forget gate, to which
     1 is added. Here that 1 is where the forget gate's bias starts, which is the same function and the same training.
     The output is a view of time-major memory: a layer on top of a layer copies nothing.
     """

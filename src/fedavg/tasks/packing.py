@@ -1,6 +1,6 @@
 """Puts two short texts of a batch into one row, so that little of what is computed is padding.
 
-A line of a play has 43 characters of the 80 that its row has room for. A model that starts afresh at every `begin`
+A line of a play has 43 characters of the 80 that its row has room for. A model that starts from zero at every `begin`
 gives the same predictions for packed rows; loss and metrics are over predictions, so they do not change either. This
 module knows ids, rows and columns, not models.
 """
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fedavg.metrics import IGNORE
 
-#: Rows are a multiple of so many tokens: a step is compiled for each length, so there should be few.
+#: Rows are a multiple of this many tokens: a step is compiled for each length, so there should be few.
 LENGTHS: Final = 8
 
 
 def pack(x: Tensor, y: Tensor, begin: int, padding: int) -> tuple[Tensor, Tensor]:
     """The texts of x and y (B, T), two in a row where that saves something, and no longer than they need to be.
 
-    A text ends with its last prediction. One that does not start with `begin` goes on with another row's text and can
+    A text ends with its last prediction. One that does not start with `begin` continues another row's text and can
     only be the first of its row. Three texts in a row would leave too few rows for the products of a time step.
     """
     lengths = _lengths(y)
@@ -61,5 +61,5 @@ def _whole(lengths: np.ndarray) -> int:
 
 
 def _gather(ids: Tensor, nothing: int, index: Tensor) -> Tensor:
-    """What lies at these places of the flat ids, shaped like the index; `nothing` at the place after the last."""
+    """The values at these places of the flat ids, shaped like the index; `nothing` at the place after the last."""
     return torch.cat([ids.reshape(-1), ids.new_tensor([nothing])])[index]

@@ -1,4 +1,4 @@
-"""A `collate` that pads: rows of unlike lengths become tensors, batch by batch."""
+"""A `collate` that pads: rows of different lengths become tensors, batch by batch."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """The word LSTM for posts (§3 of the paper, "large-scale LSTM"): predict the next word.
 
 Input: ids of words as (B, T) int64, T = 10 in the paper; 0 is padding, 1 an unknown word, 2 starts a post, and there
-the model starts afresh. Output: (B, T, 10000) logits; targets: (B, T) ids, or -100 for padding, which is no prediction.
+the model starts from zero. Output: (B, T, 10000) logits; targets: (B, T) ids, or -100 for padding, not a prediction.
 An unknown word is learned like any other word, but no prediction of it counts as right: else a smaller vocabulary would
 look like a better model.
 """

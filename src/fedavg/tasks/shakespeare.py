@@ -1,7 +1,7 @@
 """The character LSTM for Shakespeare (§3 of the paper): predict the next character.
 
 Input: ids of characters as (B, T) int64, T = 80 in the paper; output: (B, T, 258) logits; targets: (B, T) ids, or -100
-where there is nothing to predict. A line starts with the id 256, wherever in a row: the model starts afresh there.
+where there is nothing to predict. A line starts with the id 256, wherever in a row: the model starts from zero there.
 """
 
 from functools import partial

@@ -34,17 +34,17 @@ class Task(Pluggable):
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
     The module is called as `module(x)`, `module(*x)` or `module(**x)`, whichever x is: a tensor, a tuple or a dict of
     them. `loss(output, y)`, with whatever the module returns, is the mean over the batch. `metrics` are what models are
-    judged by: metrics, their names (`"f1:10"`), or a dict of them by names of your own, in which a function may stand
-    that gives one value per prediction. If none are given: the loss, and accuracy if the loss is one of PyTorch's over
+    judged by: metrics, their names (`"f1:10"`), or a dict of them by names of your own, with functions among them
+    that return one value per prediction. If none are given: the loss, and accuracy if the loss is one of PyTorch's over
     classes.
 
     `prepare` turns raw `x` into the module's input; `augment`, where given, does it in training, for all examples of a
     local epoch at once, with its own generator. `collate`, where given, first gives the raw x and y of each batch
-    another form: texts of unlike lengths are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
+    another form: texts are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
     batch then has does not matter, since the loss is a mean.
 
     `classes` are the names of the labels, in the order of their numbers: `("cat", "dog")` makes cat 0 and dog 1
-    wherever labels are words. Without them a device refuses words: it does not know what others call 0.
+    wherever labels are words. Without them a device refuses words: it does not know which label others number 0.
 
     `head` names the parts of the module that are new, such as "classifier": with adapters they are trained whole, while
     what was trained before stays frozen.

@@ -19,7 +19,7 @@ def check_algorithm(algorithm: Algorithm, **options: Any) -> None:
     >>> check_algorithm(FedProx(0.1), rounds=12)
     """
     what = f"algorithm {algorithm!r}"
-    require(isinstance(algorithm, Algorithm), f"{what} is no fedavg.Algorithm; derive its class from it")
+    require(isinstance(algorithm, Algorithm), f"{what} is not a fedavg.Algorithm; derive its class from it")
     require(bool(getattr(algorithm, "name", "")), f"{what} has no name; give its class one: name = 'myprox'")
     check_text(algorithm, Algorithm, what)
     plan = small_plan(algorithm=algorithm, **options)

@@ -15,7 +15,7 @@ def check_attack(attack: Attack, **options: Any) -> None:
     >>> check_attack(SignFlip())
     """
     what = f"attack {attack!r}"
-    require(isinstance(attack, Attack), f"{what} is no fedavg.Attack; derive its class from it")
+    require(isinstance(attack, Attack), f"{what} is not a fedavg.Attack; derive its class from it")
     require(attack.sees in ("own", "honest"), f"{what}: sees is {attack.sees!r}; expected 'own' or 'honest'")
     check_text(attack, Attack, what)
     lying = {"attack": attack, "attackers": 0.2, "C": 1.0, "rounds": 2, **options}

@@ -16,7 +16,7 @@ def check_codec(codec: Codec) -> None:
     >>> check_codec(TopK(0.1))
     """
     what = f"codec {codec!r}"
-    require(isinstance(codec, Codec), f"{what} is no fedavg.Codec; derive its class from it")
+    require(isinstance(codec, Codec), f"{what} is not a fedavg.Codec; derive its class from it")
     require(bool(getattr(codec, "name", "")), f"{what} has no name; give its class one: name = 'mine'")
     check_text(codec, Codec, what)
     for vector in (torch.zeros(0), torch.tensor([-3.5]), torch.zeros(37), torch.full((33,), -0.25), _normal(5000)):
@@ -43,7 +43,7 @@ def _normal(size: int) -> Tensor:
 
 
 def _bound(codec: Codec, size: int) -> Codec:
-    """The codec, told that the vector is a matrix and a bias."""
+    """The codec, bound to a vector that is a matrix and a bias."""
     rows = max(size // 6, 1)
     return codec.bind(lambda: [(rows, 5), (size - 5 * rows,)] if size >= 5 else [(size,)])
 

@@ -17,7 +17,7 @@ def check_data(data: FederatedData) -> None:
     >>> check_data(small_data())
     """
     what = f"data {getattr(data, 'name', data)!r}"
-    require(isinstance(data, FederatedData), f"{what} is no fedavg.FederatedData; derive its class from it")
+    require(isinstance(data, FederatedData), f"{what} is not a fedavg.FederatedData; derive its class from it")
     sizes = data.sizes
     require(
         isinstance(sizes, np.ndarray) and sizes.ndim == 1 and sizes.dtype.kind == "i",

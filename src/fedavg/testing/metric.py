@@ -18,7 +18,7 @@ def check_metric(metric: Metric, output: Any = None, y: Any = None) -> None:
     >>> check_metric(MacroF1(3))
     """
     what = f"metric {metric!r}"
-    require(isinstance(metric, Metric), f"{what} is no fedavg.Metric; derive its class from it")
+    require(isinstance(metric, Metric), f"{what} is not a fedavg.Metric; derive its class from it")
     require(bool(getattr(metric, "name", "")), f"{what} has no name; give its class one: name = 'recall'")
     better = getattr(metric, "higher_is_better", "unsaid")
     require(better in (True, False, None), f"{what} does not say which way is better; expected higher_is_better = True")

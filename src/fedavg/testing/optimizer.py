@@ -15,7 +15,7 @@ def check_optimizer(optimizer: Optimizer, **options: Any) -> None:
     >>> check_optimizer(SGD(momentum=0.5))
     """
     what = f"optimizer {optimizer!r}"
-    require(isinstance(optimizer, Optimizer), f"{what} is no fedavg.Optimizer; derive its class from it")
+    require(isinstance(optimizer, Optimizer), f"{what} is not a fedavg.Optimizer; derive its class from it")
     check_text(optimizer, Optimizer, what)
     plan = small_plan(optimizer=optimizer, **options)
     check_repeats(plan, what, check_learns(plan, what))

@@ -63,7 +63,7 @@ def small_plan(**options: Any) -> Plan:
 
 
 def last(plan: Plan, what: str) -> Round:
-    """The last round of a run; whatever goes wrong in it is told as the part's."""
+    """The last round of a run; an error in it is reported as the part's."""
     try:
         events: list[Event] = list(train(plan))
     except FedAvgError as error:
@@ -128,7 +128,7 @@ def check_resumes(plan: Plan, what: str, whole: Tensor) -> None:
     require(
         got == model_sha256(whole),
         f"{what}: a run that was stopped after round {middle} and resumed gave another model than the uninterrupted "
-        "one. What must outlive a round belongs into the server's state or into client.state, not on the object",
+        "one. What must outlive a round belongs in the server's state or in client.state, not on the object",
     )
 
 

@@ -22,7 +22,7 @@ def check_reducer(reducer: Reducer | str, pre: Sequence[PreAggregator | str] = (
     >>> check_reducer(TrimmedMean(0.2), pre=["nnm:0.2"])
     """
     what = f"reducer {reducer!r}"
-    require(isinstance(reducer, str | Reducer), f"{what} is no fedavg.Reducer; derive its class from it")
+    require(isinstance(reducer, str | Reducer), f"{what} is not a fedavg.Reducer; derive its class from it")
     defence = make_defence(reducer, pre)
     check_text(defence.reducer, Reducer, what)
     for step in defence.pre:
@@ -48,8 +48,8 @@ def _check_values(defence: Defence, what: str) -> None:
         moved = float(np.linalg.norm(_reduced(defence, spoiled, what) - honest.mean(axis=0)))
         require(
             moved < 1e4,
-            f"{what}: {faults} of {_CLIENTS} updates of 1e6 moved the result by {moved:.3g}; expected it to stand "
-            "them: `faults` says how many",
+            f"{what}: {faults} of {_CLIENTS} updates of 1e6 moved the result by {moved:.3g}; expected it to "
+            "withstand them: `faults` says how many",
         )
 
 

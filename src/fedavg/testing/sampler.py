@@ -16,7 +16,7 @@ def check_sampler(sampler: Sampler, **options: Any) -> None:
     >>> check_sampler(InTurns())
     """
     what = f"sampler {sampler!r}"
-    require(isinstance(sampler, Sampler), f"{what} is no fedavg.Sampler; derive its class from it")
+    require(isinstance(sampler, Sampler), f"{what} is not a fedavg.Sampler; derive its class from it")
     check_text(sampler, Sampler, what)
     for round, size in [(1, 1), (2, 3), (3, 7), (4, 7)]:
         cohort, again = (list(map(int, sampler.draw(_pool(round, size)))) for _ in range(2))

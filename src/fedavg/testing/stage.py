@@ -18,7 +18,7 @@ def check_stage(
     >>> check_stage(Clip(1.0, quantile=0.5))
     """
     what = f"stage {stage!r}"
-    require(isinstance(stage, Stage), f"{what} is no fedavg.Stage; derive its class from it")
+    require(isinstance(stage, Stage), f"{what} is not a fedavg.Stage; derive its class from it")
     require(
         isinstance(stage.appends, int) and stage.appends >= 0,
         f"{what}: appends is {stage.appends!r}; expected how many numbers it adds to every update",

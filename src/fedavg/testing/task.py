@@ -19,7 +19,7 @@ def check_task(task: Task, data: FederatedData | None = None, **options: Any) ->
     >>> check_task(small_task())
     """
     what = f"task {getattr(task, 'name', task)!r}"
-    require(isinstance(task, Task), f"{what} is no fedavg.Task")
+    require(isinstance(task, Task), f"{what} is not a fedavg.Task")
     require(
         task.build() is not task.build(),
         f"{what}: `build` gave the same module twice; expected a new one at each call: lambda: MyModule()",

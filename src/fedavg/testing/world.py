@@ -19,7 +19,7 @@ def check_world(world: World, **options: Any) -> None:
     >>> check_world(Markov(on=2.0, off=1.0), closing="all:needs=0.1")
     """
     what = f"world {world!r}"
-    require(isinstance(world, World), f"{what} is no fedavg.World; derive its class from it")
+    require(isinstance(world, World), f"{what} is not a fedavg.World; derive its class from it")
     check_text(world, World, what)
     groups = np.asarray(world.groups(_CLIENTS))
     require(

@@ -1,7 +1,7 @@
 """The simulated clock: a world, bound to the clients of a plan. It says who is there, how long an errand takes each
-client, who of a cohort reports, and what time it is then. It trains nobody: sizes of messages are handed in.
+client, which clients of a cohort report, and what time it is then. It does not train: the sizes of messages are given.
 
-All draws come from the seed, the round and the attempt, so that a clock that is set to a time goes on as the one that
+All draws come from the seed, the round and the attempt, so that a clock that is set to a time continues like one that
 came to it.
 """
 
@@ -18,7 +18,7 @@ from fedavg.world.link import shared
 from fedavg.world.presence import DAY_S, HOUR_S, PresentNow
 from fedavg.world.world import World
 
-#: How long a server waits for clients before it gives up.
+#: How long a server waits for clients before the run ends.
 HORIZON_S: Final = 14 * DAY_S
 
 
@@ -77,13 +77,13 @@ class Clock:
                 )
 
     def set(self, now: float) -> None:
-        """Go on from a time."""
+        """Continue from a time."""
         self.now = now
         self._attendance.advance(now)
 
     def gather(self, able: np.ndarray, wanted: int) -> np.ndarray:
-        """Wait until a round that wants so many reports can begin. Gives who is there then of those who are able, both
-        of shape (K,), bool."""
+        """Wait until a round that wants this many reports can begin. Gives who of the able is there then; both have
+        shape (K,), bool."""
         needed = min(self.closing.needed(wanted), int(np.count_nonzero(able)))
         at = self._attendance.when(max(needed, 1), able, self.now, HORIZON_S)
         if at is None:
@@ -181,5 +181,5 @@ def hours(seconds: float) -> str:
 
 
 def fates(outcome: Outcome) -> dict[str, int]:
-    """How many clients met which fate."""
+    """How many clients had which outcome."""
     return {fate.name.lower(): int(np.count_nonzero(outcome.closed.fates == fate)) for fate in Fate}

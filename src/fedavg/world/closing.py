@@ -13,7 +13,7 @@ from fedavg.specs import Pluggable
 
 
 class Closing(Pluggable, ABC):
-    """When a round ends, of which the sampler wants m reports.
+    """The rule that ends a round of which m reports are wanted.
 
     `over` times m clients are asked. The round ends when `share` of m have reported, at `deadline` seconds, or when
     nobody is left to wait for, whichever comes first. With fewer reports than `minimum` of m it is abandoned, and other
@@ -47,7 +47,7 @@ class Closing(Pluggable, ABC):
         return max(1, ceil(round(wanted * self.share, 9)))
 
     def least(self, wanted: int) -> int:
-        """With fewer reports a round comes to nothing."""
+        """A round with fewer reports is abandoned."""
         return max(1, ceil(round(wanted * self.minimum, 9)))
 
 
@@ -124,7 +124,7 @@ def _check(closing: Closing, name: str) -> None:
 
 
 class Fate(IntEnum):
-    """What became of a client that was asked."""
+    """The outcome of a client that was asked."""
 
     REPORTED = 0
     #: It was still at work when the round ended, or its report came after the one that ended it.
@@ -135,8 +135,8 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True)
 class Closed:
-    """How a round ended: when, and the fate of each client that was asked, shape (N,) int8. `reason` says why it came
-    to nothing; it is empty if it did not."""
+    """How a round ended: when, and the fate of each client that was asked, shape (N,) int8. `reason` says why it was
+    abandoned; it is empty if it was not."""
 
     at: float
     fates: np.ndarray
@@ -149,7 +149,7 @@ class Closed:
 
 
 def close(closing: Closing, wanted: int, begin: float, ends: np.ndarray, lost: np.ndarray) -> Closed:
-    """The end of a round that began at `begin` and wanted so many reports.
+    """The end of a round that began at `begin` and wanted this many reports.
 
     `ends` is when each client that was asked reports, `lost` when it would leave or fail; both have shape (N,). Of
     those that end together, the first asked comes first.

@@ -43,7 +43,7 @@ def fedscale(behaviour: Path, capacity: Path | None = None) -> Iterator[TraceRow
 
 
 def flash(behaviour: Path) -> Iterator[TraceRow]:
-    """Rows of FLASH's user behaviour; clients whose trace is broken are there as clients that never come."""
+    """Rows of FLASH's user behaviour; clients whose trace is broken count as clients that never come."""
     for number, (name, entry) in enumerate(_entries(behaviour, _json(behaviour))):
         known = _ready_spans(behaviour, name, entry) if "ready_time" in entry else _told_spans(entry)
         yield from _client_rows(number, _from_midnight(known), {})
@@ -112,7 +112,7 @@ _ON: Final = {
 
 
 def _told_spans(entry: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """While locked, charging and on Wi-Fi; what is still so at the last message is not known to end, and left out."""
+    """While locked, charging and on Wi-Fi; a state that holds at the last message has no known end, and is left out."""
     state, since, spans = {"charged": False, "wifi": False, "locked": False}, None, []
     for line in str(entry.get("messages", "")).replace("\x00", "").splitlines():
         time, _, word = line.strip().partition("\t")

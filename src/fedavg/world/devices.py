@@ -44,7 +44,7 @@ class Devices(Pluggable, ABC):
     """
 
     kind = "devices"
-    #: The chance that a device fails in the middle of a round, at any moment of its work alike.
+    #: The chance that a device fails in the middle of a round, at any moment of its work with equal probability.
     dropout: float = 0.0
     #: The standard deviation of the logarithm of the time that the same work takes from one round to the next.
     jitter: float = 0.0

@@ -17,9 +17,9 @@ from fedavg import seeds
 
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
-#: Between two intervals of a client lies at least so much time, so that they stay two.
+#: At least this much time is between two intervals of a client, so that they stay two.
 GAP_S: Final = 60.0
-#: Draws for all clients are kept for so many places in the list: 8 bytes a client each.
+#: Draws for all clients are kept for this many places in the list: 8 bytes a client each.
 KEPT: Final = 24
 
 #: Starts and ends, each of shape (N,).
@@ -46,7 +46,7 @@ class AlwaysThere(Intervals):
 
 
 class Nightly(Intervals):
-    """Once a day, from a local hour on for some hours, both with a spread of their own each day. Shape of `offset_h`:
+    """Once a day, from a local hour on for some hours, each with its own spread every day. Shape of `offset_h`:
     (K,), how many hours the client's clock is ahead of UTC."""
 
     def __init__(self, offset_h: np.ndarray, begin_h: float, hours: float, spread_h: float, seed: int) -> None:
@@ -115,7 +115,7 @@ class Listed(Intervals):
 
 
 class PresentNow:
-    """Who is there as time passes. Time only moves on; each client's present or next interval is at hand."""
+    """Who is there as time passes. Time only moves forward; each client's current or next interval is kept."""
 
     def __init__(self, presence: Intervals) -> None:
         everyone = np.arange(presence.clients)
@@ -124,7 +124,7 @@ class PresentNow:
         self.start, self.end = presence.spans(everyone, self._turn, np.full(presence.clients, -inf))
 
     def advance(self, at: float) -> None:
-        """Go on to a time, which is not before the last one: then all ends are after it."""
+        """Move to a time, which is not before the last one: then all ends are after it."""
         while len(over := np.flatnonzero(self.end <= at)):
             self._turn[over] += 1
             self.start[over], self.end[over] = self._presence.spans(over, self._turn[over], self.end[over])
@@ -152,7 +152,7 @@ class PresentNow:
             if missing <= 0:
                 return now
             coming = self.start[able & ~present]
-            # Not before so many have come, even if nobody leaves.
+            # Not before this many have come, even if nobody leaves.
             now = float(np.partition(coming, missing - 1)[missing - 1])
         return None
 

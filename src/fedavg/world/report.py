@@ -1,4 +1,4 @@
-"""What a round in a world is recorded as, and what the rounds of a run come to."""
+"""The record of a round in a world, and the totals over the rounds of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +15,7 @@ class ClockRow:
     """One round on the simulated clock, all its attempts together; times in seconds.
 
     It began at `began_s`, when the round before it ended, opened at `opened_s`, when `there` clients were there, and
-    closed at `closed_s`; `waited_s` went by waiting for clients. Of `asked` clients so many reported, were late, or
+    closed at `closed_s`; `waited_s` went by waiting for clients. Of `asked` clients some reported, were late, or
     dropped out. `spent_s` are the seconds that devices were at work; `wasted_s`, `wasted_up` and `wasted_down` are what
     led to no report. `groups` has for each group how many were there, were asked and reported. `staleness` is by how
     many versions the models of an asynchronous round were old.
@@ -39,7 +39,7 @@ class ClockRow:
     abandoned: tuple[str, ...] = ()
 
     def with_lost(self, lost: "Sequence[ClockRow]") -> "ClockRow":
-        """This round together with its attempts that came to nothing: none of their work led to anything."""
+        """This round together with its abandoned attempts, whose work was wasted."""
         if not lost:
             return self
         names = ("asked", "late", "dropped", "spent_s", "waited_s", "wasted_up", "wasted_down")
@@ -135,10 +135,10 @@ def gini(counts: np.ndarray) -> float:
 
 
 def described(rows: Sequence[Mapping[str, Any]], reported: np.ndarray | None = None) -> dict[str, Any]:
-    """What the rounds of a run come to; `reported` is how often each client has, shape (K,), where that is known.
+    """The totals over the rounds of a run; `reported` is how often each client has, shape (K,), where that is known.
 
     `wasted` is the share of the devices' time that led to no report. `groups` has for each group its share of reports.
-    `gini` tells how unequally clients take part (0: all alike), and `never` how many have not reported once.
+    `gini` is how unequally clients take part (0: all equally), and `never` how many have not reported once.
     """
     total = {name: sum(row[name] for row in rows) for name in ("asked", "late", "dropped", "spent_s", "wasted_s")}
     counts = {name: sum(row["groups"][name][2] for row in rows) for name in rows[0]["groups"]}

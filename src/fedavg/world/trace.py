@@ -53,7 +53,7 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """The trace in a file; whatever is wrong with it is told by its line."""
+    """The trace in a file; an error names its line."""
     try:
         state = Path(path).stat()
         return _read(str(path), state.st_mtime_ns, state.st_size)
@@ -92,7 +92,7 @@ def _json_rows(path: str, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             row = None
         if not isinstance(row, dict):
             raise _bad(
-                path, number, "this is no JSON object", 'one object a line, as {"client": 0, "from": 0, "to": 9}'
+                path, number, "this is not a JSON object", 'one object a line, as {"client": 0, "from": 0, "to": 9}'
             )
         yield number, row
 
@@ -202,7 +202,7 @@ def _merged(spans: list[tuple[float, float, int]]) -> list[tuple[float, float, i
 
 
 def _numbered(path: str, groups: np.ndarray) -> np.ndarray:
-    """Groups as whole numbers; who has none is in group 0. A number that nobody has is a group without clients."""
+    """Groups as whole numbers; a client without one is in group 0. A number without clients is an empty group."""
     numbers: np.ndarray = np.nan_to_num(groups, nan=0.0).astype(np.int64)
     empty = np.setdiff1d(np.arange(numbers.max() + 1), numbers)
     if len(empty):

@@ -61,7 +61,7 @@ class World(Pluggable, ABC):
 
 @dataclass(frozen=True)
 class Always(World):
-    """Everybody is there all the time.
+    """Every client is there all the time.
 
     >>> str(Always())
     'always'
@@ -75,9 +75,9 @@ class Always(World):
 
 @dataclass(frozen=True)
 class Diurnal(World):
-    """Once a day, from a local hour on, as phones that charge at night. Client k lives in time zone k mod `zones`; the
-    zones lie evenly around the earth, and zone 0 is UTC. `spread` is the standard deviation, in hours, of both ends of
-    a night. Zones are the groups.
+    """Clients are there once a day, from a local hour on, like phones that charge at night. Client k lives in time zone
+    k mod `zones`; the zones are evenly spaced around the earth, and zone 0 is UTC. `spread` is the standard deviation,
+    in hours, of both ends of a night. Zones are the groups.
 
     >>> str(Diurnal(zones=2, hours=10))
     'diurnal:2:hours=10'

@@ -128,7 +128,7 @@ def test_a_copy_that_is_damaged_or_a_place_that_is_not_empty_is_refused(tmp_path
         back_up(tmp_path / "copy", tmp_path / "one")
     with pytest.raises(FleetError, match="not empty; expected a new run directory"):
         restore(tmp_path / "copy", tmp_path / "one")
-    with pytest.raises(FleetError, match="no copy of a server"):
+    with pytest.raises(FleetError, match="not a copy of a server"):
         restore(tmp_path / "one", tmp_path / "new")
     content = bytearray((tmp_path / "copy" / "fleet.db").read_bytes())
     content[5000] ^= 1

@@ -189,7 +189,7 @@ def test_a_device_refuses_what_its_plan_does_not_say(options, message):
 def test_a_device_judges_what_its_plan_says():
     plan = tiny_plan(holdout=0.3, evaluate="server,clients", secagg="complete:8:100")
     check_judging(Policy(), plan, device_setup(plan), 2, offer("0f" * 16))
-    with pytest.raises(Declined, match="2 clients are invited; this device asks for 3"):
+    with pytest.raises(Declined, match="2 clients are invited; this device requires 3"):
         check_judging(Policy(require_secagg=True, min_cohort=3), plan, device_setup(plan), 2, offer("0f" * 16))
 
 

@@ -52,7 +52,7 @@ def test_a_declined_plan_is_seen_by_the_operator(tmp_path):
         careful.process.join(60)
     (line,) = careful.lines("declined")
     assert line["reason"] == "no-secagg"
-    assert "this device asks for it" in line["detail"]
+    assert "this device requires it" in line["detail"]
     said = [line for line in fleet.server.lines("client reports") if line["reason"] == "no-secagg"]
     assert said[0]["kind"] == "declined"
 

@@ -156,7 +156,7 @@ def test_abandoned_attempts_are_on_the_ledger_and_end_a_run_whose_budget_they_sp
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"noise_source": "seeded"}, "noise_source: got 'seeded', with which whoever has the plan can take the noise"),
+        ({"noise_source": "seeded"}, "noise_source: got 'seeded', which lets anyone with the plan remove the noise"),
         ({"clients": None}, "needs K"),
         ({"stages": (*AT_SERVER[:2], "noise:2.0:where=clients")}, "where=clients: .* expected secagg"),
         ({"clients": 5}, "clients: got 5, but data 'tiny:DATA' has 8"),

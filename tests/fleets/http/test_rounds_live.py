@@ -156,7 +156,7 @@ def test_an_ordered_stop_parks_the_round(tmp_path):
         began = monotonic()
         assert fleet.server.stop(30) == 0
         took = monotonic() - began
-        assert "stopped by the operator; start the server again with the same database to go on" in (
+        assert "stopped by the operator; start the server again with the same database to continue" in (
             fleet.server.log.read_text()
         )
         fleet.server.start()

@@ -62,7 +62,7 @@ def test_a_node_that_comes_later_with_other_data_is_left_out(data_folders, monke
         monkeypatch.setenv("FEDAVG_DATA", str(other))
         cluster.more(1)
         with caplog.at_level(logging.WARNING, "fedavg.run"):
-            next(event for event in events if "the run goes on without it" in caplog.text)
+            next(event for event in events if "the run continues without it" in caplog.text)
         assert len(fleet.worker_pids) == 1
         events.close()
 

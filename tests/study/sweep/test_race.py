@@ -8,7 +8,7 @@ from fedavg.metrics.goal import Goal
 from fedavg.study.sweep.axes import axes_of, grid
 from fedavg.study.sweep.points import points_of
 from fedavg.study.sweep.race import RaceRules, given_up, groups, needs
-from fedavg.study.sweep.tally import DONE, GIVEN_UP, NOT_DONE, Span, ranked, tally
+from fedavg.study.sweep.tally import DONE, DROPPED, NOT_DONE, Span, ranked, tally
 
 ACCURACY = RaceRules(Goal("accuracy", higher_is_better=True))
 #: 24 rounds: the stages end with 4 (which judges nobody), 8, 16 and 24.
@@ -59,7 +59,7 @@ def test_one_that_needs_1_6_times_the_rounds_to_come_as_far_is_given_up(store):
     put(store, FAST.plans[0], rising(8, 0.04))
     assert wanted(store) == [(0.2, 0, 16)]
     (out,) = given_up(POINTS, store, ACCURACY).values()
-    assert (out.round, out.reason) == (8, "1.6 x the rounds of lr 0.2 to come as far")
+    assert (out.round, out.reason) == (8, "1.6 x the rounds of lr 0.2 to reach the same value")
 
 
 def test_one_that_trails_less_stays_in_the_race(store):
@@ -88,7 +88,7 @@ def test_with_a_target_the_others_run_only_as_long_as_the_first_that_reached_it(
     put(store, SLOW.plans[0], rising(10, 0.03))
     assert wanted(store, rules) == [(0.2, 1, 24)]
     slow, fast = tally(POINTS, store, rules)
-    assert (slow.status, slow.reason) == (GIVEN_UP, "after round 10: lr 0.2 reached the target by then")
+    assert (slow.status, slow.reason) == (DROPPED, "after round 10: lr 0.2 reached the target by then")
     assert fast.status == NOT_DONE
 
 

@@ -53,7 +53,7 @@ def test_objects_from_python_are_run_in_this_process_and_taken_up_again(tmp_path
     found = fedavg.sweep(plan, grid, directory=tmp_path, say=said.append)
     assert "one after another" in said[0]
     assert found.best.settings["lr"] == 0.4
-    assert {entry.status for entry in found.entries} <= {"done", "given up"}
+    assert {entry.status for entry in found.entries} <= {"done", "dropped"}
     alone = fedavg.run(replace(plan, **found.best.settings))
     assert found.best.best.mean == pytest.approx(alone.accuracy.max(), abs=1e-5)
     before = {path: path.read_bytes() for path in tmp_path.glob("runs/*/metrics.jsonl")}

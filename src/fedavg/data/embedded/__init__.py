@@ -4,7 +4,7 @@
 and those bytes in order (gzip). That is smaller than the official .gz files and unpacks several times faster than
 xz of the whole. `python -m fedavg.data.embedded.make` made these files. NOTICE.txt has their origin and licence.
 
-This module knows the packing and the checksums; what is in the files is for `fedavg.data.mnist` to say.
+This module knows the packing and the checksums; `fedavg.data.mnist` knows what is in the files.
 """
 
 import gzip

@@ -1,6 +1,6 @@
 """Bring your own data: arrays, lists, PyTorch and Hugging Face datasets, folders and tables become `FederatedData`.
 
-Numbers stay what they are, but for float64, which becomes float32, and integers other than uint8, which become int64.
+Numbers stay what they are, except float64, which becomes float32, and integers other than uint8, which become int64.
 Labels that are words are numbered by the `classes` that are given, or in alphabetical order. Where no test set is
 given, the last examples of each client are held out for it, as the paper does with Shakespeare (§3).
 """

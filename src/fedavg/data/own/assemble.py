@@ -19,7 +19,7 @@ HELD_OUT: Final = 0.2
 
 
 def dealt(pair: XY, partition: str | Partition, clients: int, seed: int) -> list[XY]:
-    """Examples without clients, dealt out to so many."""
+    """Examples without clients, dealt out to this many."""
     x, y = pair
     if len({len(column) for column in (*trees.leaves(x), *trees.leaves(y))}) > 1:
         raise DataError(f"x has {trees.length(x)} rows and y {trees.length(y)}; expected as many rows in both.")
@@ -28,7 +28,7 @@ def dealt(pair: XY, partition: str | Partition, clients: int, seed: int) -> list
 
 
 def _labels(y: Tree, partition: str) -> np.ndarray:
-    """What a partition sorts by. Targets that are no labels will do where it does not look at them."""
+    """What a partition sorts by. Targets need not be labels if the partition does not look at them."""
     if isinstance(y, np.ndarray) and y.ndim == 1:
         return np.asarray(numbered(y))
     if partition.partition(":")[0] not in ("iid", "unbalanced"):
@@ -69,7 +69,7 @@ def _names(labels: Tree, classes: Sequence[str] | None) -> tuple[str, ...] | Non
 
 
 def _alike(parts: list[Tree]) -> list[Tree]:
-    """Sequences that happen to be of one length are sequences all the same, where others of theirs are not."""
+    """Sequences of one length still count as sequences if those of other clients differ in length."""
     columns = [as_ragged(column) for column in zip(*map(trees.leaves, parts), strict=True)]
     return [trees.rebuilt(part, leaves) for part, leaves in zip(parts, zip(*columns, strict=True), strict=True)]
 
@@ -115,7 +115,7 @@ def _shapes(tree: Tree) -> str:
 
 
 def _hold_out(clients: list[XY], fraction: float) -> tuple[list[XY], XY]:
-    """The last examples of each client, one at least, make the test; a client with one example keeps it."""
+    """The last examples of each client, at least one, make the test set; a client with one example keeps it."""
     if not 0 < fraction < 1:
         raise DataError(f"held_out = {fraction}: expected a share between 0 and 1, or give a test set.")
     sizes = [trees.length(y) for _, y in clients]

@@ -36,7 +36,7 @@ def from_table(
 ) -> ArrayData:
     """A .csv or .parquet file, or a pandas DataFrame, with a row per example and the label in one column.
 
-    The column `client` says whose example each row is; or `partition` deals the rows out to so many `clients`. The
+    The column `client` says whose example each row is; or `partition` deals the rows out to this many `clients`. The
     other columns are x, unless `features` names some. `test` is a second table with the same columns, of which the one
     for the client may be missing.
 
@@ -74,7 +74,7 @@ def from_huggingface(
 
     A list of names makes a dict of inputs, as in x=["input_ids", "attention_mask"]: the module is called with them.
 
-    The column `client` says whose example each row is; or `partition` deals the rows out to so many `clients`. Of a
+    The column `client` says whose example each row is; or `partition` deals the rows out to this many `clients`. Of a
     `DatasetDict` the split `train` is taken, and `test` for the test set, unless another is given.
 
     >>> columns = {"tokens": [[1, 2], [3, 4], [5, 6]], "label": [0, 1, 1], "who": ["ann", "ann", "bob"]}

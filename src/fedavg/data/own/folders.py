@@ -61,7 +61,7 @@ def read_examples(path: str | Path, label: str = "label", classes: Sequence[str]
 
 
 def file_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Changes when the file, or one of the folder's, is written anew."""
+    """Changes when the file, or one of the folder's, is rewritten."""
     files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
     return tuple((file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()])
 

@@ -100,7 +100,7 @@ def read_table(path: Path) -> Table:
         ValueError,
         csv.Error,
     ) as error:  # of the decoder of UTF-8, or of pyarrow: the file is cut short, or another
-        raise DataError(f"{path} is no whole {path.suffix} file: {error}. Write it anew.") from error
+        raise DataError(f"{path} is not a complete {path.suffix} file: {error}. Write it again.") from error
 
 
 def _of_frame(frame: Any) -> Table:
@@ -147,7 +147,7 @@ def _npz(path: Path, _: str) -> XY:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return arrays["x"], arrays["y"]
     except _NPZ_ERRORS as error:
-        reason = str(error).partition(". ")[0]  # NumPy goes on with how to load what could run code
+        reason = str(error).partition(". ")[0]  # NumPy then says how to load what could run code
         raise DataError(f"{path}: {reason}. Expected an .npz file with arrays of numbers x and y.") from error
 
 

@@ -43,7 +43,7 @@ class Actor:
     """One long-lived worker. Methods of the group `aside` are answered while it works."""
 
     def introduce(self, plan: np.ndarray) -> Introduction | FedAvgError:
-        """Get ready: load the data, build and prove the model. What fails is told, since it is a user's to fix."""
+        """Get ready: load the data, build and prove the model. A failure is reported, since the user has to fix it."""
         try:
             self._station = Station(_unpack_plan(plan))
             return self._station.introduction()

@@ -24,7 +24,7 @@ CONNECT_S: Final = 20.0
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster, and the cores that Ray was told it has."""
+    """A machine of the cluster, and the cores that Ray assumes for it."""
 
     id: str
     host: str

@@ -26,7 +26,7 @@ log = logging.getLogger("fedavg.run")
 
 #: How often the cluster is asked for its nodes, in seconds.
 LOOK_FOR_NODES_S: Final = 5.0
-#: So long a run waits for all workers at its start; it goes on with those that are there.
+#: How long a run waits for all workers at its start; then it continues with those that are there.
 ALL_READY_S: Final = 60.0
 #: So long it waits for the first, and for another when all are lost.
 FIRST_READY_S: Final = 600.0
@@ -200,7 +200,7 @@ class Crew:
             raise about
         if node.id not in self._refused:
             self._refused.add(node.id)
-            log.warning("%s; the run goes on without it", about)
+            log.warning("%s; the run continues without it", about)
 
     def _check_facts(self, facts: Facts, node: Node) -> None:
         ours = self._facts
@@ -214,11 +214,11 @@ class Crew:
                         "node trains which client, and will not be the same bit for bit again", node.host)  # fmt: skip
 
     def lose(self, slot: int, why: str) -> None:
-        """A worker is gone, or given up: another is hired in its place, if its node is there."""
+        """A worker is gone, or too slow: another is started in its place, if its node is there."""
         member = self.members.pop(slot, None)
         if member is None:
             return
-        log.warning("%s is gone (%s); its clients of this round are done again", member.about, why)
+        log.warning("%s is gone (%s); its clients of this round are trained again", member.about, why)
         _kill(member.handle)
         self._alone_since = monotonic()
         if member.node.id not in self._refused:

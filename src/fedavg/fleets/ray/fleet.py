@@ -18,9 +18,9 @@ from fedavg.types import FederatedData
 class RayFleet(SimulatedFleet):
     """Simulates all clients of a plan on Ray: one worker for each core of each node. The model is the local fleet's.
 
-    `address` is 'local' (a Ray of the plan's workers, started on this machine for the run), 'auto' (the Ray that this
-    machine is part of) or a host, with its `port`. `workers_per_node` is at most the cores of a node, and all of them
-    if it is not given. `code` is a package's folder or wheel that the nodes get, where it is not installed there.
+    `address` is 'local' (a Ray with the plan's workers, started on this machine for the run), 'auto' (the Ray that this
+    machine is part of) or a host, with its `port`. `workers_per_node` is at most the cores of a node, and by default
+    all of them. `code` is a package's folder or wheel to send to the nodes, if it is not installed there.
 
     >>> from fedavg import Plan, run
     >>> run(Plan(data="mnist", C=0.02, rounds=1, workers=1), fleet=RayFleet()).summary.rounds

@@ -27,7 +27,7 @@ HAND_OVER_S: Final = 300.0
 
 @dataclass(frozen=True)
 class Adder:
-    """A worker that added the updates of so many clients; no number of its sum is above the bound."""
+    """A worker that added the updates of this many clients; no number of its sum is above the bound."""
 
     member: ReadyActor
     clients: int
@@ -93,7 +93,7 @@ def _rings(adders: Sequence[Adder]) -> list[Any]:
 
 
 def fetched(member: ReadyActor, key: FetchKey, size: int) -> bytearray:
-    """So many bytes that a worker holds, in pieces; raises Ray's error if the worker is gone."""
+    """This many bytes that a worker holds, in pieces; raises Ray's error if the worker is gone."""
     data, left = bytearray(), pieces.count_of(size)
     while left:
         first, count = pieces.count_of(len(data)) if data else 0, min(left, pieces.PIECES)

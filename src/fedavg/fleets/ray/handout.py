@@ -1,7 +1,7 @@
 """Who does which job: pure logic, without clocks, processes or Ray.
 
-All jobs are dealt at once, the largest first, each to whoever has the least to do, so that a round costs one message
-per worker and not one per client. Whoever is done early takes over what others have not begun ("stealing"). What a
+All jobs are dealt at once, the largest first, each to the worker with the least to do: a round costs one message per
+worker, not one per client. A worker that is done early takes over what others have not started ("stealing"). What a
 lost worker had done in this list is done again: its sum is gone with it.
 """
 
@@ -31,7 +31,7 @@ class Handout:
     """The jobs of one list: `sizes[i]` is how much work job i is, in any unit."""
 
     def __init__(self, sizes: Sequence[float], most: int | None = None) -> None:
-        """`most`: so many jobs, and no more, are given to a worker at once."""
+        """`most`: this many jobs, and no more, are given to a worker at once."""
         self._sizes = sizes
         self._most = most or len(sizes)
         self._waiting = sorted(range(len(sizes)), key=self._rank)
@@ -106,7 +106,7 @@ class Handout:
         self._shares[slot].asked = True
 
     def given_back(self, slot: int, jobs: Iterable[int] | None) -> None:
-        """The answer: what the worker will not do, perhaps nothing; None if it had not begun."""
+        """The answer: what the worker will not do, perhaps nothing; None if it had not started."""
         share = self._shares[slot]
         back = list(jobs or ())
         share.spent = share.asked and jobs is not None and not back  # an answer of a list before says nothing of this

@@ -22,7 +22,7 @@ def cut(data: bytes | memoryview) -> list[bytes]:
 
 
 def count_of(size: int) -> int:
-    """How many pieces so many bytes are."""
+    """How many pieces this many bytes are."""
     return max(-(-size // PIECE_BYTES), 1)
 
 

@@ -1,6 +1,6 @@
 """Sums in memory that the processes of one node can read from each other, and that is gone with its process.
 
-A worker's sum may be that of one client, so it must not lie in Ray's object store nor in a file. It lies in anonymous
+A worker's sum may be that of one client, so it must not be in Ray's object store or in a file. It is in anonymous
 memory (memfd) that others of the same user open by way of /proc. Nothing of it is left behind when a worker is killed.
 """
 
@@ -49,7 +49,7 @@ def add_rings(places: list[RingPlace], size: int) -> np.ndarray:
 
 
 class RingGone(FleetError):
-    """The process of a ring is no more, or is not this user's."""
+    """The process of a ring is gone, or is not this user's."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(f"process {pid} has no sum that can be read; expected a worker of the same user and node")

@@ -1,6 +1,6 @@
 """What one actor holds and does, without Ray: a `Worker` as in the local fleet, and the jobs that it was given.
 
-Two threads enter it: one does the jobs, the other answers how far they are and gives back what is not begun.
+Two threads enter it: one does the jobs, the other answers how far they are and gives back what has not started.
 """
 
 import os
@@ -62,7 +62,7 @@ class Introduction:
 
 @dataclass(frozen=True)
 class StationReport:
-    """What became of the jobs of one call: those that were done, by number, and the seconds that each took."""
+    """The outcome of the jobs of one call: those that were done, by number, and the seconds that each took."""
 
     results: dict[int, JobResult]
     seconds: dict[int, float]
@@ -110,7 +110,7 @@ class _Carried:
 
 @final
 class Station:
-    """A worker and its queue. It is built where it works, from the plan and the data that are at hand there."""
+    """A worker and its queue. It is built where it works, from the plan and the data that are there."""
 
     def __init__(self, plan: Plan) -> None:
         keep_freed_memory()
@@ -203,7 +203,7 @@ class Station:
         return len(self._held[SUM])
 
     def fetch(self, key: FetchKey, first: int, count: int) -> list[bytes]:
-        """So many pieces of something held."""
+        """This many pieces of something held."""
         view = memoryview(self._held[key])
         starts = ((first + place) * PIECE_BYTES for place in range(count))
         return [bytes(view[start : start + PIECE_BYTES]) for start in starts]
@@ -211,7 +211,7 @@ class Station:
     # ------------------------------------------------------------------ the other thread
 
     def give_back(self, call: int) -> list[int] | None:
-        """Every second of the jobs that are not begun, the largest first; None if the call is yet to come."""
+        """Every second of the jobs that have not started, the largest first; None if the call is yet to come."""
         with self._lock:
             if call > self._call:
                 return None

@@ -1,4 +1,4 @@
-"""The figure of a sweep: the curves of its best points, and what each value of its widest range came to."""
+"""The figure of a sweep: the curves of its best points, and the result of each value of its widest range."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedavg.study.sweep.tally import DONE, Entry
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Points whose curves are drawn, the best first: colours that can be told apart are few.
+#: Points whose curves are drawn, the best first: few colours are easy to tell apart.
 MOST_CURVES: Final = 8
 
 
@@ -68,7 +68,7 @@ def _draw_curves(axes: "Axes", result: SweepResult) -> None:
 
 
 def _draw_axis(axes: "Axes", result: SweepResult, axis: str) -> None:
-    """What each value came to: a line for each combination of the other settings; hollow where it was given up."""
+    """The result of each value: a line for each combination of the other settings; hollow where it was dropped."""
     lines: dict[str, list[Entry]] = {}
     for entry in result.entries:
         others = " ".join(f"{name}={shown(value)}" for name, value in entry.settings.items() if name != axis)

@@ -41,7 +41,7 @@ def points_of(plan: Plan, combinations: Sequence[Settings], seeds: int) -> list[
         if other is not point:
             raise PlanError(
                 f"the sweep has the same plan twice: {other.name} and {point.name}; expected values that differ "
-                "(data given as objects is told apart by its name only)"
+                "(data given as objects is distinguished by its name only)"
             )
     return points
 

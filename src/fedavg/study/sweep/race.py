@@ -1,7 +1,7 @@
 """What a sweep still has to run, from its records alone.
 
 Points that differ only in their learning rate race each other on the first seed, in stages: none runs far ahead, and
-one that diverged, trails, or can no longer reach the target first is given up. The other seeds are run only for the
+one that diverged, trails, or can no longer reach the target first is dropped. The other seeds are run only for the
 points that are left. Without a learning rate among the axes, or with `keep_all`, every point runs to its end.
 """
 
@@ -20,7 +20,7 @@ from fedavg.study.sweep.points import Point
 
 @dataclass(frozen=True)
 class RaceRules:
-    """How the runs of a sweep are judged, and whether those that cannot win are given up."""
+    """How the runs of a sweep are judged, and whether those that cannot win are dropped."""
 
     goal: Goal
     keep_all: bool = False
@@ -131,7 +131,7 @@ def _losers(known: dict[Point, Standing], end: int, last: bool) -> dict[str, Giv
     leader = max(alive, key=lambda point: alive[point].best)
     behind = {point: lag(result, alive[leader]) for point, result in alive.items() if point != leader}
     return lost | {
-        point.name: GivenUp(end, f"{times:.1f} x the rounds of lr {leader.rate} to come as far")
+        point.name: GivenUp(end, f"{times:.1f} x the rounds of lr {leader.rate} to reach the same value")
         for point, times in behind.items()
         if times >= TRAILING
     }

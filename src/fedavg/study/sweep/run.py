@@ -49,7 +49,7 @@ class SweepResult:
     def best(self) -> Entry:
         """The best point that is done."""
         if self.entries[0].status != DONE:
-            raise FedAvgError("no point of the sweep is done yet; expected one: call sweep again, and it goes on")
+            raise FedAvgError("no point of the sweep is done yet; expected one: call sweep again to continue")
         return self.entries[0]
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Points that are drawn instead of laid out in a grid: at random, or by Optuna from what earlier ones came to."""
+"""Points that are drawn instead of laid out in a grid: at random, or by Optuna from the results of earlier ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from fedavg import seeds
 from fedavg.errors import FedAvgError, PlanError
 from fedavg.study.sweep.axes import Axis, Settings, fitting
 
-#: Optuna is asked for so many points at a time, and told of all of them before it is asked again: so what it proposes
+#: Optuna is asked for this many points at a time, and told of all of them before it is asked again: so what it proposes
 #: does not depend on which of them ended first, and a sweep that is resumed proposes the same.
 BATCH: Final = 4
 
-#: What a point came to (higher is better); None if it is not known yet.
+#: The score of a point (higher is better); None if it is not known yet.
 Score = Callable[[Settings], float | None]
 
 

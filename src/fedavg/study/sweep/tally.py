@@ -1,4 +1,4 @@
-"""What the points of a sweep came to, over their seeds, from the records alone."""
+"""The results of a sweep's points over their seeds, from the records alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fedavg.study.sweep.points import Point, shown
 from fedavg.study.sweep.race import RaceRules, finished, given_up, groups
 
 DONE: Final = "done"
-GIVEN_UP: Final = "given up"
+DROPPED: Final = "dropped"
 NOT_DONE: Final = "not done"
 
 
@@ -27,10 +27,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Entry:
-    """One point: its settings, the runs behind it, and what they came to.
+    """One point: its settings, the runs behind it, and their results.
 
     `best` and `final` are of the metric that the sweep is judged by. `rounds_to_target` is there only if every seed
-    reached the target. A point that was given up has one seed, as far as it came.
+    reached the target. A point that was dropped has one seed, up to where it stopped.
     """
 
     settings: dict[str, Any]
@@ -89,7 +89,7 @@ def _entry(point: Point, records: Records, rules: RaceRules, out: Any) -> Entry:
     if diverged:
         status, reason = DIVERGED, diverged[0].reason
     elif out is not None:
-        status, reason = GIVEN_UP, f"after round {out.round}: {out.reason}"
+        status, reason = DROPPED, f"after round {out.round}: {out.reason}"
     elif len(complete) == len(point.plans):
         status, reason = DONE, ""
     else:

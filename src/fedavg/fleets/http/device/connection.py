@@ -13,11 +13,11 @@ from fedavg.fleets.http.protocol.keys import ClientKey
 
 @dataclass(frozen=True)
 class Connection:
-    """TLS by the system's authorities, unless something else is said.
+    """TLS with the system's certificate authorities by default.
 
     `ca` is the authority of the server's certificate, `cert` and `key` are the device's own, for a server that asks for
-    one (PEM files). `insecure` allows plain HTTP to this very machine, to try things out. With `give_up_after_s` the
-    device ends with an error if the server is away for that long; otherwise it waits for ever.
+    one (PEM files). `insecure` allows plain HTTP on this machine, to try things out. With `give_up_after_s` the
+    device ends with an error if the server is unreachable for that long; otherwise it keeps trying.
 
     >>> from fedavg import Connection
     >>> Connection(give_up_after_s=60.0).insecure

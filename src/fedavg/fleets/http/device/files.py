@@ -95,7 +95,7 @@ def private_umask() -> Iterator[None]:
 
 
 def _remedy(name: str) -> str:
-    return _REMEDIES.get(name, "remove it: what it held is made anew")
+    return _REMEDIES.get(name, "remove it: what it held is made again")
 
 
 def _is(value: object, hint: Any) -> bool:

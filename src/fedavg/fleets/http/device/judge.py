@@ -27,9 +27,9 @@ def check_judging(policy: Policy, plan: Plan, setup: Setup, held: int, offer: Ju
     if not held:
         raise Declined("bad-offer", "this device holds no examples out to judge a model on")
     if not 1 <= offer.invited <= (plan.clients or MOST_CLIENTS):
-        raise Declined("bad-offer", f"{offer.invited} clients are invited, they say; the plan has {plan.clients}")
+        raise Declined("bad-offer", f"{offer.invited} clients are said to be invited; the plan has {plan.clients}")
     if offer.invited < policy.min_cohort:
-        raise Declined("small-cohort", f"{offer.invited} clients are invited; this device asks for {policy.min_cohort}")
+        raise Declined("small-cohort", f"{offer.invited} clients are invited; this device requires {policy.min_cohort}")
 
 
 def sums_frame(plan_digest: str, offer: JudgeOffer, found: dict[str, float]) -> bytes:

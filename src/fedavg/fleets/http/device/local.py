@@ -33,8 +33,8 @@ class Local:
         self._take(examples)
         if self.count and _form(self.trained_on) != self._form:
             raise DataError(
-                f"this device's examples are {_form(self.trained_on)} now; expected {self._form} as before: start the "
-                "device anew for another kind of examples"
+                f"this device's examples are {_form(self.trained_on)} now; expected {self._form} as before: restart "
+                "the device for another kind of examples"
             )
         self.check_sizes(trainer)
 

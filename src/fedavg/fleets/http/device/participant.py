@@ -306,7 +306,7 @@ class Participant:
 
         def go_on() -> None:
             if self._own.stopping():
-                raise Ended(f"round {offer.round}: this device was told to stop before the training was over")
+                raise Ended(f"round {offer.round}: this device was stopped before the training was over")
             if monotonic() >= until:
                 raise OutOfTime(f"round {offer.round}: the deadline came before the training was over")
 

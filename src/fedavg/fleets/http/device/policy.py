@@ -55,7 +55,7 @@ class NoModel(FleetError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What the device's owner asks of servers; by default only what any device needs.
+    """What the device's owner requires of servers; by default only what any device needs.
 
     >>> from fedavg import Policy
     >>> Policy(require_secagg=True, min_cohort=20).max_epochs is None
@@ -82,7 +82,7 @@ class Policy:
 def check_plan(policy: Policy, setup: Setup, pinned: bool) -> None:
     """Refuses a plan that this device's owner would not agree to. `pinned`: the user has named an authority."""
     if policy.require_secagg and setup.secagg is None:
-        raise Declined("no-secagg", "the plan has no secure aggregation; this device asks for it (--require-secagg)")
+        raise Declined("no-secagg", "the plan has no secure aggregation; this device requires it (--require-secagg)")
     signed = setup.secagg is not None and setup.secagg.signed
     if pinned and not signed:
         raise Declined("unsigned-session", "this device pins an --authority; the plan has no signed sessions")
@@ -104,13 +104,13 @@ def check_offer(policy: Policy, setup: Setup, numbers: int, offer: WorkOffer) ->
     if (offer.session is None) != (setup.secagg is None):
         raise Declined("bad-offer", "the offer and the plan do not agree on secure aggregation")
     if not 1 <= offer.invited <= (plan.clients or MOST_CLIENTS):
-        raise Declined("bad-offer", f"{offer.invited} clients are invited, they say; the plan has {plan.clients}")
+        raise Declined("bad-offer", f"{offer.invited} clients are said to be invited; the plan has {plan.clients}")
     if not all(isfinite(number) for number in offer.settings.values()):
         raise Declined("bad-offer", "a number of the offer is not finite")
     if policy.max_epochs is not None and offer.epochs > policy.max_epochs:
         raise Declined("many-epochs", f"{offer.epochs} epochs are asked for; this device allows {policy.max_epochs}")
     if offer.invited < policy.min_cohort:
-        raise Declined("small-cohort", f"{offer.invited} clients are invited; this device asks for {policy.min_cohort}")
+        raise Declined("small-cohort", f"{offer.invited} clients are invited; this device requires {policy.min_cohort}")
 
 
 def _check_work(plan: Plan, offer: WorkOffer) -> None:

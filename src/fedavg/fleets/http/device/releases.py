@@ -35,8 +35,8 @@ class Releases:
         self._masked = setup.secagg is not None
         if limit is not None and self._budget is None:
             raise FleetError(
-                f"--max-epsilon {limit:g}: the server's plan adds no noise, so that nothing bounds what an update "
-                "tells; expected a plan with noise, or no --max-epsilon"
+                f"--max-epsilon {limit:g}: the server's plan adds no noise, so nothing bounds what an update "
+                "reveals; expected a plan with noise, or no --max-epsilon"
             )
         #: Epsilon and delta: the plan's own, and this device's, whose delta is not of the server's choice.
         self._limits: list[tuple[float, float]] = []
@@ -59,7 +59,7 @@ class Releases:
             if cost > limit:
                 raise BudgetSpent(
                     f"this device's privacy budget is spent: after {sum(counts.values())} updates another one would "
-                    f"cost epsilon {cost:.4g} in all at delta {delta:g}, more than {limit:g}; it takes part no more"
+                    f"cost epsilon {cost:.4g} in all at delta {delta:g}, more than {limit:g}; it takes no further part"
                 )
 
     def message(self, offer: WorkOffer, train: Callable[[WorkOffer], Message]) -> Message:

@@ -294,7 +294,7 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        raise CertificateError(f"{host!r} is no host; expected an address or a name in ASCII (punycode)") from error
+        raise CertificateError(f"{host!r} is not a host; expected an address or a name in ASCII (punycode)") from error
 
 
 def _name(common: str) -> x509.Name:

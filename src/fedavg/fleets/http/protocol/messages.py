@@ -162,7 +162,7 @@ class JudgeOffer(PollAnswer):
     """Judge this model on the examples that the client holds out, and upload the sums before the deadline."""
 
     type: Literal["judge"] = tag("judge")
-    round: int = item(ROUND, "t, the round that the model came out of")
+    round: int = item(ROUND, "t, the round that produced the model")
     attempt: int = item(ATTEMPT, "names the evaluation, as an attempt at that round that no training has")
     model: str = item(SHA256, "the model to judge: GET /v1/models/{model}")
     numbers: int = item(NUMBERS, "P, how many numbers the model has")
@@ -200,7 +200,7 @@ class DoneAnswer(PollAnswer):
     type: Literal["done"] = tag("done")
     round: int = item(COUNT, "the last round")
     model: str = item(SHA256, "the final model")
-    more: bool = item(Flag(), "true if the server may have other runs: poll on")
+    more: bool = item(Flag(), "true if the server may have other runs: keep polling")
     counted: bool | None = item(Nullable(Flag()), COUNTED)
 
 
@@ -213,7 +213,7 @@ class UpdateAnswer:
     """The answer to an upload."""
 
     accepted: bool = item(Flag(), "true if the update counts in the round")
-    duplicate: bool = item(Flag(), "true if it had been taken before; it counts once")
+    duplicate: bool = item(Flag(), "true if it had been accepted before; it counts once")
 
 
 #: What `ReportRequest.reason` may say, and what it means. A fixed list: nobody fills a server's counters with names.
@@ -221,22 +221,22 @@ REPORTS: Final[dict[str, str]] = {
     "training-failed": "the model could not be trained",
     "no-model": "the model could not be fetched, or is not what its SHA-256 says",
     "no-examples": "the device has no examples at present",
-    "stopped": "the device was told to stop before its work was done",
+    "stopped": "the device was stopped before its work was done",
     "update-refused": "the server has refused the update",
     "blocked": "something between the device and the server has refused the update",
-    "session-left": "the session of secure aggregation was not as it should be",
+    "session-left": "the session of secure aggregation broke a rule",
     "out-of-time": "the deadline of the offer is over",
     "bad-offer": "the offer asks for more than the plan or the device's own task implies",
     "bad-plan": "the plan cannot be used here",
-    "no-secagg": "the device asks for secure aggregation, and the plan has none",
-    "unsigned-session": "the device asks for signed sessions, and those of the plan are not",
+    "no-secagg": "the device requires secure aggregation, and the plan has none",
+    "unsigned-session": "the device requires signed sessions, and the plan's are not signed",
     "no-authority": "sessions are signed, and the device has no authority or no voucher",
-    "small-cohort": "fewer clients are invited than the device asks for",
-    "weak-privacy": "the device asks for more privacy than the plan gives",
+    "small-cohort": "fewer clients are invited than the device requires",
+    "weak-privacy": "the device requires more privacy than the plan gives",
     "budget-spent": "another update would cost more privacy than the device may spend",
     "many-epochs": "more local epochs than the device allows",
     "many-rounds": "more rounds a day than the device allows",
-    "round-opened": "the device has opened a sum of this round already, and opens no second one",
+    "round-opened": "the device has already opened a sum of this round, and opens no second one",
 }
 
 
@@ -246,7 +246,7 @@ class ReportRequest:
 
     round: int = item(COUNT, "the round of the offer; 0 if it is the plan that is declined")
     attempt: int = item(ATTEMPT, "the attempt of the offer")
-    kind: Literal["failed", "declined"] = item(OneOf(("failed", "declined")), "failed while training, or never began")
+    kind: Literal["failed", "declined"] = item(OneOf(("failed", "declined")), "failed while training, or never started")
     reason: str = item(OneOf(tuple(REPORTS)), "why, for programs")
     blames: int | None = item(Nullable(CLIENT), "the client that spoiled a session of secure aggregation, or null")
     detail: str = item(Text(LINES, 0, 500, "printable text"), "what went wrong, without personal data")
@@ -259,7 +259,7 @@ class NewToken:
     uses: int | None = item(Nullable(Integer(1, LARGEST)), "how many clients may use it; null for any number")
     label: str = item(Text(LINE, 0, 64, "printable text"), "what it is for, for the operator")
     client: int | None = item(Nullable(CLIENT), "the client number that it is for, or null for any")
-    hours: float | None = item(Nullable(HOURS), "how long it is good for; null for ever")
+    hours: float | None = item(Nullable(HOURS), "how long it is valid; null: forever")
 
 
 #: What whoever operates a server may be allowed: everything; to submit runs; to look.
@@ -272,9 +272,9 @@ VIEW: Final = "viewer"
 class NewRole:
     """POST /admin/roles: a token for somebody who operates the server too, or in part."""
 
-    role: Literal["operator", "submitter", "viewer"] = item(OneOf((OPERATE, SUBMIT, VIEW)), "what it is good for")
+    role: Literal["operator", "submitter", "viewer"] = item(OneOf((OPERATE, SUBMIT, VIEW)), "what its holder may do")
     label: str = item(Text(LINE, 1, 64, "printable text"), "who it is for: a name that no other such token has")
-    hours: float | None = item(Nullable(HOURS), "how long it is good for; null for ever")
+    hours: float | None = item(Nullable(HOURS), "how long it is valid; null: forever")
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class NewRun:
     """POST /admin/runs: a plan for the queue of a service."""
 
     plan: str = item(PLAN, "the plan of the run, TOML")
-    name: str = item(Text(LINE, 0, 64, "printable text"), "what it is for, for people")
+    name: str = item(Text(LINE, 0, 64, "printable text"), "a name for people to see")
     init: str | None = item(Nullable(SHA256), "the SHA-256 of the model that follows, to start from, or null")
 
 
@@ -290,7 +290,7 @@ class NewRun:
 class Extension:
     """POST /admin/runs/{run}/extend: more rounds, or another learning rate from a round on; at least one of them."""
 
-    rounds: int | None = item(Nullable(ROUND), "so many rounds in all from now on, or null for as many as before")
+    rounds: int | None = item(Nullable(ROUND), "the new total number of rounds, or null for no change")
     lr: float | None = item(Nullable(Number(0, 1e12, above=True)), "the learning rate from `from_round` on, or null")
     from_round: int | None = item(Nullable(ROUND), "the first round of that rate; null for the next one")
 
@@ -299,7 +299,7 @@ class Extension:
 class Rollback:
     """POST /admin/runs/{run}/rollback: back to the state after an earlier round."""
 
-    to_round: int = item(Integer(0, LARGEST), "the round whose state the run goes on from; 0 for before the first")
+    to_round: int = item(Integer(0, LARGEST), "the round from whose state the run continues; 0: from before the first")
 
 
 @dataclass(frozen=True)
@@ -307,10 +307,10 @@ class Selection:
     """POST /admin/clients/revoke and /admin/clients/approve: the clients that all of this is true of."""
 
     client: int | None = item(Nullable(CLIENT), "this client, or null")
-    token: str | None = item(Nullable(TOKEN_ID), "those that came by this token (its id), or null")
-    address: str | None = item(Nullable(_VISIBLE), "those that enrolled from this address or network, or null")
-    newer_than_h: float | None = item(Nullable(HOURS), "those that enrolled within so many hours, or null")
-    older_than_h: float | None = item(Nullable(HOURS), "those that enrolled longer ago than that, or null")
+    token: str | None = item(Nullable(TOKEN_ID), "clients that joined with this token (its id), or null")
+    address: str | None = item(Nullable(_VISIBLE), "clients that enrolled from this address or network, or null")
+    newer_than_h: float | None = item(Nullable(HOURS), "clients that enrolled within this many hours, or null")
+    older_than_h: float | None = item(Nullable(HOURS), "clients that enrolled longer ago than this many hours, or null")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Final
 _MEANINGS: Final = (
     (
         ("unable to get local issuer", "self-signed", "self signed", "unable to get issuer"),
-        "its certificate is of no authority that is trusted here; give that authority's file with --ca",
+        "its certificate was signed by an authority that is not trusted here; give that authority's file with --ca",
     ),
     (
         ("hostname mismatch", "ip address mismatch", "doesn't match", "not valid for"),
@@ -28,20 +28,20 @@ _MEANINGS: Final = (
     ),
     (
         ("connection refused", "errno 111", "errno 61"),
-        "nobody listens there; is the server running, is the port right?",
+        "nothing listens there; is the server running, and is the port right?",
     ),
     (
         ("name or service not known", "nodename nor servname", "name resolution", "getaddrinfo"),
         "there is no such host; is the name right?",
     ),
-    (("unreachable", "no route"), "no way leads there; is the network up, is the address right?"),
+    (("unreachable", "no route"), "there is no route to it; is the network up, and is the address right?"),
 )
 #: How many of these a certificate is to blame for.
 _LASTING: Final = 3
 #: A connection that is ended without a word, by how it was opened.
 _ENDED: Final = {
-    "http": "it ends the connection; expected https: if it has a certificate",
-    "https": "it ends the connection; if it asks for certificates (mTLS), expected --cert and --key with one of an "
+    "http": "it closes the connection; expected https: if it has a certificate",
+    "https": "it closes the connection; if it asks for certificates (mTLS), expected --cert and --key with one of an "
     "authority that it trusts",
 }
 

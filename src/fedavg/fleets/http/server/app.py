@@ -297,7 +297,7 @@ class FleetApp:
             await self._catch_up()
         data = self._hub.models.changes(digest, count)
         if data is None:
-            raise Refusal("no-such-model", "so many changes of this model are not on offer; fetch the whole model")
+            raise Refusal("no-such-model", "this many changes of this model are not on offer; fetch the whole model")
         return file_answer(call.request, f"{digest}-{count}", data)
 
     async def _update(self, call: Call) -> Response:
@@ -339,7 +339,7 @@ class FleetApp:
         )
         awaited = await self.blocking(fail, call.k, message.round, message.attempt, message.reason)
         if not awaited and message.round > 0:
-            raise Refusal("wrong-round", "no update of this client is wanted in that round")
+            raise Refusal("wrong-round", "this client is not asked for an update in that round")
         self._hub.reported(call.k, message.reason)
         if blamed:
             log.warning("shut out by its peers", extra={"client": message.blames, "round": message.round})

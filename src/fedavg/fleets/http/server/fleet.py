@@ -392,6 +392,6 @@ class HttpFleet(Fleet):
 
     def _check_stop(self) -> None:
         if self._hub.shared.stopping:
-            raise Stopped("stopped by the operator; start the server again with the same database to go on")
+            raise Stopped("stopped by the operator; start the server again with the same database to continue")
         if self._hub.shared.deposed:
             raise Deposed("another replica leads now")

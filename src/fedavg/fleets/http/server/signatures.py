@@ -88,7 +88,7 @@ class Signatures:
     def check_revoked(self, k: int) -> None:
         client = self._presence.client(k)
         if client is None or client.revoked:
-            raise Refusal("revoked", "this client's enrolment was taken back by the operator")
+            raise Refusal("revoked", "this client's enrolment was revoked by the operator")
 
     def check_signature(self, request: Request, key: bytes, counted_as: int | None, body: bytes) -> None:
         fields, signature = self._signed_fields(request)

@@ -33,6 +33,6 @@ def database_at(url_or_path: str | Path, part: str | None = None) -> Database:
     if url.get_backend_name() == "postgresql":
         return PostgreSQL(url, part)
     raise StoreError(
-        f"{url.render_as_string(hide_password=True)} is no database for a run; expected a path, sqlite:///path or "
+        f"{url.render_as_string(hide_password=True)} is not a database for a run; expected a path, sqlite:///path or "
         "postgresql://user@host/name"
     )

@@ -34,7 +34,7 @@ def schema_of(file: Path) -> int | None:
 def copy_file(source: Path, target: Path) -> None:
     """A copy of one moment (SQLite's backup API), whoever writes meanwhile; whole, or not there."""
     if schema_of(source) is None:
-        raise StoreError(f"{source} is no database of a server; expected the fleet.db of a run directory")
+        raise StoreError(f"{source} is not a database of a server; expected the fleet.db of a run directory")
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     with (
         closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=30)) as original,
