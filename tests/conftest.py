@@ -39,6 +39,7 @@ SHARING = (
     "http/test_security.py",
     "http/test_hostile.py",
     "http/test_store.py",
+    "http/test_load.py",
     "cli/test_run.py",
 )
 #: What imports peft and transformers, which takes seconds and 200 MB: one worker does.
