@@ -39,6 +39,7 @@ SHARING = (
     "http/test_security.py",
     "http/test_hostile.py",
     "http/test_store.py",
+    "http/test_load.py",
     "cli/test_run.py",
 )
 #: What imports peft and transformers, which takes seconds and 200 MB: one worker does.
@@ -60,8 +61,13 @@ def scope_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items):
-    """What takes long as a whole comes first, so that no worker ends late."""
-    items.sort(key=lambda item: scope_of(item.nodeid) == item.nodeid)
+    """What takes long as a whole comes first, Ray before all, so that no worker ends late."""
+
+    def rank(item):
+        scope = scope_of(item.nodeid)
+        return scope != "ray", scope == item.nodeid
+
+    items.sort(key=rank)
 
 
 def pytest_xdist_auto_num_workers(config):

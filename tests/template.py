@@ -27,6 +27,7 @@ from fedavg.engine.memory import settle_before_fork
 #: What servers and devices import when they first need it; not all of it need be installed.
 LATER = (
     "anyio._backends._asyncio",
+    "dp_accounting",
     "encodings.idna",
     "httpcore2",
     "numpy.ctypeslib",

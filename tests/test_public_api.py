@@ -29,7 +29,13 @@ def test_the_public_names_show():
         _ = fedavg.Nothing
 
 
-@pytest.mark.parametrize("name", sorted(fedavg.__all__))
+#: Their examples start a Ray of their own, which takes ten seconds; tests/fleets/ray shares one.
+ON_RAY = {"RayFleet"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ON_RAY)) for name in sorted(fedavg.__all__)]
+)
 def test_it_has_a_docstring_whose_example_runs(name):
     found = getattr(fedavg, name)
     if isinstance(found, UnionType):  # a union has no docstring of its own: its members have

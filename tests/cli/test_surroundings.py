@@ -83,7 +83,7 @@ def test_a_terminal_that_knows_only_ascii(tmp_path):
     assert said.isascii()
 
 
-@pytest.mark.parametrize("files", [8, 12, 20])
+@pytest.mark.parametrize("files", [8, 20])
 def test_few_open_files(tmp_path, files):
     before = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash"]
     code, said = fedavg(*RUN, "--workers", "2", before=before, cwd=tmp_path)
@@ -104,8 +104,8 @@ def test_runs_that_start_in_the_same_second_have_names_of_their_own(tmp_path):
 
 
 def test_a_bad_plan_leaves_no_directory(tmp_path):
-    code, _ = fedavg("run", "mnist-2nn", "--clients", "7", "--partition", "no-such", cwd=tmp_path)
-    assert code == 2
+    ended = programs.fedavg("run", "mnist-2nn", "--clients", "7", "--partition", "no-such", cwd=tmp_path)
+    assert ended.returncode == 2
     assert not list(tmp_path.glob("runs/*"))
 
 

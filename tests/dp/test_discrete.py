@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from fedavg.dp.discrete import as_fraction, discrete_gaussian
 
@@ -18,6 +17,8 @@ def pmf(sigma, reach):
 @pytest.mark.parametrize(("sigma", "reach"), [(0.5, 2), (1.0, 4), (2.71875, 9)])
 def test_the_exact_probabilities_by_chi_square(sigma, reach):
     """200,000 draws into one bin per integer and one for both tails; a wrong exponent fails by orders of magnitude."""
+    from scipy.stats import chisquare  # imported by those who use it: every worker collects this file
+
     n = 200_000
     drawn = discrete_gaussian(sigma, n, np.random.default_rng(7))
     counts = np.bincount(np.clip(drawn + reach, -1, 2 * reach + 1) + 1, minlength=2 * reach + 3)

@@ -1,4 +1,4 @@
-"""The tutorial notebook runs from top to bottom in a real kernel, with two rounds in each of its runs."""
+"""The tutorial notebook runs from top to bottom in a real kernel, with two rounds of two clients in each of its runs."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import re, sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], 4)
 for cell in notebook.cells:
-    cell.source = re.sub(r"rounds=\\d+", "rounds=2", cell.source)
+    cell.source = re.sub(r"rounds=\\d+", "rounds=2", re.sub(r"C=0.\\d+", "C=0.02", cell.source))
 NotebookClient(notebook, timeout=600, resources={"metadata": {"path": sys.argv[2]}}).execute()
 for cell in notebook.cells:
     for output in cell.get("outputs", []):

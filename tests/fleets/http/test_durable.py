@@ -105,7 +105,7 @@ KEEPING = {
     ("times", "rounds", "changes"),
     [
         # Where nobody keeps anything is the easier case.
-        *(pytest.param(6, 60, changes, id=f"6 times, {name}") for name, changes in KEEPING.items()),
+        *(pytest.param(4, 60, changes, id=f"4 times, {name}") for name, changes in KEEPING.items()),
         pytest.param(100, 750, {}, marks=pytest.mark.slow, id="100 times"),
         *(
             pytest.param(100, 750, changes, marks=pytest.mark.slow, id=f"100 times, {name}")

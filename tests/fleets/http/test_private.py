@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from harness import PATIENCE_S, Fleet, Hand, wait_until
 from harness import serving as serving_process
 from safetensors.torch import load
-from scipy.optimize import brentq
 from tiny import DATA, SIZES, tiny_plan
 
 from fedavg.cli import cli
@@ -61,6 +60,8 @@ def rows(path):
 
 def exact_epsilon(releases, noise, delta=1e-3):
     """Of so many releases together, each moved by up to 2 by one client and noised by `noise`: Balle and Wang 2018."""
+    from scipy.optimize import brentq  # imported by those who use it: every worker collects this file
+
     mu = 2 * sqrt(releases) / noise
     normal = lambda x: erfc(-x / sqrt(2)) / 2  # noqa: E731
     excess = lambda eps: normal(mu / 2 - eps / mu) - exp(eps) * normal(-mu / 2 - eps / mu) - delta  # noqa: E731

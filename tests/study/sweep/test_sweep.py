@@ -20,6 +20,8 @@ from toys import TOY, heed_ctrl_c, toy_data
 
 TESTS = Path(__file__).parents[2]
 PLAN = fedavg.Plan(task="toys:TOY", data="paper_toys:DATA", C=0.5, rounds=8, workers=1)
+#: Parts that are objects are run in this process.
+HERE = fedavg.Plan(task=TOY, data=toy_data((30, 40, 20, 30)), C=0.5, rounds=8, workers=1)
 PATH = os.pathsep.join(map(str, (TESTS, TESTS / "paper")))
 
 
@@ -47,30 +49,30 @@ def test_every_run_of_a_sweep_is_the_run_by_itself(tmp_path):
 
 
 def test_objects_from_python_are_run_in_this_process_and_taken_up_again(tmp_path):
-    plan = fedavg.Plan(task=TOY, data=toy_data((30, 40, 20, 30)), C=0.5, rounds=8, workers=1)
     grid = {"algorithm": [fedavg.FedAvg(), fedavg.FedProx(mu=0.5)], "lr": [0.4, 0.001]}
     said = []
-    found = fedavg.sweep(plan, grid, directory=tmp_path, say=said.append)
+    found = fedavg.sweep(HERE, grid, directory=tmp_path, say=said.append)
     assert "one after another" in said[0]
     assert found.best.settings["lr"] == 0.4
     assert {entry.status for entry in found.entries} <= {"done", "dropped"}
-    alone = fedavg.run(replace(plan, **found.best.settings))
+    alone = fedavg.run(replace(HERE, **found.best.settings))
     assert found.best.best.mean == pytest.approx(alone.accuracy.max(), abs=1e-5)
     before = {path: path.read_bytes() for path in tmp_path.glob("runs/*/metrics.jsonl")}
-    again = fedavg.sweep(plan, grid, directory=tmp_path)
+    again = fedavg.sweep(HERE, grid, directory=tmp_path)
     assert [entry.to_dict() for entry in again.entries] == [entry.to_dict() for entry in found.entries]
     assert {path: path.read_bytes() for path in tmp_path.glob("runs/*/metrics.jsonl")} == before
 
 
 def test_one_that_diverges_is_told_and_does_not_stop_the_others(tmp_path):
-    found = fedavg.sweep(PLAN, {"lr": [0.1, 1e20]}, directory=tmp_path)
+    """In this process; a process of its own that diverges: tests/campaign/test_execute.py."""
+    found = fedavg.sweep(HERE, {"lr": [0.1, 1e20]}, directory=tmp_path)
     done, lost = found.entries
     assert (done.status, lost.status, lost.settings) == ("done", "diverged", {"lr": 1e20})
     assert "diverged" in lost.reason
 
 
 def test_by_a_metric_of_which_less_is_better(tmp_path):
-    plan = replace(PLAN, patience="loss=100")
+    plan = replace(HERE, patience="loss=100")
     found = fedavg.sweep(plan, {"lr": [0.01, 0.4]}, directory=tmp_path, keep_all=True)
     assert found.goal.metric == "loss"
     assert found.entries[0].best.mean < found.entries[1].best.mean
@@ -101,8 +103,8 @@ lr = "0.1:0.2:2lin"
 """
 
 
-def fedavg_sweep(folder, *options, **changes):
-    command = [sys.executable, "-m", "fedavg", "sweep", "plan.toml", *options]
+def fedavg_sweep(folder, **changes):
+    command = [sys.executable, "-m", "fedavg", "sweep", "plan.toml"]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **changes)
 
 
@@ -120,10 +122,9 @@ def test_ctrl_c_and_the_same_command_goes_on(tmp_path):
     begun = {p: p.read_bytes() for p in tmp_path.glob("sweeps/plan/runs/*/metrics.jsonl")}
     short = FILE.replace("rounds = 3000", "rounds = 3")
     (tmp_path / "plan.toml").write_text(short)
-    second = fedavg_sweep(tmp_path, "--json")
-    out, err = second.communicate(timeout=300)
-    assert second.returncode == 0, err
-    document = json.loads(out)
+    second = programs.fedavg("sweep", "plan.toml", "--json", cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    document = json.loads(second.stdout)
     assert [point["status"] for point in document["points"]] == ["done", "done"]
     assert Path(tmp_path / document["picture"]).stat().st_size > 10_000
     assert all(path.read_bytes() == rows for path, rows in begun.items())  # another plan, and so other runs
