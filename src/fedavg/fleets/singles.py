@@ -33,12 +33,11 @@ class SingleRows:
         """For the worker that a row was lent to."""
         torch.from_numpy(self._row(row)).copy_(vector)
 
-    def read(self, row: int) -> np.ndarray:
-        """The update, shape (size,), not copied; its row is lent again only when this array and all its views are
-        gone."""
+    def read(self, row: int) -> memoryview:
+        """The bytes of the update, not copied; its row is lent again only when nothing is left that looks at it."""
         values = self._row(row)
         finalize(values, self._free.append, row).atexit = False
-        return values
+        return values.data.cast("B")
 
     def _row(self, row: int) -> np.ndarray:
         return np.frombuffer(self._memory, np.float32, self._size, 4 * row * self._size)

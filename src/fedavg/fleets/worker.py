@@ -78,7 +78,7 @@ class Trained:
     #: The ring elements to be masked, with secure aggregation.
     ring: bytes = b""
     #: The update itself, float32, where the setup asks for single updates: it is in no sum then.
-    single: bytearray | np.ndarray = field(default_factory=bytearray)
+    single: bytearray | memoryview = field(default_factory=bytearray)
     #: What the server sees of the update, where the plan lets it.
     seen: Seen | None = None
 

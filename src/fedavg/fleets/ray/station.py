@@ -97,7 +97,7 @@ def _rounding(setup: Setup, data: FederatedData, trainer: Trainer) -> str:
 class _Carried:
     """What clients keep, for the time of one call: it came with the call, and is fetched after it."""
 
-    def __init__(self, held: dict[FetchKey, bytes | bytearray]) -> None:
+    def __init__(self, held: dict[FetchKey, bytes | bytearray | memoryview]) -> None:
         self.came: dict[int, bytearray] = {}
         self._held = held
 
@@ -121,7 +121,7 @@ class Station:
         size = len(trainer.weights)
         ring, self._place = new_ring(self._setup.update_size(size))
         self._size = len(ring)
-        self._held: dict[FetchKey, bytes | bytearray] = {}
+        self._held: dict[FetchKey, bytes | bytearray | memoryview] = {}
         self._arriving = b""
         self._carried = _Carried(self._held)
         states = self._carried if self._setup.keeps_state else None
