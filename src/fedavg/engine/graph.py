@@ -75,14 +75,14 @@ class GraphEpoch:
 
     def __call__(self, examples: Examples, size: int, steps: Steps) -> Tensor:
         """One pass over the examples in order, in batches (the last may be short); returns the sum of the losses."""
-        call, total = self._call(steps), torch.zeros((), device=self._empty.device)
+        call, losses = self._call(steps), list[Tensor]()
         for piece, batch in _pieces(examples, size, one_by_one=call.kind.whole):
             epoch = self.prepare(piece, batch, call.kind)
             data = [*trees.leaves(piece.x), *trees.leaves(piece.y)]
-            total += epoch(data, batch, call.numbers, call.flat, call.targets)
+            losses.append(epoch(data, batch, call.numbers, call.flat, call.targets))
             if call.kind.whole:
                 step_with(steps, self._model.trainable, self._gradient)
-        return total
+        return sum(losses[1:], start=losses[0])
 
     def prepare(self, examples: Examples, size: int, kind: Kind = Kind()) -> NativeCall:  # noqa: B008
         """The native function for batches of so many examples like these; compiled when first asked for."""
