@@ -68,8 +68,9 @@ class Client:
         return seeds.rng(self._seed, self._round, self._k, "shuffle")
 
     @cached_property
-    def _augment(self) -> np.random.Generator:
-        return seeds.rng(self._seed, self._round, self._k, "augment")
+    def _augment(self) -> np.random.Generator | None:
+        """For tasks that draw: to make one takes longer than a step of a small model."""
+        return seeds.rng(self._seed, self._round, self._k, "augment") if self._trainer.task.augment else None
 
     @cached_property
     def rng(self) -> np.random.Generator:

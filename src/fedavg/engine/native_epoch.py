@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from fedavg import native
 from fedavg.engine.emit import Kind
 from fedavg.engine.lengths import at_length
 from fedavg.engine.pieces import Piece
-from fedavg.engine.program import ALIGNED, Program, write_program
+from fedavg.engine.program import ALIGNED, SCALARS, Program, write_program
 from fedavg.engine.step_calls import StepCalls
 from fedavg.engine.tape import Layout, Tape
 from fedavg.engine.writer import Unsupported
@@ -35,39 +36,57 @@ class Arena:
         return -(-self._memory.ctypes.data // ALIGNED) * ALIGNED
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """The program for batches of one length, how its inputs lie in memory, and the words that a call fills in."""
+
+    program: Program
+    layouts: list[Layout]
+    #: Where each array begins: the inputs, what is kept, what each call is told, the arena.
+    arrays: "ctypes.Array[ctypes.c_int64]"
+    scalars: "ctypes.Array[ctypes.c_float]"
+    #: By how many bytes each input moves on from batch to batch.
+    moves: "ctypes.Array[ctypes.c_int64]"
+
+
 class NativeEpoch:
     """The epochs of one tape, for batches of all lengths or of one; each has its program, written when first met."""
 
     def __init__(self, tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepCalls, arena: Arena) -> None:
         self._tape, self._kind, self._calls, self._arena = tape, kind, calls, arena
         self._kept = [*parameters, *tape.state_tensors]
-        self._kept_at = _addresses(self._kept)
-        self._programs: dict[int, tuple[Program, list[Layout]]] = {}
+        self._prepared: dict[int, Prepared] = {}
 
-    def prepare(self, length: int) -> tuple[Program, list[Layout]]:
-        """The program for batches of a length, and how its inputs lie in memory. Raises `Unsupported`."""
-        if length not in self._programs:
+    def prepare(self, length: int) -> Prepared:
+        """What batches of a length need. Raises `Unsupported`."""
+        if length not in self._prepared:
             tape = at_length(self._tape, length)
-            self._programs[length] = write_program(tape, self._kind), [tape.layouts[name] for name in tape.inputs]
-        return self._programs[length]
+            program = write_program(tape, self._kind)
+            layouts = [tape.layouts[name] for name in tape.inputs]
+            arrays = (ctypes.c_int64 * len(program.arrays))(*[0] * len(layouts), *_addresses(self._kept))
+            numbers = [*[0.0] * len(SCALARS), *program.constants]
+            scalars, moves = (ctypes.c_float * len(numbers))(*numbers), (ctypes.c_int64 * len(layouts))()
+            self._prepared[length] = Prepared(program, layouts, arrays, scalars, moves)
+        return self._prepared[length]
 
     def __call__(self, piece: Piece, steps: Steps) -> Tensor:
         library, told = built(), self._calls.of(steps)
         assert library, "looked at by `native_epoch`"
         data, batch = piece.leaves, piece.batch
-        program, layouts = self.prepare(batch)
-        inputs = [_laid_out(leaf, layout, batch) for leaf, layout in zip(data, layouts, strict=True)]
-        examples_at, others_at = _addresses(inputs), _addresses([*told.targets, *told.flat])
-        arena = self._arena.start(program.arena_bytes)
-        arrays = np.array([*examples_at, *self._kept_at, *others_at, arena], np.int64)
-        moves = np.array([leaf.stride(0) * batch * leaf.element_size() for leaf in inputs], np.int64)
+        how = self.prepare(batch)
+        program, arrays, scalars, moves = how.program, how.arrays, how.scalars, how.moves
+        inputs = [_laid_out(leaf, layout, batch) for leaf, layout in zip(data, how.layouts, strict=True)]
+        arrays[: len(inputs)] = _addresses(inputs)
+        arrays[len(inputs) + len(self._kept) :] = [
+            *_addresses(told.targets), *_addresses(told.flat), self._arena.start(program.arena_bytes),
+        ]  # fmt: skip
+        moves[:] = [leaf.stride(0) * batch * leaf.element_size() for leaf in inputs]
         lr, pull, mu = told.numbers
-        numbers = (0.0, 1.0, -lr, mu, lr * pull, pull, -lr * (1 + mu), lr * mu)
-        scalars = np.array([*numbers, *program.constants], np.float32)
+        scalars[: len(SCALARS)] = (0.0, 1.0, -lr, mu, lr * pull, pull, -lr * (1 + mu), lr * mu)
         total = ctypes.c_double(0.0)
         failed = library.epoch(
-            ctypes.c_void_p(program.code.data_ptr()), ctypes.c_long(len(program.code)), _pointer(arrays),
-            _pointer(scalars), ctypes.c_int(len(data[0]) // batch), ctypes.c_int(len(inputs)), _pointer(moves),
+            ctypes.c_void_p(program.code.data_ptr()), ctypes.c_long(program.code.shape[0]), arrays, scalars,
+            ctypes.c_int(data[0].shape[0] // batch), ctypes.c_int(len(inputs)), moves,
             ctypes.c_long(program.loss[0]), ctypes.c_long(program.loss[1]), ctypes.byref(total),
         )  # fmt: skip
         if failed:
@@ -104,7 +123,3 @@ def _laid_out(leaf: Tensor, layout: Layout, batch: int) -> Tensor:
     if same and (batch == 1 or leaf.stride(0) == layout.strides[0]):
         return leaf
     return torch.empty_strided(leaf.shape, layout.strides, dtype=leaf.dtype).copy_(leaf)
-
-
-def _pointer(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)

@@ -85,10 +85,11 @@ class Trainer:
     def load(self, weights: Tensor) -> None:
         self.model.load(weights)
 
-    def inputs(self, x: Tree, rng: np.random.Generator) -> Tree:
-        """Raw examples as the module's input in training."""
+    def inputs(self, x: Tree, rng: np.random.Generator | None) -> Tree:
+        """Raw examples as the module's input in training; `rng` is for tasks that augment them."""
         if self.task.augment is None:
             return self.prepare(x)
+        assert rng, "given where the task augments"
         return input_form(self.task.augment(self._moved(x), rng), self._fit)
 
     def prepare(self, x: Tree) -> Tree:
@@ -111,7 +112,7 @@ class Trainer:
             raise TypeError(f"collate gave {type(made).__name__}; expected a pair (x, y)")
         return Examples(*made)
 
-    def batches(self, examples: Examples, size: int, rng: np.random.Generator) -> Iterator[tuple[int, Examples]]:
+    def batches(self, examples: Examples, size: int, rng: np.random.Generator | None) -> Iterator[tuple[int, Examples]]:
         """What the module is trained on, in order: each batch with the number of raw examples that it is made of."""
         if self.task.collate is None:
             whole = Examples(self.inputs(examples.x, rng), self.targets(examples.y))
@@ -128,7 +129,7 @@ class Trainer:
             correction = replace(correction, towards=towards, drift=drift)
         return fresh(self.optimizer, len(self.model.trainable), lr, correction, self._device)
 
-    def pieces(self, examples: Examples, size: int, rng: np.random.Generator) -> Iterator[Piece]:
+    def pieces(self, examples: Examples, size: int, rng: np.random.Generator | None) -> Iterator[Piece]:
         """One pass over raw examples, in order, in batches: what `epoch_for` has functions for."""
         if self.task.collate is None:
             yield from cut(Examples(self.inputs(examples.x, rng), self.targets(examples.y)), size)
