@@ -57,7 +57,7 @@ def memory_limit(proc: Path = PROC) -> float:
 
 
 def memory_bytes(proc: Path = PROC) -> tuple[float, float]:
-    """What the machine has, and what of it is free for this process; infinity where nobody says."""
+    """What the machine has, and what of it is free for this process; infinity if unknown."""
     rows = {row.split(":")[0]: row.split() for row in _text(proc / "meminfo").splitlines() if ":" in row}
     total, free = (int(rows[name][1]) * 1024 if name in rows else inf for name in ("MemTotal", "MemAvailable"))
     return total, min(free, memory_limit(proc))

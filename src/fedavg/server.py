@@ -103,7 +103,7 @@ Watcher = Callable[[Event], None]
 def event_row(event: Round) -> dict[str, Any]:
     """A round as plain values, without its state; what not every run has is there only if this one has it.
 
-    A number that is not finite is None: JSON has no word for it.
+    A number that is not finite is None: JSON cannot express it.
     """
     absent = {"state"} if event.ledger else {"state", "epsilon", "ledger"}
     absent |= {name for name in ("metrics", "on_clients", "world", "cohort") if not getattr(event, name)}

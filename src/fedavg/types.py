@@ -114,7 +114,7 @@ class Population:
 
     @property
     def with_data(self) -> int:
-        """How many clients have examples; all of them, where nobody knows."""
+        """How many clients have examples; all of them if that is not known."""
         return self.count if self.sizes is None else int((self.sizes > 0).sum())
 
 

@@ -75,7 +75,7 @@ class Algorithm(Pluggable, ABC):
 
     kind = "algorithm"
     name: str
-    #: A baseline that is not federated asks for all data in the hands of one client.
+    #: A baseline that is not federated needs all data at one client.
     pools_data: bool = False
     #: True if the clients of a round may start from different versions of the model (`assign`).
     asynchronous: bool = False

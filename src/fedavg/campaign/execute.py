@@ -56,7 +56,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Aim:
-    """Something to be measured. `needs` gives what is still to be run, the most telling first; nothing if it is met."""
+    """Something to measure. `needs` gives what is still to run, the most informative first; nothing if it is met."""
 
     name: str
     command: str

@@ -1,4 +1,4 @@
-"""What users hold values in (arrays, tensors, lists, images) as columns with a row per example, and as tensors.
+"""Values as users have them (arrays, tensors, lists, images) as columns with a row per example, and as tensors.
 
 A column is a NumPy array, or a `Ragged` where rows have different lengths. `x` and `y` are a column, or a tuple or a
 dict of columns (see `fedavg.trees`).

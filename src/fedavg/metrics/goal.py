@@ -32,7 +32,7 @@ class Goal:
         return self.target is not None and (value == self.target or self.better(value, self.target))
 
     def best(self, values: Sequence[float]) -> float | None:
-        """The best of some values; None if there are none, or nobody knows which way is better."""
+        """The best of some values; None if there are none, or it is not known which way is better."""
         if not values or self.higher_is_better is None:
             return None
         return max(values) if self.higher_is_better else min(values)

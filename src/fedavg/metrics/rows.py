@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
-    """JSON has no word for NaN: a row has None in its place."""
+    """JSON cannot express NaN: a row has None in its place."""
     return {name: nan if value is None else value for name, value in values.items()}
 
 

@@ -87,5 +87,5 @@ def names_of_sums(metrics: Mapping[str, Metric]) -> list[str]:
 
 
 def whole_report(metrics: Mapping[str, Metric], sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """As `report`, without what is no number: JSON has none for it."""
+    """As `report`, without what is not a number, which JSON cannot express."""
     return {name: value for name, value in report(metrics, sums).items() if isfinite(value)}

@@ -12,7 +12,7 @@ from fedavg.robust.rows import Rows
 
 
 class TooFew(PlanError):
-    """There are too few updates for what the defence is to stand."""
+    """There are too few updates for the faults that the defence must withstand."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Defence:
     pre: Sequence[PreAggregator] = ()
 
     def check(self, clients: int, liars: int = 0) -> None:
-        """Refuse a cohort that is too small for the faults that the parts are set to stand, or for the liars there are.
+        """Refuse a cohort that is too small for the faults that the parts must withstand, or for the liars there are.
 
-        A part may be set to fewer faults than there are liars: that is a study of what happens then.
+        A part may be set to fewer faults than there are liars, to study what happens then.
         """
         rows = clients
         for step in self.pre:
@@ -45,7 +45,7 @@ class Defence:
         return self.reducer.reduce(ready, self._case(rows, rng, previous))
 
     def weights(self, rows: Rows, rng: np.random.Generator, previous: np.ndarray | None = None) -> np.ndarray | None:
-        """What each vector of the basis counts for in the result; None if it is no combination of whole updates."""
+        """What each vector of the basis counts for in the result; None if it is not a combination of whole updates."""
         ready = self._prepared(rows, rng)
         weights = self.reducer.weights(ready, self._case(rows, rng, previous))
         return None if weights is None else ready.coefficients(weights)

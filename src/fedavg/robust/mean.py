@@ -22,5 +22,5 @@ class PlainMean(Combination):
         return np.full(len(rows), 1 / len(rows))
 
     def tolerates(self, rows: int) -> int:
-        """Whoever chooses it knows that it stands none: how many lie is not its concern."""
+        """It withstands no liars, and claims nothing else, so their number is not checked."""
         return rows

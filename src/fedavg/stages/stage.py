@@ -44,7 +44,7 @@ class Whole(Protocol):
 
     @property
     def clients(self) -> Population:
-        """The same, for a stage that cannot do without: a PlanError where nobody knows."""
+        """The same, for a stage that needs it: a PlanError if it is not known."""
 
     @property
     def cohort_size(self) -> int: ...

@@ -60,7 +60,7 @@ class Weigh(Stage):
         return replace(total, weight=self.denominator)
 
     def _everyone(self, clients: Population | None) -> float:
-        """W, the weights of all clients together; 0 where nobody knows, as on a device, which has no use for it."""
+        """W, the weights of all clients together; 0 if it is not known, as on a device, which does not need it."""
         if clients is None:
             return 0.0
         if self.total:

@@ -49,7 +49,7 @@ SERVER_BYTES: Final = 80
 
 @dataclass(frozen=True)
 class Cost:
-    """A round without its evaluation, an evaluation, and the memory of all processes; None where nobody knows it."""
+    """A round without its evaluation, an evaluation, and the memory of all processes; None if unknown."""
 
     round_s: float
     evaluation_s: float

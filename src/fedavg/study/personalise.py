@@ -2,7 +2,7 @@
 
 Each client's examples are split: on the one part the model is fine-tuned, on the other, held out, the shared and the
 fine-tuned model are judged. Where the run itself held those examples back (the plan's `holdout`), neither has
-seen them; otherwise the shared model was trained on them too, and both are judged too kindly: `seen` says so.
+seen them; otherwise the shared model was trained on them too, and both scores are too high: `seen` says so.
 """
 
 from collections.abc import Callable, Sequence

@@ -29,7 +29,7 @@ REDUCERS: Final = (
     "mean", "median", "trimmed:F", "meamed:F", "geomedian", "krum:F", "multikrum:F", "centred:2.0", "mda:F",
     "normbound:2.0", "dnc:F",
 )  # fmt: skip
-#: Those that tell the most come first.
+#: The most informative come first.
 ATTACKS: Final = (
     "ipm:1.0", "alie", "signflip:3.0", "backdoor:0:boost=5.0", "labelflip", "minmax", "scaled:10.0", "mimic",
     "gaussian", "optalie", "optipm", "freerider", "nan",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedavg.client import Client
 
 HONEST: Final = 10
-#: ByzFL keeps a fifth of the training set for validation; here it is in the hands of the liars, who do not train.
+#: ByzFL keeps a fifth of the training set for validation; here the liars hold it, and they do not train.
 TRAINED_ON: Final = 0.8
 GAMMAS: Final = (1.0, 0.66, 0.33, 0.0)
 #: The published heat map: gamma -> f = 1, 2, 3, 4.
@@ -40,9 +40,9 @@ PUBLISHED: Final = {
     0.33: (0.98, 0.97, 0.94, 0.94),
     0.0: (0.87, 0.61, 0.26, 0.27),
 }
-#: Their sign flip turns the honest mean round.
+#: Their sign flip reverses the honest mean.
 ATTACKS: Final = ("ipm:1.0", "optipm", "optalie")
-#: The cells that tell the most come first: where honest clients differ and defences begin to fail, then the corners.
+#: The most informative cells come first: where honest clients differ and defences begin to fail, then the corners.
 ORDER: Final = ((0.0, 1), (0.33, 3), (1.0, 4), (0.0, 3), (0.33, 1), (0.66, 4))
 
 
@@ -174,7 +174,7 @@ def better_of_the_worst(records: Sequence[Record]) -> float:
 
 
 def cells(gammas: Sequence[float] = GAMMAS, faults: Sequence[int] = (1, 2, 3, 4), seed: int = 0) -> list[PublishedCell]:
-    """The cells that are asked for, the most telling first."""
+    """The cells that are asked for, the most informative first."""
     every = [*ORDER, *((gamma, f) for gamma in GAMMAS for f in (1, 2, 3, 4) if (gamma, f) not in ORDER)]
     return [cell_of(gamma, f, seed) for gamma, f in every if gamma in gammas and f in faults]
 

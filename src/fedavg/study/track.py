@@ -102,7 +102,7 @@ def new_tracker(text: str, directory: Path) -> Tracker:
 
 @contextmanager
 def tracking(trackers: Sequence[Tracker], plan: Plan) -> Iterator[Callable[[Event], None]]:
-    """A watcher that tells the trackers of every event; they are ended with the block, however it ends."""
+    """A watcher that passes every event to the trackers; they end with the block, however it ends."""
     with ExitStack() as begun:
 
         def watch(event: Event) -> None:

@@ -14,7 +14,7 @@ _CLIENTS = 11
 
 
 def check_reducer(reducer: Reducer | str, pre: Sequence[PreAggregator | str] = (), **options: Any) -> None:
-    """It gives back what all send alike, stands the faults that it is set to, and depends on nothing but the updates.
+    """It gives back what all send, withstands the faults that it is set to, and depends only on the updates.
 
     A run with it ends, with the same bits on any number of workers and after a stop. `pre` are steps before it.
 

@@ -39,7 +39,7 @@ class GivenUp:
 
 
 def finished(record: Record | None) -> bool:
-    """True if the run came to an end of its own: another start would add nothing."""
+    """True if the run ended by itself: another start would add nothing."""
     return record is not None and record.stopped in (TARGET, CAP, DIVERGED)
 
 
