@@ -11,15 +11,19 @@ import pytest
 import torch
 from operated import operating, plan, train
 from safetensors.torch import load, save
+from tiny import tiny_plan
 from torch import ones
 
 from fedavg import ArrayData, Connection, Device, run
 from fedavg.errors import PlanError
 from fedavg.fleets.http.protocol.messages import Extension
+from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
+from fedavg.fleets.worker import judges
 from fedavg.plan import Plan
 from fedavg.programs.extension import extended
 from fedavg.runlog.checkpoint import from_tensors
+from fedavg.setup import simulation
 from fleet_peers import DATA, HOST, NUMBERS, fleet_plan, serving, until
 from toys import TOY
 
@@ -246,6 +250,23 @@ def test_a_run_is_for_so_many_clients_whatever_their_numbers(tmp_path):
         for peer in (stranger, *peers):
             peer.close()
     assert json.loads((tmp_path / "runs" / "1" / "metrics.jsonl").read_text())["clients"] == 2
+
+
+def test_no_more_clients_are_invited_than_the_plan_is_for(tmp_path):
+    """Devices decline to be one of more than K: neither over-selection nor an evaluation goes beyond."""
+    with operating(tmp_path, minimum=3, rules=Rules(over_selection=2.0)) as service:
+        peers = [service.peer(10) for _ in range(4)]
+        service.submit(plan(clients=3, C=0.7))
+        for peer in peers:
+            until(lambda peer=peer: peer.poll() and peer.taken)
+        until(lambda: service.status()["round"])
+        found = [answer for peer in peers if (answer := peer.poll().json)["type"] == "work"]
+        assert [answer["invited"] for answer in found] == [3, 3, 3]
+        for peer in peers:
+            peer.close()
+    setup, _ = simulation(tiny_plan(clients=8, rounds=1))
+    chosen = judges(setup, 1, np.arange(12))
+    assert (len(set(chosen)), chosen) == (8, sorted(chosen))
 
 
 def test_a_cohort_is_a_share_of_those_who_may_take_part(tmp_path):

@@ -167,11 +167,12 @@ class HttpFleet(Fleet):
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
         plan, attempt = self._setup.plan, self._attempt % ATTEMPTS_APART  # of a restored run, as without that
         if memory := self._lookback.memory(present):  # chosen by what is known of them, all of them
-            size = self._rules.invited(cohort_size(plan.C, present))
+            size = min(self._rules.invited(cohort_size(plan.C, present)), present.count)
             return sample_cohort(plan, present, round, attempt, size=size, memory=memory)
         first = sample_cohort(plan, present, round, attempt)
         others = np.setdiff1d(eligible(present), np.array(first, np.int64))
-        extra = min(self._rules.invited(len(first)) - len(first), len(others))
+        invited = min(self._rules.invited(len(first)), present.count)  # of more than K no device would be one
+        extra = min(invited - len(first), len(others))
         rng = seeds.rng(plan.seed, round, seeds.NONE, f"over-selection {attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
 
