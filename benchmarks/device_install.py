@@ -58,7 +58,7 @@ def _sizes(environment: Path) -> dict[str, object]:
     largest = sorted(by_name, key=by_name.__getitem__, reverse=True)[:6]
     return {
         "installed_mb": whole,
-        "without_torch_mb": round(whole - torch, 1),
+        "without_torch_and_its_libraries_mb": round(whole - torch, 1),
         "fedavg_mb": by_name["fedavg"],
         "largest_mb": {name: by_name[name] for name in largest},
     }
