@@ -1,6 +1,6 @@
 """What operators ask of the runs of a service, whoever serves them: the queue and every change of it is the database's.
 
-A `Desk` knows nothing of clients and rounds. What is being served at the moment is for the `Counter` to say.
+A `FrontDesk` knows nothing of clients and rounds; `NowServed` says what is being served at the moment.
 """
 
 import logging
@@ -26,7 +26,7 @@ HEADER_BYTES: Final = 2**20
 AT_REST: Final = ("incomplete", "queued", "paused", "failed")
 
 
-class Counter(ABC):
+class NowServed(ABC):
     """What is served at the moment, as far as operators are concerned. Called from threads of the handlers."""
 
     @abstractmethod
@@ -47,18 +47,18 @@ class Counter(ABC):
 
 
 @final
-class Desk(Office):
-    """The runs in the database, and the counter where they are served."""
+class FrontDesk(Office):
+    """The runs in the database, and those of them that are served now."""
 
-    def __init__(self, runs: Runs, hosting: Hosting, counter: Counter) -> None:
-        self._runs, self._hosting, self._counter = runs, hosting, counter
+    def __init__(self, runs: Runs, hosting: Hosting, now: NowServed) -> None:
+        self._runs, self._hosting, self._now = runs, hosting, now
 
     def submit(self, order: NewRun, by: str) -> int:
         plan = self._hosting.plan(order.plan)
         self._hosting.resolved(plan)
         number = self._runs.submit(plan.to_toml(), plan.digest, order.name, by, time(), order.init)
         log.info("run submitted", extra={"run": number, "plan": plan.digest, "by": by})
-        self._counter.look_again()
+        self._now.look_again()
         return number
 
     def model_bytes(self, number: int) -> int:
@@ -72,10 +72,10 @@ class Desk(Office):
         _, _, setup = self._hosting.resolved(self._hosting.plan(run.plan_toml))
         weights_of(setup, content)
         self._runs.give_model(number, content)
-        self._counter.look_again()
+        self._now.look_again()
 
     def runs(self) -> list[tuple[SubmittedRun, int | None]]:
-        last = self._counter.committed()
+        last = self._now.committed()
         return [(run, last.get(run.number)) for run in self._runs.all()]
 
     def pause(self, number: int) -> None:
@@ -90,13 +90,13 @@ class Desk(Office):
             raise PlanError(f"run {number} is {run.state}; expected one that is paused or has failed")
         waits = run.init_sha256 is not None and self._runs.model(number) is None
         self._runs.set_state(number, "incomplete" if waits else "queued")
-        self._counter.look_again()
+        self._now.look_again()
 
     def extend(self, number: int, extension: Extension, by: str) -> None:
         run = self._one(number)
         if run.state not in ("queued", "running", "paused", "done"):
             raise PlanError(f"run {number} is {run.state}; expected one that is queued, running, paused or done")
-        under_way = self._counter.committed()
+        under_way = self._now.committed()
         committed = under_way[number] if number in under_way else self._hosting.committed(number)
         plan = extended(self._hosting.plan(run.plan_toml), extension, committed)
         self._hosting.resolved(plan)
@@ -104,8 +104,8 @@ class Desk(Office):
         state = "queued" if run.state == "done" else run.state
         self._runs.change(number, plan.to_toml(), plan.digest, change, state)
         log.info("run extended", extra={"run": number, **change})
-        self._counter.told_to_end(number, "running")  # it is taken up again at once, by its new plan
-        self._counter.look_again()
+        self._now.told_to_end(number, "running")  # it is taken up again at once, by its new plan
+        self._now.look_again()
 
     def roll_back(self, number: int, wanted: Rollback, by: str) -> None:
         run = self._one(number)
@@ -114,7 +114,7 @@ class Desk(Office):
         noted = self._hosting.roll_back(run, wanted.to_round, by)
         self._runs.change(number, run.plan_toml, run.plan_digest, noted, "paused")
         log.warning("run rolled back", extra={"run": number, **noted})
-        self._counter.offer_no_more(number)
+        self._now.offer_no_more(number)
 
     def ledger(self, number: int) -> RunLedger:
         self._one(number)
@@ -123,7 +123,7 @@ class Desk(Office):
 
     def _end(self, number: int, state: str, resting: tuple[str, ...]) -> None:
         run = self._one(number)
-        if self._counter.told_to_end(number, state):
+        if self._now.told_to_end(number, state):
             return
         if run.state not in resting:
             raise PlanError(f"run {number} is {run.state}; expected one that is under way or {', '.join(resting)}")

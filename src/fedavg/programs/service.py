@@ -27,7 +27,7 @@ from fedavg.fleets.http.server.refusals import HTTP_PROBLEMS, PLAIN_PATHS
 from fedavg.fleets.http.server.roles import Keyring
 from fedavg.fleets.http.server.store import Store, StoreError, SubmittedRun
 from fedavg.fleets.http.server.store.roles import Roles
-from fedavg.programs.desk import Counter, Desk
+from fedavg.programs.desk import FrontDesk, NowServed
 from fedavg.programs.hosting import Hosting, check_restored, take_over, weights_of
 from fedavg.programs.premises import Premises
 from fedavg.programs.servable import Options
@@ -84,12 +84,12 @@ def check_no_single_run(store: Store) -> None:
 
 
 @contextmanager
-def open_to_all(premises: Premises, counter: Counter, stop: Callable[[], None]) -> Iterator[Listening]:
+def open_to_all(premises: Premises, now: NowServed, stop: Callable[[], None]) -> Iterator[Listening]:
     """Listen for clients and operators, until the end."""
     store, options, front = premises.store, premises.hosting.options, premises.floor.front
     keyring = Keyring(admin_token(store, options, options.join_uses or JOIN_USES), Roles(store.connections))
     admin = Admin(lambda: premises.floor.shown, store, keyring, stop)
-    desk = Desk(premises.runs, premises.hosting, counter)
+    desk = FrontDesk(premises.runs, premises.hosting, now)
     runs = RunEndpoints(desk, front.answered, keyring, front.blocking)
     doors = Starlette(
         routes=[Mount("", app=premises.dispatch)], middleware=PLAIN_PATHS, exception_handlers=HTTP_PROBLEMS
@@ -111,7 +111,7 @@ class RunUnderWay:
 
 
 @final
-class Service(Counter):
+class Service(NowServed):
     """The queue of runs, and the runs that are offered now, on the floor of the premises."""
 
     def __init__(self, premises: Premises) -> None:

@@ -22,6 +22,8 @@ from fedavg.fleets.http.server.store import ClientRow, allows
 
 #: Seconds for which a run that is over waits for those who were there, while others are served.
 LINGER_S: Final = 120.0
+#: Of so many runs that are offered no more it is known who was told; who comes by of an earlier one is told again.
+TOLD_KEPT: Final = 8
 _POLL: Final = "/v1/poll"
 _LATEST: Final = "/v1/models/latest"
 
@@ -298,6 +300,8 @@ class Floor:
     def _drop(self, stand: Stand) -> None:
         del self._stands[stand.number]
         self._told[stand.number] = stand.hub.polls.told()
+        while len(self._told) > TOLD_KEPT:
+            del self._told[next(iter(self._told))]
         self._at = {k: at for k, at in self._at.items() if at != stand.number}
         stand.held.close()
 
