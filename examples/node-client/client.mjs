@@ -117,8 +117,8 @@ function shuffled(n) {
 // A client
 
 export class Client {
-  constructor(url, folder, task, examples, token) {
-    Object.assign(this, { url, folder, task, examples, token });
+  constructor(url, folder, task, examples, token, onModel = () => {}) {
+    Object.assign(this, { url, folder, task, examples, token, onModel });
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const file = join(folder, "key.pem");
     if (!existsSync(file)) {
@@ -205,7 +205,7 @@ export class Client {
     await this.ask("PUT", path, this.held.frame, "application/octet-stream");
   }
 
-  // Until the run is over; returns the final model's numbers.
+  // Until the server has no more runs. `onModel` is given the numbers of each run's final model.
   async run() {
     await this.enrol();
     for (;;) {
@@ -216,7 +216,11 @@ export class Client {
       });
       if (answer.counted !== null && answer.counted !== undefined) this.held = null;
       if (answer.type === "plan") this.take(answer);
-      if (answer.type === "done" && !answer.more) return this.model(answer.model, 2);
+      if (answer.type === "done") {
+        this.onModel(await this.model(answer.model, 2));
+        if (!answer.more) return;
+        this.take({ run: null, plan_digest: null }); // it waits for another run
+      }
       if (answer.type === "wait") await sleep(answer.retry_after_s);
       if (answer.type !== "work") continue;
       try {
@@ -236,6 +240,6 @@ export class Client {
 if (process.argv[1] === new URL(import.meta.url).pathname) {
   const [url, folder, task, data, tokenFile] = process.argv.slice(2);
   const token = tokenFile ? readFileSync(tokenFile, "utf8").trim() : "";
-  const client = new Client(url.replace(/\/$/, ""), folder, task, JSON.parse(readFileSync(data)), token);
-  process.stdout.write(`${JSON.stringify(await client.run())}\n`);
+  const show = (numbers) => process.stdout.write(`${JSON.stringify(numbers)}\n`);
+  await new Client(url.replace(/\/$/, ""), folder, task, JSON.parse(readFileSync(data)), token, show).run();
 }

@@ -106,7 +106,7 @@ class FederatedData(Pluggable, ABC):
 @dataclass(frozen=True)
 class Population:
     """The clients that a plan is for: how many (K); and, where it is known before round 1, n_k of each, shape (K,), and
-    how many examples each holds out of training."""
+    how many examples each holds out of training. On devices numbers may go beyond K: n_k is 0 for those not there."""
 
     count: int
     sizes: np.ndarray | None = None

@@ -293,9 +293,12 @@ def describe(data: FederatedData, job: Job, index: int) -> Busy:
 
 
 def judges(setup: Setup, round: int, able: np.ndarray) -> list[int]:
-    """Who judges the model of a round: as many as the plan says of the clients that are able to, in rising order."""
-    wanted = setup.plan.eval_clients
-    if wanted is None or wanted >= len(able):
+    """Who judges the model of a round: as many as the plan says of the clients that are able to, in rising order.
+
+    A service may have more of them than the plan is for; no more than K are asked.
+    """
+    wanted = min(each for each in (setup.plan.eval_clients, setup.plan.clients, len(able)) if each is not None)
+    if wanted == len(able):
         return [int(k) for k in able]
     rng = seeds.rng(setup.plan.seed, round, seeds.NONE, "judges")
     return sorted(int(k) for k in rng.choice(able, wanted, replace=False))

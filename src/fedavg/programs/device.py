@@ -34,7 +34,7 @@ from fedavg.fleets.http.device.participant import Own, Participant, TakenPart, c
 from fedavg.fleets.http.device.plans import PlanOnDevice, resolve_sent
 from fedavg.fleets.http.device.policy import LONGEST_WAIT_S, Declined, Ended, Policy, check_plan
 from fedavg.fleets.http.device.reports import report
-from fedavg.fleets.http.device.runs import TakenRun, folder_of, take_up, told
+from fedavg.fleets.http.device.runs import TakenRun, folder_of, known_over, note_over, take_up, told
 from fedavg.fleets.http.device.sources import Source, source_of
 from fedavg.fleets.http.device.trial import Tasks, sources_of, tasks_of, try_out
 from fedavg.fleets.http.protocol.keys import ClientKey
@@ -168,6 +168,8 @@ class Device:
         self._participant: Participant | None = None
         #: The run that was offered last, if this device's owner does not want it.
         self._declined: Taken | None = None
+        #: The run that is known to be over: the device waits for another one, also after a restart.
+        self._over: Taken | None = None
         self._last_round, self._model, self._asked_after = 0, "", 0
         if make_link is None:
             self._connection.link(url, ClientKey.generate()).close()  # a bad address is told now
@@ -216,7 +218,9 @@ class Device:
                 return DeviceStep("wait", 0, _rest(answer))
             pause_s = participant.answer(answer)
             self._hear(participant, answer)
-        over = isinstance(answer, DoneAnswer) and not answer.more
+            over = isinstance(answer, DoneAnswer) and not answer.more
+            if isinstance(answer, DoneAnswer) and answer.more:
+                self._leave(participant)
         return DeviceStep(_asked(answer), getattr(answer, "round", self._last_round), pause_s, over)
 
     def stop(self) -> None:
@@ -252,6 +256,7 @@ class Device:
                 application = Application(self._token, examples or 0, tuple(self._tasks), self._name, self._client)
                 self._identity = enrolled(self._url, link, self._files, application)
                 link.signer.client = self._identity.client
+                self._over = known_over(self._files)
                 self._link, self._open = link, stack.pop_all()
         return self._link, self._signer
 
@@ -259,7 +264,7 @@ class Device:
         """In the run that was taken up; None if there is none, or it was declined."""
         if self._participant is None:
             run = taken(self._files, self._identity)
-            if run is not None and run.name != self._declined:
+            if run is not None and run.name not in (self._declined, self._over):
                 self._participant = self._join(run, link, signer)
         return self._participant
 
@@ -283,6 +288,16 @@ class Device:
                 report(link, 0, 0, error, "bad-plan")
             self._declined = run.name
         take_up(self._files, run)
+        self._end_of(None)
+
+    def _leave(self, participant: Participant) -> None:
+        """The run is over and its model is here: from now on the device asks for another run."""
+        self._participant = None
+        self._end_of(participant.run)
+
+    def _end_of(self, run: Taken | None) -> None:
+        self._over = run
+        note_over(self._files, run)
 
     def _join(self, run: TakenRun, link: Link, signer: "Signing | None") -> Participant:
         agreed = self._agreed(run, link, signer)

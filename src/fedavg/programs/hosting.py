@@ -15,6 +15,8 @@ from fedavg.errors import PlanError
 from fedavg.fleets.http.server.store import ChangeLog, Store, StoreError, SubmittedRun
 from fedavg.fleets.http.server.store.address import is_postgresql
 from fedavg.fleets.http.server.store.changes import RESTORED
+from fedavg.fleets.http.server.store.copies import schema_of, snapshot
+from fedavg.fleets.http.server.store.schema import LATEST
 from fedavg.plan import Plan, make_plan
 from fedavg.programs.servable import (
     Options,
@@ -51,6 +53,17 @@ class Hosting:
             store = Store.open(self.directory(number) / "fleet.db")
         store.old_states_kept = self.options.keep_rounds
         return store
+
+    def bring_up_to_date(self) -> None:
+        """Runs that an earlier version has left at rest: a copy of the service is of one version."""
+        if is_postgresql(self.options.database):
+            with snapshot(str(self.options.database)) as moment:
+                behind = [number for number in moment.runs() if moment.schema(number) != LATEST]
+        else:
+            files = {int(file.parent.name): file for file in self.options.directory.glob("runs/*/fleet.db")}
+            behind = [number for number, file in files.items() if schema_of(file) != LATEST]
+        for number in behind:
+            self.rounds(number).close()
 
     def committed(self, number: int) -> int:
         """The last committed round of a run that is at rest; 0 for one that has not begun."""

@@ -27,12 +27,13 @@ class Operated(Served):
 
 
 @contextmanager
-def operating(directory, **options):
+def operating(directory, listen=0, **options):
+    """`listen` is the port, where it is to be a certain one."""
     ready, failed, settled = [], [], threading.Event()
 
     def serve():
         try:
-            options_of = Options(Address(HOST, 0), directory, **{"minimum": 1, **options})
+            options_of = Options(Address(HOST, listen), directory, **{"minimum": 1, **options})
             serve_runs(options_of, ["toys", "fleet_peers"], lambda port: (ready.append(port), settled.set()))
         except BaseException as error:
             failed.append(error)

@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 import torch
 from operated import operating, plan, train
-from safetensors.torch import save
+from safetensors.torch import load, save
+from tiny import tiny_plan
 from torch import ones
 
 from fedavg import ArrayData, Connection, Device, run
 from fedavg.errors import PlanError
 from fedavg.fleets.http.protocol.messages import Extension
+from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
+from fedavg.fleets.worker import judges
 from fedavg.plan import Plan
 from fedavg.programs.extension import extended
+from fedavg.runlog.checkpoint import from_tensors
+from fedavg.setup import simulation
 from fleet_peers import DATA, HOST, NUMBERS, fleet_plan, serving, until
 from toys import TOY
 
@@ -226,3 +231,114 @@ def test_what_is_done_is_not_changed(change, problem):
         extended(Plan(rounds=10), change, committed=3)
     with pytest.raises(PlanError, match="follows a formula"):
         extended(replace(Plan(rounds=10), lr="cosine:0.1"), Extension(None, 0.1, 5), committed=3)
+
+
+def test_a_run_is_for_so_many_clients_whatever_their_numbers(tmp_path):
+    """Numbers are the service's: K = 2 of a plan means two clients, also if those of its task have numbers 1 to 3."""
+    with operating(tmp_path, minimum=None) as service:
+        stranger = service.peer(10, tasks=["mnist-2nn"])
+        service.revoke(client=stranger.k)  # who would not have taken part is not missing either
+        peers = [service.peer(10) for _ in range(3)]
+        assert [peer.k for peer in peers] == [1, 2, 3]
+        service.submit(plan(clients=2))
+        for peer in peers[1:]:
+            until(lambda peer=peer: peer.poll() and peer.taken)
+        offers = [peer.offer() for peer in peers[1:]]
+        for peer, offer in zip(peers[1:], offers, strict=True):
+            peer.upload(offer, peer.frame(offer, np.ones(NUMBERS), 10.0))
+        until(lambda: service.state(1) == "done")
+        for peer in (stranger, *peers):
+            peer.close()
+    assert json.loads((tmp_path / "runs" / "1" / "metrics.jsonl").read_text())["clients"] == 2
+
+
+def test_no_more_clients_are_invited_than_the_plan_is_for(tmp_path):
+    """Devices decline to be one of more than K: neither over-selection nor an evaluation goes beyond."""
+    with operating(tmp_path, minimum=3, rules=Rules(over_selection=2.0)) as service:
+        peers = [service.peer(10) for _ in range(4)]
+        service.submit(plan(clients=3, C=0.7))
+        for peer in peers:
+            until(lambda peer=peer: peer.poll() and peer.taken)
+        until(lambda: service.status()["round"])
+        found = [answer for peer in peers if (answer := peer.poll().json)["type"] == "work"]
+        assert [answer["invited"] for answer in found] == [3, 3, 3]
+        for peer in peers:
+            peer.close()
+    setup, _ = simulation(tiny_plan(clients=8, rounds=1))
+    chosen = judges(setup, 1, np.arange(12))
+    assert (len(set(chosen)), chosen) == (8, sorted(chosen))
+
+
+def test_a_cohort_is_a_share_of_those_who_may_take_part(tmp_path):
+    """Of six who are enrolled, two may: C = 1/2 of them is one."""
+    with operating(tmp_path, minimum=None) as service:
+        others = [service.peer(10, tasks=["mnist-2nn"]) for _ in range(4)]
+        peers = [service.peer(10) for _ in range(2)]
+        for peer in peers:
+            peer.poll()
+        service.submit(plan(C=0.5, rounds=2))
+
+        def invited():
+            return [peer for peer in peers if peer.poll().json["type"] == "work"]
+
+        assert len(until(invited)) == 1
+        for peer in (*others, *peers):
+            peer.close()
+
+
+def test_who_was_away_when_a_run_ended_hears_of_it_from_a_server_that_was_started_again(tmp_path):
+    """It is told before it is offered the next run, and once."""
+    with operating(tmp_path) as service:
+        peer, other = service.peer(10), service.peer(10, tasks=["mnist-2nn"])
+        service.submit(plan(seed=1))
+        train(peer, 1)  # and goes away without a word
+        until(lambda: service.state(1) == "done")
+        taken, digest = peer.taken, service.runs()[0]["detail"].split()[-1]
+        peer.close(), other.close()
+    with operating(tmp_path) as service:
+        peer._port = other._port = service.port
+        service.submit(plan(seed=2))
+        until(lambda: service.state(2) == "running")
+        other.taken = taken
+        assert other.poll().json["type"] == "wait"
+        assert other.poll().json["type"] == "wait"  # it is of another task: the run is not for it
+        assert (peer.poll().json["type"], peer.taken) == ("wait", taken)
+        done = peer.poll().json
+        assert (done["type"], done["model"], done["round"], done["more"]) == ("done", digest, 1, True)
+        latest = peer.signed("GET", "/v1/models/latest")
+        assert sha256(latest.body).hexdigest() == digest
+        assert peer.offer()["round"] == 1
+        assert peer.taken["run"] == 2
+        peer.taken = taken
+        assert peer.poll().json["type"] == "work"  # it has been told
+        peer.close(), other.close()
+
+
+def test_a_device_hands_over_a_run_s_model_once_whoever_is_started_again(tmp_path):
+    heard = []
+
+    def device(service):
+        return Device(
+            f"http://{HOST}:{service.port}", "toys:TOY", DATA.client(0), state=tmp_path / "device",
+            token=service.join_token, connection=Connection(insecure=True),
+            on_model=lambda model: heard.append(model.sha256),
+        )  # fmt: skip
+
+    with operating(tmp_path / "service") as service:
+        port = service.port
+        service.submit(plan(rounds=1))
+        with device(service) as first:
+            until(lambda: first.step().asked == "work")
+        until(lambda: service.state(1) == "done")
+        assert heard == []
+    for again in range(2):
+        with operating(tmp_path / "service", listen=port) as service, device(service) as second:
+            asked = [second.step(0.1).asked for _ in range(4)]
+            assert ("done" in asked) == (again == 0)
+    assert heard == [sha256(final_model(tmp_path / "service" / "runs" / "1")).hexdigest()]
+
+
+def final_model(directory):
+    """The numbers of a run's model, as the protocol sends them."""
+    with Store.open(directory / "fleet.db") as store:
+        return from_tensors(load(store.last_state()[1])).weights.numpy().astype("<f4").tobytes()

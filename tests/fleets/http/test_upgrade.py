@@ -99,6 +99,19 @@ def test_a_service_of_an_earlier_release_goes_on(tmp_path, release, kind, url):
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_runs_that_nobody_takes_up_are_brought_up_to_date_as_well(tmp_path, release, kind, url):
+    """Else the upgraded service could not be copied."""
+    database = None if kind == "sqlite" else url
+    as_files(release, tmp_path / "service") if database is None else as_schemas(release, tmp_path / "service", url)
+    with operating(tmp_path / "service", database=database, new_admin_token=True):
+        made = back_up(tmp_path / "copy", tmp_path / "service", database)
+    assert made.schema == LATEST
+    for run in made.runs:
+        assert schema_of(tmp_path / "copy" / "runs" / str(run) / "fleet.db") == LATEST
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 def test_an_earlier_release_is_copied_before_it_is_brought_up_to_date(tmp_path, release):
     """The way back from an upgrade: a copy that the earlier release can open."""
     as_files(release, tmp_path / "old")

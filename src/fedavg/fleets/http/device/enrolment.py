@@ -9,7 +9,7 @@ from typing import Final
 from fedavg.errors import FleetError
 from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.device.link import Link
-from fedavg.fleets.http.device.runs import TakenRun, take_up, taken_later, told
+from fedavg.fleets.http.device.runs import TakenRun, note_over, take_up, taken_later, told
 from fedavg.fleets.http.protocol.keys import ClientKey
 from fedavg.fleets.http.protocol.messages import PROTOCOL, Enrolled, EnrolRequest
 
@@ -80,6 +80,7 @@ def forget(files: DeviceFiles) -> None:
     """The next time, the device enrols again."""
     files.remove(_FILE)
     take_up(files, None)
+    note_over(files, None)
 
 
 def taken(files: DeviceFiles, identity: Enrolment) -> TakenRun | None:

@@ -108,7 +108,7 @@ class Participant:
 
     def __init__(self, agreed: PlanOnDevice, k: int, run: Taken, own: Own) -> None:
         self._sent, self._setup, self._own = agreed.sent, agreed.setup, own
-        self.k, self._run, self._plan_digest = k, run, run.plan_digest
+        self.k, self.run, self._plan_digest = k, run, run.plan_digest
         self._link, self._files = own.link, DeviceFiles(own.directory)
         self._files.prepare()
         self._releases = Releases(self._setup, self._files, own.spent, own.max_epsilon)
@@ -161,7 +161,7 @@ class Participant:
         if not self._allowance.left():
             eligible = replace(eligible, idle=False)
         request = PollRequest(
-            eligible=eligible, examples=self._counted_examples, holding=held, run=self._run, wait_s=wait_s
+            eligible=eligible, examples=self._counted_examples, holding=held, run=self.run, wait_s=wait_s
         )
         return self._link.insist(PollAnswer, "/v1/poll", request, wait_s)
 

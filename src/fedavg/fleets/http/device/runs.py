@@ -8,6 +8,7 @@ from fedavg.fleets.http.device.files import DeviceFiles
 from fedavg.fleets.http.protocol.messages import Enrolled, PlanAnswer, Taken
 
 _FILE: Final = "taken.json"
+_OVER: Final = "over.json"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,18 @@ def take_up(files: DeviceFiles, run: TakenRun | None) -> None:
         files.remove(_FILE)
     else:
         files.write_json(_FILE, asdict(run))
+
+
+def known_over(files: DeviceFiles) -> Taken | None:
+    """The run that this device knows to be over, if it has taken up none since."""
+    return files.read_as(_OVER, Taken)
+
+
+def note_over(files: DeviceFiles, run: Taken | None) -> None:
+    if run is None:
+        files.remove(_OVER)
+    else:
+        files.write_json(_OVER, asdict(run))
 
 
 def folder_of(directory: Path, run: int) -> Path:

@@ -28,6 +28,7 @@ from fedavg.fleets.http.protocol.messages import (
     PollRequest,
     ReportRequest,
     Settling,
+    WaitAnswer,
 )
 from fedavg.fleets.http.protocol.wire import UpdateRefused
 from fedavg.fleets.http.server.bodies import parse_body
@@ -225,6 +226,8 @@ class FleetApp:
 
     async def _not_taken(self, k: int, message: PollRequest) -> PollAnswer:
         """A client that has not taken up the run which is offered is told of it, if it is one for this client."""
+        if message.run is not None and await self.blocking(self._service.missed, k, message.run):
+            return WaitAnswer(retry_after_s=0.0, committed=0, counted=None)
         row = self._hub.presence.client(k)
         over = self._hub.polls.finished and (k not in self.took or k in self._hub.polls.told())
         if self._offered and row and self._offered.is_for(row) and not over:

@@ -154,24 +154,25 @@ class HttpFleet(Fleet):
                 return present
 
     def _present(self) -> Population:
-        """The clients that are there now. K is the plan's, or as many as have enrolled so far."""
-        sizes = self._sizes()
-        return Population(len(sizes), sizes)
+        """The clients that are there now, by their numbers, which a service has of its own: they may be beyond K."""
+        sizes = self._hub.presence.sizes()
+        return Population(self._clients_in_all, np.pad(sizes, (0, max(0, self._clients_in_all - len(sizes)))))
 
-    def _sizes(self, opened: bool = False) -> np.ndarray:
-        sizes, K = self._hub.presence.sizes(opened), self._setup.plan.clients
-        # A number beyond K, enrolled before there was a check, never makes cohorts larger.
-        return sizes if K is None else np.pad(sizes[:K], (0, max(0, K - len(sizes))))
+    @property
+    def _clients_in_all(self) -> int:
+        """K: the plan's, or as many as have enrolled so far and may take part."""
+        return self._setup.plan.clients or self._hub.presence.enrolled
 
     def _sample(self, present: Population, round: int) -> list[int]:
         """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
         plan, attempt = self._setup.plan, self._attempt % ATTEMPTS_APART  # of a restored run, as without that
         if memory := self._lookback.memory(present):  # chosen by what is known of them, all of them
-            size = self._rules.invited(cohort_size(plan.C, present))
+            size = min(self._rules.invited(cohort_size(plan.C, present)), present.count)
             return sample_cohort(plan, present, round, attempt, size=size, memory=memory)
         first = sample_cohort(plan, present, round, attempt)
         others = np.setdiff1d(eligible(present), np.array(first, np.int64))
-        extra = min(self._rules.invited(len(first)) - len(first), len(others))
+        invited = min(self._rules.invited(len(first)), present.count)  # of more than K no device would be one
+        extra = min(invited - len(first), len(others))
         rng = seeds.rng(plan.seed, round, seeds.NONE, f"over-selection {attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
 
@@ -191,7 +192,7 @@ class HttpFleet(Fleet):
         """Who is shut out is not waited for, as long as a quorum of a cohort can still come together."""
         if self._minimum is not None:
             return self._minimum
-        population = self._setup.plan.clients or self._hub.presence.enrolled
+        population = self._clients_in_all
         shares = self._setup.secagg.shares if self._setup.secagg else None
         cohort = max(round(self._setup.plan.C * population), 1)
         least = max(self._rules.minimum(cohort), shares.least if shares else 0)
@@ -369,7 +370,7 @@ class HttpFleet(Fleet):
         return report(self._setup.task.judged_by, add_up(pieces))
 
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
-        able = np.flatnonzero(held_out(self._sizes(opened=True), self._setup.plan.holdout))
+        able = np.flatnonzero(held_out(self._hub.presence.sizes(opened=True), self._setup.plan.holdout))
         phase_s = self._phase_s if self._setup.secagg else 0.0
         judging = Judging(self._setup, self._hub, self._rules, self._totals, self._authority, phase_s)
         found = judging.judged(weights, round, self._attempt, able)

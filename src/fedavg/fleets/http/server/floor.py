@@ -22,6 +22,8 @@ from fedavg.fleets.http.server.store import ClientRow, allows
 
 #: Seconds for which a run that is over waits for those who were there, while others are served.
 LINGER_S: Final = 120.0
+#: Of so many runs that are offered no more it is known who was told; who comes by of an earlier one is told again.
+TOLD_KEPT: Final = 8
 _POLL: Final = "/v1/poll"
 _LATEST: Final = "/v1/models/latest"
 
@@ -70,6 +72,8 @@ class Floor:
         self._lock = RLock()
         self._stands: dict[int, Stand] = {}
         self._at: dict[int, int] = {}
+        #: Who was told that a run is over, of runs that are offered no more.
+        self._told: dict[int, set[int]] = {}
         #: Whom clients speak with that are at no run.
         self.front = front(self)
 
@@ -79,6 +83,7 @@ class Floor:
         """Offer a run, in place of an earlier plan of the same one."""
         with self._lock:
             before = self._stands.pop(stand.number, None)
+            self._told.pop(stand.number, None)
             if before is not None:
                 stand.visitors |= before.visitors
             for other in [other for other in self._stands.values() if other.over is not None]:
@@ -109,6 +114,22 @@ class Floor:
             self._count()
         self._wake(stand.app)
         stand.held.close()
+
+    def has_told(self, k: int, number: int) -> bool:
+        """Whether a client was told here that a run is over."""
+        with self._lock:
+            stand = self._stands.get(number)
+            return k in (stand.hub.polls.told() if stand else self._told.get(number, ()))
+
+    def send_back(self, k: int, number: int) -> bool:
+        """To a run that is over, for word of it; false if that is not here."""
+        with self._lock:
+            stand = self._stands.get(number)
+            if stand is None or stand.over is None:
+                return False
+            stand.app.took.add(k)
+            self._move(k, stand, here=False)
+            return True
 
     def close(self) -> None:
         for stand in self._all():
@@ -278,6 +299,9 @@ class Floor:
 
     def _drop(self, stand: Stand) -> None:
         del self._stands[stand.number]
+        self._told[stand.number] = stand.hub.polls.told()
+        while len(self._told) > TOLD_KEPT:
+            del self._told[next(iter(self._told))]
         self._at = {k: at for k, at in self._at.items() if at != stand.number}
         stand.held.close()
 

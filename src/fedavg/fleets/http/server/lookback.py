@@ -30,7 +30,7 @@ class Lookback:
             return None
         assert present.sizes is not None, "devices enrol with what they have"
         self._there = present.sizes > 0
-        self._memory = grown(self._memory, present.count)
+        self._memory = grown(self._memory, len(present.sizes))
         return self._memory
 
     def learn(

@@ -224,10 +224,12 @@ class Presence:
             self._elsewhere = {replica: words for replica, words in self._elsewhere.items() if replica in others}
 
     def shut_out(self, population: int) -> int:
-        """Of the first so many numbers, how many cannot come: revoked, at rest, or bound by a sum they have opened."""
+        """Of so many clients, how many cannot come: revoked, at rest, or bound by a sum they have opened; unless more
+        have enrolled than these, and can come in their place."""
         with self._shared.changed:
             out = self.revoked | self.opened | self._conduct.resting(monotonic())
-            return sum(k < population for k in out)
+            gone = sum(k in self._clients and self._allowed(self._clients[k]) for k in out)
+            return max(0, gone - max(0, self.enrolled - population))
 
     @property
     def resting(self) -> int:

@@ -46,5 +46,7 @@ class OfService:
     tell: Callable[[Sequence[ClientRow]], None] | None = None
     #: The plan of the run that a client is at by now, if it is another than the one of this number.
     another_plan: Callable[[int, int], PlanAnswer | None] = lambda _client, _number: None
+    #: Whether a run that a client has taken up is over without its knowing: it is told at its next poll.
+    missed: Callable[[int, Taken], bool] = lambda _client, _taken: False
     #: How many runs the service has, by state.
     runs: Callable[[], Mapping[str, int]] | None = None

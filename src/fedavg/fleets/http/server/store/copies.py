@@ -73,10 +73,14 @@ class Snapshot:
         names = self._connection.execute(text("SELECT nspname FROM pg_namespace")).scalars()
         return sorted(int(found[1]) for name in names if (found := _RUN.fullmatch(name)))
 
+    def schema(self, run: int | None = None) -> int | None:
+        """The schema that a run, or the service itself, is at; from now on its tables are looked at."""
+        self._connection.execute(text(f"SET LOCAL search_path = {'public' if run is None else f'run_{run}'}"))
+        return found_schema(self._connection)
+
     def copy(self, target: Path, run: int | None = None) -> None:
         """All rows of one schema in a new SQLite file, each checked against its digest."""
-        self._connection.execute(text(f"SET LOCAL search_path = {'public' if run is None else f'run_{run}'}"))
-        found = found_schema(self._connection)
+        found = self.schema(run)
         if found != LATEST:
             raise StoreError(
                 f"{self._name} has schema {found}; this version copies schema {LATEST}: make the copy by the version "

@@ -79,6 +79,11 @@ class Runs:
         with self._db.read(f"read run {number}") as connection:
             return _run(_found(connection, number))
 
+    def find(self, number: int) -> SubmittedRun | None:
+        with self._db.read(f"read run {number}") as connection:
+            row = one_row(connection, runs, runs.c.number == number)
+        return None if row is None else _run(row)
+
     def next(self, count: int = 1) -> list[SubmittedRun]:
         """The runs that are under way, then the first of those that wait for their turn; so many at the most."""
         with self._db.read("read the runs") as connection:

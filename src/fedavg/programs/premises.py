@@ -1,0 +1,124 @@
+"""What the runs of a service share in one process: who the clients are, where requests are counted, the floor.
+
+A run that is over is offered again when a client comes by that has taken it up and was not told: the server may have
+been started again meanwhile, or the client may have spoken with another process.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Lock
+from time import monotonic
+
+from starlette.types import Receive, Scope, Send
+
+from fedavg.engine.model import model_sha256
+from fedavg.fleets.http.protocol.keys import ReplayGuard
+from fedavg.fleets.http.protocol.messages import DoneAnswer, PlanAnswer, Taken
+from fedavg.fleets.http.server.app import FleetApp
+from fedavg.fleets.http.server.claims import Claims
+from fedavg.fleets.http.server.conduct import FIRST_REST
+from fedavg.fleets.http.server.floor import Floor, Stand
+from fedavg.fleets.http.server.hub import Hub
+from fedavg.fleets.http.server.metrics import Requests
+from fedavg.fleets.http.server.rounds import Rules
+from fedavg.fleets.http.server.sightings import Sightings
+from fedavg.fleets.http.server.signatures import Elsewhere
+from fedavg.fleets.http.server.store import ClientRow, Runs, Store, SubmittedRun, allows
+from fedavg.fleets.http.server.taking import OfService
+from fedavg.plan import Plan
+from fedavg.programs.hosting import Hosting
+from fedavg.programs.serve import parked
+
+
+class Premises:
+    """`elsewhere` gives what other replicas of the service know, from the hub of those who are at no run."""
+
+    def __init__(
+        self, store: Store, hosting: Hosting, elsewhere: Callable[[Hub, Requests], Elsewhere] | None = None
+    ) -> None:
+        self.store, self.hosting, self.runs = store, hosting, Runs(store.connections)
+        self.requests = Requests()
+        self._sightings, self._guard = Sightings(), ReplayGuard()
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="update")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reopening = Lock()
+        front = self.hub(hosting.options.rules)
+        self._elsewhere = elsewhere(front, self.requests) if elsewhere else None
+        self.floor = Floor(lambda floor: FleetApp(None, front, store, self._elsewhere, self.requests, self._shared(0)))
+
+    def close(self) -> None:
+        self.floor.front.close()
+        self.floor.close()
+        self._workers.shutdown()
+
+    async def dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Each client speaks with the run that it is at."""
+        app = self.floor.app_for(scope) if scope["type"] == "http" else self.floor.front
+        await app.asgi(scope, receive, send)
+
+    def run_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.floor.front.run_in(loop)
+
+    def hub(self, rules: Rules, claims: Claims | None = None) -> Hub:
+        hub = Hub(self.hosting.options.guards, FIRST_REST * rules.deadline_s, claims, self._sightings)
+        hub.know(self.store.clients())
+        return hub
+
+    def app(self, number: int, plan: Plan, hub: Hub, rounds: Store, elsewhere: Elsewhere | None = None) -> FleetApp:
+        """What clients of a run speak with."""
+        hub.presence.task = str(plan.task)
+        app = FleetApp(plan, hub, self.store, elsewhere or self._elsewhere, self.requests, self._shared(number, rounds))
+        if self._loop:
+            app.run_in(self._loop)
+        return app
+
+    def _shared(self, number: int, rounds: Store | None = None) -> OfService:
+        return OfService(
+            number, True, rounds, self._workers, self._guard, self._know, self._another_plan, self.missed,
+            self.runs.count,
+        )  # fmt: skip
+
+    def _know(self, rows: Sequence[ClientRow]) -> None:
+        self.floor.know(rows)
+
+    def _another_plan(self, k: int, number: int) -> PlanAnswer | None:
+        return self.floor.another_plan(k, number)
+
+    # Runs that are over
+
+    def missed(self, k: int, taken: Taken) -> bool:
+        """Whether a client has taken up a run that is over, and was not told: it is told at its next poll."""
+        if self.floor.has_told(k, taken.run):
+            return False
+        run = self.runs.find(taken.run)
+        client = self.floor.front.hub.presence.client(k)
+        if run is None or run.state != "done" or client is None or not client.approved:
+            return False
+        with self._reopening:
+            return self.floor.send_back(k, run.number) or (
+                self._reopened(run, client) and self.floor.send_back(k, run.number)
+            )
+
+    def _reopened(self, run: SubmittedRun, client: ClientRow) -> bool:
+        """Offer the word that a run is over, and its model; false if it is none for this client."""
+        plan = self.hosting.plan(run.plan_toml)
+        if not allows(client, str(plan.task)):
+            return False
+        options, _, _ = self.hosting.resolved(plan)
+        with ExitStack() as held:
+            rounds = held.enter_context(self.hosting.rounds(run.number))
+            last = parked(rounds)
+            if last is None:
+                return False
+            hub = self.hub(options.rules)
+            hub.history.commit(last.round, None)
+            if options.publish != "none":
+                hub.models.release(last.round, last.state.weights)
+            digest = model_sha256(last.state.weights)
+            hub.polls.finish(DoneAnswer(round=last.round, model=digest, more=True, counted=None))
+            app = self.app(run.number, plan, hub, rounds)
+            self.floor.put_up(Stand(run.number, app, str(plan.task), held.pop_all(), over=monotonic()))
+        return True
