@@ -12,8 +12,9 @@ import pytest
 from programs import fedavg
 from toys import heed_ctrl_c
 
-#: Enough for a run to be stopped in the middle.
-ROUNDS = "24"
+#: Long enough to be stopped in the middle; rounds are short, and few are judged.
+ROUNDS = 40
+LONG = ["mnist-2nn", "-C", "0.02", "--rounds", str(ROUNDS), "--eval-every", "20", "--no-plot"]
 FAST = ["mnist-2nn", "--rounds", "3", "-C", "0.03", "--lr", "0.1", "--no-plot"]
 
 
@@ -168,9 +169,9 @@ def test_a_diverged_run_ends_with_2_and_keeps_the_last_good_model(tmp_path):
 
 
 def start(tmp_path, *words):
-    options = ["-C", "0.05", "--rounds", ROUNDS, "--set", "checkpoint_s=0.1", "--no-plot"]
+    options = ["--set", "checkpoint_s=0.1"]
     program = "from fedavg.cli import main; main()"
-    command = [sys.executable, "-c", program, "run", "mnist-2nn", *options, "--run-dir", str(tmp_path / "run"), *words]
+    command = [sys.executable, "-c", program, "run", *LONG, *options, "--run-dir", str(tmp_path / "run"), *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_ctrl_c)
 
 
@@ -185,7 +186,7 @@ def wait_for_rounds(tmp_path, count):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "run"
-    result = fedavg("run", "mnist-2nn", "-C", "0.05", "--rounds", ROUNDS, "--run-dir", path, "--json", "--no-plot")
+    result = fedavg("run", *LONG, "--run-dir", path, "--json")
     return json.loads(result.stdout)
 
 
@@ -199,7 +200,7 @@ def test_kill_9_and_resume_gives_the_uninterrupted_model(tmp_path, uninterrupted
     assert result.returncode == 0, result.stderr
     resumed = json.loads(result.stdout)
     assert resumed["model_sha256"] == uninterrupted["model_sha256"]
-    assert resumed["rounds"] == int(ROUNDS)
+    assert resumed["rounds"] == ROUNDS
     assert "continuing after round" in result.stderr
 
 
@@ -241,8 +242,7 @@ def test_a_full_disk_loses_nothing(small_disk, uninterrupted):
     """The disk fills up in the middle of the run; when there is room again, the run goes on to the same model."""
     filler = small_disk / "filler"
     filler.write_bytes(bytes(23_000_000))  # 2 MB are left
-    options = ["-C", "0.05", "--rounds", ROUNDS, "--checkpoint-s", "0", "--no-plot", "--quiet"]
-    result = fedavg("run", "mnist-2nn", *options, "--run-dir", small_disk / "run")
+    result = fedavg("run", *LONG, "--checkpoint-s", "0", "--quiet", "--run-dir", small_disk / "run")
     assert result.returncode == 2
     assert result.stderr.startswith("error: cannot write")
     assert "No space left on device" in result.stderr

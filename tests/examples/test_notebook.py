@@ -1,4 +1,4 @@
-"""The tutorial notebook runs from top to bottom in a real kernel, with two rounds of two clients in each of its runs."""
+"""The tutorial notebook runs from top to bottom in a real kernel, its runs with two rounds of two clients."""
 
 import subprocess
 import sys

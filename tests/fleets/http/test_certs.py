@@ -12,6 +12,7 @@ from fedavg.fleets.http.protocol.certs import (
     check_admitted,
     client_context,
     make_certificates,
+    no_tls,
     renew_certificates,
     server_context,
 )
@@ -233,3 +234,10 @@ def test_a_server_that_is_told_trusts_clients_of_the_new_authority_and_no_longer
     assert talk(certificate.context, by_new)
     with pytest.raises((OSError, AssertionError)):
         talk(certificate.context, by_old)
+
+
+def test_for_plain_http_nobody_is_trusted_and_no_authorities_are_read():
+    """So that a link that was to be in the clear never speaks TLS to just anybody."""
+    context = no_tls()
+    assert context.cert_store_stats() == {"x509": 0, "crl": 0, "x509_ca": 0}
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
