@@ -225,7 +225,7 @@ def _check_no_plan(settings: tuple[str, ...], options: dict[str, Any]) -> None:
                         "option: a service takes plans by 'fedavg submit'")  # fmt: skip
     if options["replica"]:
         raise PlanError(
-            "--replica: got none of a plan, and a service is one process: its memory has which client is at which run; "
+            "--replica: got no plan, and a service is one process: its memory holds which client is at which run; "
             "expected a plan, or no --replica"
         )
 
