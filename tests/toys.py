@@ -46,7 +46,7 @@ def epoch_by(trainer: Trainer, examples: Examples, batch: int, steps: Steps) -> 
     """The same by steps under way; the sum of the losses."""
     with trainer.explained("trained", examples):
         pieces = trainer.pieces(examples, batch, np.random.default_rng(0))
-        losses = [trainer.epoch_for(piece, steps)(piece, steps) * piece.share for piece in pieces]
+        losses = [piece.of_raw(trainer.epoch_for(piece, steps)(piece, steps)) for piece in pieces]
     return torch.stack(losses).sum()
 
 

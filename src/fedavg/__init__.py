@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from fedavg.server import Event, Round, Start, train
     from fedavg.stages import Clip, LocalDP, Noise, Stage, Weigh
     from fedavg.study.compare import runs
+    from fedavg.study.evaluate import Judgement, evaluate
     from fedavg.study.export_model import ExportedModel, export_model
     from fedavg.study.personalise import Personalised, personalise
     from fedavg.study.sweep import SweepResult, sweep
@@ -241,6 +242,7 @@ _HOMES = {
     "fedavg.server": ["Event", "Round", "Start", "train"],
     "fedavg.stages": ["Clip", "LocalDP", "Noise", "Stage", "Weigh"],
     "fedavg.study.compare": ["runs"],
+    "fedavg.study.evaluate": ["Judgement", "evaluate"],
     "fedavg.study.export_model": ["ExportedModel", "export_model"],
     "fedavg.study.personalise": ["Personalised", "personalise"],
     "fedavg.study.sweep": ["SweepResult", "sweep"],
@@ -261,7 +263,7 @@ __all__ = [
     "Diurnal", "Diverged", "DnC", "Entropy", "Event", "Everyone", "Examples", "Exponential", "ExportedModel",
     "FedAdagrad", "FedAdam", "FedAvg", "FedAvgError", "FedAvgM", "FedBuff", "FedDyn", "FedNova", "FedProx",
     "FedSGD", "FedYogi", "FederatedData", "Fleet", "FleetError", "Float16", "Float32", "FreeRider", "Gaussian",
-    "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Krum", "LabelFlip", "Labels",
+    "GeometricMedian", "HeldOut", "InTurns", "Infinities", "InnerProduct", "Judgement", "Krum", "LabelFlip", "Labels",
     "LittleIsEnough", "LoRA", "LocalDP", "LocalFleet", "LogNormal", "Loss", "LowRank", "MacroF1", "Markov", "Mask",
     "Mean", "MeanAroundMedian", "Measure", "Median", "Metric", "Mimic", "MinMax", "MinimumDiameter", "MultiKrum",
     "NaNs", "Natural", "NearestNeighbourMixing", "Noise", "NormBound", "OneShot", "Oort", "OptimalInnerProduct",
@@ -270,7 +272,7 @@ __all__ = [
     "Quantise", "Quorum", "Ragged", "Rate", "Rates", "RayFleet", "Reducer", "Result", "Round", "Rows", "RunDirError",
     "Sampler", "Scaffold", "Scaled", "Schedule", "Shards", "SignFlip", "Stage", "Start", "State", "StaticClipping",
     "Step", "Sum", "SweepResult", "Task", "TaskError", "TopK", "TopKAccuracy", "Traced", "TrimmedMean", "Unbalanced",
-    "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "export_model", "from_arrays",
+    "Uniform", "Update", "View", "Weigh", "Weighted", "Work", "World", "evaluate", "export_model", "from_arrays",
     "from_clients", "from_dataset", "from_folder", "from_huggingface", "from_table", "load", "padded",
     "personalise", "resume", "run", "runs", "sweep", "train",
 ]  # fmt: skip

@@ -123,13 +123,13 @@ class Client:
         """
         steps = self._begin(work.lr, correction)
         size, used = self._batch(work.batch)
-        for _epoch in range(work.epochs):
-            self._go_on()
-            examples, total = self._ordered(size, used), torch.zeros(())
-            with self._trainer.explained("trained", examples):
-                for piece in self._trainer.pieces(examples, size, self._augment):
+        with self._trainer.explained("trained", self._examples):
+            for _epoch in range(work.epochs):
+                self._go_on()
+                total = torch.zeros(())
+                for piece in self._trainer.pieces(self._ordered(size, used), size, self._augment):
                     epoch = self._trainer.epoch_for(piece, steps)
-                    total = total + epoch(piece, steps) * piece.share
+                    total = total + piece.of_raw(epoch(piece, steps))
         self._end(steps)
         return float(total) / used
 

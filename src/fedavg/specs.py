@@ -352,7 +352,8 @@ def _base_of(kind: type[Pluggable]) -> type[Pluggable]:
 
 
 def _expected(base: type[Pluggable]) -> str:
-    return f"one of {', '.join([*usage(base.registry()), ''])}or 'module:Name' of installed code"
+    names = ", ".join(usage(base.registry()))
+    return f"one of {names}, or 'module:Name' of installed code" if names else "'module:Name' of installed code"
 
 
 def _described(value: object, base: type[Pluggable]) -> str:

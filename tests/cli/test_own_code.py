@@ -65,6 +65,12 @@ def test_code_in_the_current_folder_is_found(folder):
     assert again["model_sha256"] == got["model_sha256"]
 
 
+def test_a_run_of_own_code_is_judged_again(folder):
+    ended = summary(fedavg("run", "plan.toml", "--run-dir", "run", "--json", "--no-plot", cwd=folder))
+    judged = summary(fedavg("evaluate", "run", "--json", cwd=folder))
+    assert judged["metrics"]["accuracy"] == ended["final_accuracy"]
+
+
 def test_a_run_of_own_code_is_made_longer(folder):
     fedavg("run", "plan.toml", "--run-dir", "run", "--no-plot", cwd=folder)
     longer = summary(fedavg("resume", "run", "--rounds", "7", "--json", "--no-plot", cwd=folder))
@@ -84,6 +90,8 @@ def test_code_that_is_not_there_is_named(folder):
     result = fedavg("run", "plan.toml", "--algorithm", "yours:Slow", "--run-dir", "run", cwd=folder)
     assert result.returncode == 2
     assert "error: algorithm: cannot import 'yours:Slow': No module named 'yours'" in result.stderr
+    result = fedavg("run", "plan.toml", "--data", "yours:blobs", "--run-dir", "run", cwd=folder)
+    assert "No module named 'yours'; expected 'module:Name' of installed code" in result.stderr
     assert not (folder / "run").exists()
 
 

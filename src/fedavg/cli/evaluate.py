@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from fedavg.cli.completion import complete_run
-from fedavg.cli.run import chosen_fleet, fleet_options
+from fedavg.cli.run import chosen_fleet, find_own_code, fleet_options
 
 
 @click.command()
@@ -43,6 +43,7 @@ def evaluate(
     from fedavg.cli.report import over_clients
     from fedavg.study.evaluate import evaluate as judge
 
+    find_own_code()
     changes = {name: value for name, value in options.items() if value is not None}
     clients = chosen_fleet(fleet, workers_per_node, options["workers"])
     found = judge(source, data, task, label, clients, **changes)

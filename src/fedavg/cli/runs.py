@@ -11,7 +11,7 @@ import click
 from fedavg.cli.asking import FILE, AskedServer, ask, reaching
 from fedavg.cli.completion import complete_source
 from fedavg.cli.operate import as_json_option, print_spent
-from fedavg.cli.run import plan_changes, plan_settings
+from fedavg.cli.run import find_own_code, plan_changes, plan_settings
 from fedavg.errors import FleetError
 
 _server = click.option("--server", "url", required=True, metavar="URL", help="The service.")
@@ -35,6 +35,7 @@ def submit(server: AskedServer, source: str, settings: tuple[str, ...], name: st
     from fedavg.plan.presets import source_values
     from fedavg.programs.servable import check_data_is_named
 
+    find_own_code()
     given = plan_changes({}, settings)
     check_data_is_named({**source_values(source), **given})
     plan = load_plan(source, given)

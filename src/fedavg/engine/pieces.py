@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -20,9 +21,13 @@ class Piece:
     #: Raw examples for each row: a task's `collate` may make several into one.
     share: float = 1.0
 
-    @property
+    @cached_property
     def leaves(self) -> list[Tensor]:
         return [*trees.leaves(self.examples.x), *trees.leaves(self.examples.y)]
+
+    def of_raw(self, loss: Tensor) -> Tensor:
+        """A sum over rows as one over the raw examples that they stand for."""
+        return loss if self.share == 1 else loss * self.share
 
 
 #: Takes one step for each batch of a piece, in order. Returns the sum of the losses met on the way.

@@ -31,7 +31,16 @@ DataGiven = str | Path | FederatedData
 
 @dataclass(frozen=True)
 class Judgement:
-    """How a model does: on a test set, and on what clients hold out where they do."""
+    """How a model does: on a test set, and on what clients hold out where they do.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from fedavg import Plan, evaluate, run
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = run(Plan(data="mnist", C=0.02, rounds=1, workers=1), f"{folder}/run")
+    ...     found = evaluate(f"{folder}/run", workers=1)
+    >>> found.examples, sorted(found.metrics), found.on_clients
+    (10000, ['accuracy', 'loss'], None)
+    """
 
     task: str
     data: str
@@ -57,6 +66,14 @@ def evaluate(
     and .parquet with the column `label`, which is called 'label' unless it is named). Without it a run is judged on its
     own data, also by clients if they hold examples out. `fleet` is where it is judged: a simulated one. `changes` are
     further options of the plan, such as metrics, workers and data_dir.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from fedavg import Plan, evaluate, run
+    >>> with TemporaryDirectory() as folder:
+    ...     result = run(Plan(data="mnist", C=0.02, rounds=1, workers=1), f"{folder}/run")
+    ...     again = evaluate(f"{folder}/run/model.safetensors", "mnist", "mnist-2nn", workers=1)
+    >>> again.metrics["accuracy"] == result.accuracy[-1]
+    True
     """
     path = Path(source)
     if path.is_dir():
