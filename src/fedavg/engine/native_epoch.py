@@ -76,13 +76,13 @@ class NativeEpoch:
         how = self.prepare(batch)
         program, arrays, scalars, moves = how.program, how.arrays, how.scalars, how.moves
         inputs = [_laid_out(leaf, layout, batch) for leaf, layout in zip(data, how.layouts, strict=True)]
-        arrays[: len(inputs)] = _addresses(inputs)
+        arrays[: len(inputs)] = [*_addresses(inputs)]
         arrays[len(inputs) + len(self._kept) :] = [
             *_addresses(told.targets), *_addresses(told.flat), self._arena.start(program.arena_bytes),
         ]  # fmt: skip
         moves[:] = [leaf.stride(0) * batch * leaf.element_size() for leaf in inputs]
         lr, pull, mu = told.numbers
-        scalars[: len(SCALARS)] = (0.0, 1.0, -lr, mu, lr * pull, pull, -lr * (1 + mu), lr * mu)
+        scalars[: len(SCALARS)] = [0.0, 1.0, -lr, mu, lr * pull, pull, -lr * (1 + mu), lr * mu]
         total = ctypes.c_double(0.0)
         failed = library.epoch(
             ctypes.c_void_p(program.code.data_ptr()), ctypes.c_long(program.code.shape[0]), arrays, scalars,
