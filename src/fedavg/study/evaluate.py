@@ -72,7 +72,7 @@ def evaluate(
     >>> with TemporaryDirectory() as folder:
     ...     result = run(Plan(data="mnist", C=0.02, rounds=1, workers=1), f"{folder}/run")
     ...     again = evaluate(f"{folder}/run/model.safetensors", "mnist", "mnist-2nn", workers=1)
-    >>> again.metrics["accuracy"] == result.accuracy[-1]
+    >>> again.metrics["accuracy"] == float(result.accuracy[-1])
     True
     """
     path = Path(source)
