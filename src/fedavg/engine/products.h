@@ -1,6 +1,6 @@
-/* Matrix products of the sizes that training on small batches has: c = alpha a b + beta c + bias, in float32.
+/* Matrix products of the sizes that training on small batches has: c = alpha a b + beta d + bias, in float32.
  *
- * `a` is (m, k), `b` (k, n), both with any strides; the rows of c are dense. The sums of a tile of c are registers. Wide
+ * `a` is (m, k), `b` (k, n), both with any strides; the rows of c and d are dense, and d may be c. The sums of a tile of c are registers. Wide
  * panels of b are copied to where they are dense; where that would cost more than it saves (few rows of a, or a short k)
  * b is read as it lies. Sums over k are taken in order, in pieces of PIECE. Single-threaded.
  */
@@ -14,6 +14,9 @@
 #define WIDE 4
 #endif
 #define TALL 6
+/* Rows of a narrow tile, whose sums fill the registers too, and vectors of the widest such tile. */
+#define TALLEST 12
+#define NARROW (WIDE / 2)
 #define PANEL (WIDE * LANES)
 #define PIECE 512
 /* Up to so many rows of a, a transposed b is read along its own rows. */
@@ -28,45 +31,50 @@ typedef struct {
     long row, column;
 } Matrix;
 
-/* What happens to the sums. */
+/* What happens to the sums, and where they go. */
 typedef struct {
     float *at;
     long row;
     float alpha, beta;
-    const float *bias;
+    const float *bias, *added;
+    long added_row;
 } Target;
 
+/* c = alpha a b + beta c */
+INLINE Target into(float *at, long row, float alpha, float beta) {
+    return (Target){at, row, alpha, beta, NULL, at, row};
+}
+
 INLINE void finish(const Target *to, int row, int column, int width, vec sum) {
-    float *c = to->at + row * to->row + column;
     vec value = sum * to->alpha;
     if (to->bias) value += load_some(to->bias + column, width);
-    if (to->beta == 1.0f) value += load_some(c, width);
-    else if (to->beta != 0.0f) value += to->beta * load_some(c, width);
-    store_some(c, value, width);
+    if (to->beta != 0.0f) value += to->beta * load_some(to->added + row * to->added_row + column, width);
+    store_some(to->at + row * to->row + column, value, width);
 }
 
 /* For all sums of a tile, which stay in registers: loops over them are unrolled. */
-#define EACH_ROW _Pragma("GCC unroll 6") for (int i = 0; i < rows; i++)
+#define EACH_ROW _Pragma("GCC unroll 12") for (int i = 0; i < rows; i++)
 #define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
 
 /* The same for a whole tile, each case by itself. */
-INLINE void finish_tile(const int rows, const int vecs, vec sums[TALL][WIDE], const Target *to, int row, int column,
+INLINE void finish_tile(const int rows, const int vecs, vec sums[TALLEST][WIDE], const Target *to, int row, int column,
                         int width) {
-    const float alpha = to->alpha;
+    const float alpha = to->alpha, beta = to->beta;
     float *c = to->at + row * to->row + column;
-    if (width == vecs * LANES && to->beta == 1.0f && !to->bias) {
-        EACH_ROW EACH_VECTOR {
-            float *at = c + i * to->row + v * LANES;
-            store(at, load(at) + alpha * sums[i][v]);
-        }
-        return;
+    const float *d = to->added + row * to->added_row + column;
+    if (width < vecs * LANES || (to->bias && beta != 0.0f)) {
+        EACH_ROW EACH_VECTOR
+            finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
+    } else if (beta != 0.0f) {
+        EACH_ROW EACH_VECTOR
+            store(c + i * to->row + v * LANES, alpha * sums[i][v] + beta * load(d + i * to->added_row + v * LANES));
+    } else if (to->bias) {
+        vec more[WIDE];
+        EACH_VECTOR more[v] = load(to->bias + column + v * LANES);
+        EACH_ROW EACH_VECTOR store(c + i * to->row + v * LANES, alpha * sums[i][v] + more[v]);
+    } else {
+        EACH_ROW EACH_VECTOR store(c + i * to->row + v * LANES, alpha * sums[i][v]);
     }
-    if (width == vecs * LANES && to->beta == 0.0f && !to->bias && alpha == 1.0f) {
-        EACH_ROW EACH_VECTOR store(c + i * to->row + v * LANES, sums[i][v]);
-        return;
-    }
-    EACH_ROW EACH_VECTOR
-        finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
 }
 
 /* Rows of a that the next tile reads come to the cache. */
@@ -76,7 +84,7 @@ INLINE void fetch(const int rows, const float *a, long across) {
 
 INLINE void tile(const int rows, const int vecs, int k, const float *a, const long across, const long down,
                  const float *b, long step, const Target *to, int row, int column, int width) {
-    vec sums[TALL][WIDE];
+    vec sums[TALLEST][WIDE];
     EACH_ROW EACH_VECTOR {
         sums[i][v] = (vec){0};
         __builtin_prefetch(to->at + (row + i) * to->row + column + v * LANES, 1);
@@ -107,19 +115,19 @@ typedef void (*Tile)(int k, Matrix a, const float *b, long step, const Target *t
         else tile(rows, vecs, k, a.at, a.row, a.column, b, step, to, row, column, width);                             \
     }
 #define TILES(vecs) TILE(1, vecs) TILE(2, vecs) TILE(3, vecs) TILE(4, vecs) TILE(5, vecs) TILE(6, vecs)
-#define NAMES(vecs) {tile_1_##vecs, tile_2_##vecs, tile_3_##vecs, tile_4_##vecs, tile_5_##vecs, tile_6_##vecs}
-TILES(1)
-TILES(2)
+#define TALL_TILES(vecs) TILES(vecs) TILE(7, vecs) TILE(8, vecs) TILE(9, vecs) TILE(10, vecs) TILE(11, vecs) TILE(12, vecs)
+#define NAMES(vecs) tile_1_##vecs, tile_2_##vecs, tile_3_##vecs, tile_4_##vecs, tile_5_##vecs, tile_6_##vecs
+#define TALL_NAMES(vecs) NAMES(vecs), tile_7_##vecs, tile_8_##vecs, tile_9_##vecs, tile_10_##vecs, tile_11_##vecs, tile_12_##vecs
+TALL_TILES(1)
 #if WIDE > 2
+TALL_TILES(2)
 TILES(3)
 TILES(4)
+static const Tile tiles[WIDE][TALLEST] = {{TALL_NAMES(1)}, {TALL_NAMES(2)}, {NAMES(3)}, {NAMES(4)}};
+#else
+TILES(2)
+static const Tile tiles[WIDE][TALLEST] = {{TALL_NAMES(1)}, {NAMES(2)}};
 #endif
-static const Tile tiles[WIDE][TALL] = {
-    NAMES(1), NAMES(2),
-#if WIDE > 2
-    NAMES(3), NAMES(4),
-#endif
-};
 
 /* Four numbers of each of LANES columns that lie along k, turned: four vectors. */
 #if LANES == 16
@@ -185,7 +193,7 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
     for (int p = 0; p == 0 || p < k; p += PIECE) {
         const int depth = smaller(PIECE, k - p);
         Target piece = *to;
-        if (p) piece.beta = 1.0f, piece.bias = NULL;
+        if (p) piece = into(to->at, to->row, to->alpha, 1.0f);
         for (int j = 0; j < n; j += PANEL) {
             const int width = smaller(PANEL, n - j), vecs = (width + LANES - 1) / LANES;
             const Matrix part = {b.at + p * b.row + j * b.column, b.row, b.column};
@@ -196,7 +204,7 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
                 from = panel, step = vecs * LANES;
             }
             for (int i = 0, rows; i < m; i += rows) {
-                rows = part_of(m, i, TALL);
+                rows = part_of(m, i, vecs <= NARROW ? TALLEST : TALL);
                 const Matrix block = {a.at + i * a.row + p * a.column, a.row, a.column};
                 tiles[vecs - 1][rows - 1](depth, block, from, step, &piece, i, j, width);
             }
@@ -204,12 +212,14 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
     }
 }
 
-/* c = beta c + a b for some rows of c and `vecs` vectors of each; `a` lies as (k, rows). */
-INLINE void rank(const int rows, const int vecs, int k, const float *a, const float *b, long step, float beta, float *c,
-                 long row, int width) {
+/* c = beta d + a b for some rows of c and `vecs` vectors of each; `a` lies as (k, rows). */
+INLINE void rank(const int rows, const int vecs, int k, const float *a, const float *b, long step, const Target *to,
+                 int row, int column, int width) {
+    const float *d = to->added + row * to->added_row + column;
+    float *c = to->at + row * to->row + column;
     vec sums[TALL][WIDE];
     for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vecs; v++) sums[i][v] = beta * load_some(c + i * row + v * LANES, width);
+        for (int v = 0; v < vecs; v++) sums[i][v] = to->beta * load_some(d + i * to->added_row + v * LANES, width);
     for (int p = 0; p < k; p++) {
         vec values[WIDE];
         for (int v = 0; v < vecs; v++) values[v] = load_some(b + p * step + v * LANES, width);
@@ -217,31 +227,29 @@ INLINE void rank(const int rows, const int vecs, int k, const float *a, const fl
             for (int v = 0; v < vecs; v++) sums[i][v] += a[p * rows + i] * values[v];
     }
     for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vecs; v++) store_some(c + i * row + v * LANES, sums[i][v], width);
+        for (int v = 0; v < vecs; v++) store_some(c + i * to->row + v * LANES, sums[i][v], width);
 }
 
-INLINE void rank_row(const int rows, int n, int k, const float *a, const float *b, long step, float beta, float *c,
-                     long row) {
+INLINE void rank_row(const int rows, int n, int k, const float *a, const float *b, long step, const Target *to, int row) {
     int j = 0;
-    for (; j + PANEL <= n; j += PANEL) rank(rows, WIDE, k, a, b + j, step, beta, c + j, row, LANES);
-    for (; j < n; j += LANES) rank(rows, 1, k, a, b + j, step, beta, c + j, row, smaller(LANES, n - j));
+    for (; j + PANEL <= n; j += PANEL) rank(rows, WIDE, k, a, b + j, step, to, row, j, LANES);
+    for (; j < n; j += LANES) rank(rows, 1, k, a, b + j, step, to, row, j, smaller(LANES, n - j));
 }
 
-/* c = beta c + alpha a b row by row, for a short k; b stays in the cache. */
+/* c = beta d + alpha a b row by row, for a short k; b stays in the cache. */
 static void by_rows(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
     float block[SHORT * TALL];
     for (int i = 0, rows; i < m; i += rows) {
         rows = part_of(m, i, TALL);
         for (int p = 0; p < k; p++)
             for (int r = 0; r < rows; r++) block[p * rows + r] = to->alpha * a.at[(i + r) * a.row + p * a.column];
-        float *c = to->at + i * to->row;
         switch (rows) {
-        case 1: rank_row(1, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        case 2: rank_row(2, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        case 3: rank_row(3, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        case 4: rank_row(4, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        case 5: rank_row(5, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        default: rank_row(6, n, k, block, b.at, b.row, to->beta, c, to->row); break;
+        case 1: rank_row(1, n, k, block, b.at, b.row, to, i); break;
+        case 2: rank_row(2, n, k, block, b.at, b.row, to, i); break;
+        case 3: rank_row(3, n, k, block, b.at, b.row, to, i); break;
+        case 4: rank_row(4, n, k, block, b.at, b.row, to, i); break;
+        case 5: rank_row(5, n, k, block, b.at, b.row, to, i); break;
+        default: rank_row(6, n, k, block, b.at, b.row, to, i); break;
         }
     }
 }
@@ -282,11 +290,12 @@ INLINE void dots(const int rows, const int columns, int k, Matrix a, Matrix b, c
     if (whole < k) dots_step(rows, columns, k - whole, a, b, whole, sums);
     for (int i = 0; i < rows; i++) {
         float *c = to->at + (row + i) * to->row + column, values[WIDE];
+        const float *d = to->added + (row + i) * to->added_row + column;
         if (columns == WIDE) totals(sums[i], values);
         else values[0] = total(sums[i][0]);
         for (int j = 0; j < columns; j++) {
             const float value = values[j] * to->alpha + (to->bias ? to->bias[column + j] : 0.0f);
-            c[j] = to->beta == 0.0f ? value : value + to->beta * c[j];
+            c[j] = to->beta == 0.0f ? value : value + to->beta * d[j];
         }
     }
 }

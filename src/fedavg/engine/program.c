@@ -41,11 +41,14 @@ static int do_product(Reader *r) {
     float *c_at = place(r);
     const long c_row = number(r);
     const float alpha = scalar(r), beta = scalar(r);
-    const float *bias = place(r);
+    const float *bias = place(r), *added = place(r);
     const long count = number(r), a_step = number(r), b_step = number(r), c_step = number(r);
-    for (long i = 0; i < count; i++)
-        product(m, n, k, (Matrix){a_at + i * a_step, a_row, a_column}, (Matrix){b_at + i * b_step, b_row, b_column},
-                (Target){c_at + i * c_step, c_row, alpha, beta, bias});
+    for (long i = 0; i < count; i++) {
+        Target to = into(c_at + i * c_step, c_row, alpha, beta);
+        to.bias = bias;
+        if (added) to.added = added + i * c_step;
+        product(m, n, k, (Matrix){a_at + i * a_step, a_row, a_column}, (Matrix){b_at + i * b_step, b_row, b_column}, to);
+    }
     return 0;
 }
 
@@ -132,6 +135,30 @@ static int do_class_loss_back(Reader *r) {
     return 0;
 }
 
+INLINE Rows rows(Reader *r) {
+    const long *shape = numbers(r, 3);
+    const float *x = place(r);
+    const long *strides = numbers(r, 3);
+    const int64_t *target = (const int64_t *)place(r);
+    const long ignored = number(r);
+    const int mean = (int)number(r);
+    float *counted = place(r), *noted = place(r);
+    return (Rows){shape[0], shape[1], shape[2], x, strides, target, ignored, mean, counted, noted, place(r)};
+}
+
+static int do_cross_entropy(Reader *r) {
+    const Rows how = rows(r);
+    return cross_entropy(&how, place(r));
+}
+
+static int do_cross_entropy_back(Reader *r) {
+    const Rows how = rows(r);
+    const float *dy = place(r);
+    float *to = place(r);
+    cross_entropy_back(&how, dy, to, numbers(r, 3));
+    return 0;
+}
+
 static int do_embedding(Reader *r) {
     const long count = number(r), rows = number(r), width = number(r);
     const float *table = place(r);
@@ -163,9 +190,9 @@ static int do_attend(Reader *r) {
 
 static int do_attend_back(Reader *r) {
     const Attention how = attention(r);
-    const Heads dy = heads(r), q = heads(r), k = heads(r), v = heads(r), out = heads(r), logarithms = heads(r);
+    const Heads dy = heads(r), q = heads(r), k = heads(r), v = heads(r), logarithms = heads(r);
     const Heads dq = heads(r), dk = heads(r), dv = heads(r);
-    attend_back(&how, &dy, &q, &k, &v, &out, &logarithms, &dq, &dk, &dv, place(r));
+    attend_back(&how, &dy, &q, &k, &v, &logarithms, &dq, &dk, &dv, place(r));
     return 0;
 }
 
@@ -247,6 +274,7 @@ static int (*const instructions[])(Reader *) = {
     do_product, do_pointwise, do_sum, do_layer_norm, do_layer_norm_back, do_group_norm, do_group_norm_back, do_softmax,
     do_class_loss, do_class_loss_back, do_embedding, do_embedding_back, do_attend, do_attend_back, do_step_back,
     do_convolve, do_convolve_back, do_kernel_gradient, do_max_pool, do_max_pool_back, do_mean_pool, do_mean_pool_back,
+    do_cross_entropy, do_cross_entropy_back,
 };
 
 int lanes(void) { return LANES; }
