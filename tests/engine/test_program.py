@@ -131,7 +131,7 @@ class Copied(nn.Module):
 
 
 class Summed(nn.Module):
-    """Products as parts of sums: with a bias, what is added twice, one product that is read twice, one on both sides."""
+    """Products as parts of sums: with a bias, beside another, one that is read twice, one that is turned."""
 
     def __init__(self):
         super().__init__()

@@ -56,8 +56,10 @@ def product(
     bias: Spot = NOWHERE,
     added: Spot = NOWHERE,
 ) -> None:
-    """to = alpha a b + beta to + bias, matrices or as many of them as there are. What is `added` in place of `to` has its
-    strides."""
+    """to = alpha a b + beta to + bias, matrices or as many of them as there are.
+
+    What is `added`, in place of `to`, has the same strides.
+    """
     if to.strides[-1] != 1 and to.shape[-1] != 1:
         raise Unsupported("a product whose rows are not dense")
     count = to.shape[0] if len(to.shape) == 3 else 1

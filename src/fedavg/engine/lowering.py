@@ -14,7 +14,7 @@ from fedavg.engine.loss_rules import LOSSES
 from fedavg.engine.plane_rules import PLANES
 from fedavg.engine.tape import Op, Ref, Tape
 from fedavg.engine.window_rules import WINDOWS
-from fedavg.engine.writer import NOWHERE, KnownScalar, PendingProduct, Spot, TensorView, Unsupported, Writer
+from fedavg.engine.writer import NOWHERE, KnownScalar, PendingProduct, Spot, TensorView, Unsupported, Writer, roots_read
 
 aten = torch.ops.aten
 #: Only another look at the same memory.
@@ -45,7 +45,7 @@ def readers(tape: Tape) -> dict[str, list[Op | None]]:
     found: dict[str, list[Op | None]] = {}
     for op in tape.ops:
         if not _is_view(tape, op):
-            for root in {tape.roots[name] for name in op.refs}:
+            for root in roots_read(tape, op):
                 found.setdefault(root, []).append(op)
     for name in (tape.loss, *filter(None, tape.gradients)):
         found.setdefault(tape.roots[name], []).append(None)
@@ -278,7 +278,7 @@ def _product_later(w: Writer, op: Op, a: TensorView, b: TensorView, bias: Spot) 
     """a b + bias, now or, if it is one side of a sum, together with that."""
     to = w.made(op)
     waits = [reader and reader.func for reader in w.readers.get(to.root, [])] == [aten.add.Tensor]
-    if not waits or len(to.shape) != 2 or not all(map(w.is_kept, {to.root, a.root, b.root} - set(w.tape.parameters))):
+    if not waits or len(to.shape) != 2 or not w.is_kept(to.root) or w.written & {a.root, b.root}:
         product(w, to, a, b, bias=bias)
         return
     w.products[to.root] = PendingProduct(to, a, b, bias)

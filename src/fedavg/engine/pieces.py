@@ -7,6 +7,7 @@ one tensor become places in another. What is put off, and until when, is decided
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 #: Size, stride on one side, stride on the other.
 Dimension = tuple[int, int, int]
@@ -51,7 +52,7 @@ def through(start: int, wanted: Sequence[Dimension], table: Sequence[Dimension])
     (7, [(2, 3, 100)])
     """
     table = _joined(table)
-    if not all(outer[1] >= inner[0] * inner[1] for outer, inner in zip(table, table[1:], strict=False)):
+    if not all(outer[1] >= inner[0] * inner[1] for outer, inner in pairwise(table)):
         return None
     begins, rooms = 0, []
     for size, inside, outside in table:
@@ -87,7 +88,7 @@ def through(start: int, wanted: Sequence[Dimension], table: Sequence[Dimension])
 def disjoint(pieces: Sequence[Piece]) -> bool:
     """Whether they lie one after the other."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
-    return all(a.end <= b.start for a, b in zip(ordered, ordered[1:], strict=False))
+    return all(a.end <= b.start for a, b in pairwise(ordered))
 
 
 def _joined(table: Sequence[Dimension]) -> list[Dimension]:

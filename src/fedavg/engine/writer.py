@@ -103,8 +103,7 @@ class CrossEntropy:
 
 @dataclass
 class Movable:
-    """A tensor that an instruction can make with any strides, or with any but the last, which is 1. It is told the first
-    `told` of them."""
+    """A tensor that an instruction can make with any strides, of which it is told the first `told`; others are 1."""
 
     view: TensorView
     told: int
@@ -204,7 +203,7 @@ class Writer:
 
     def forget(self, op: Op) -> None:
         """Drop what only this operator was left to read, if it did without: it is never made."""
-        for root in {self.tape.roots[name] for name in op.refs}:
+        for root in roots_read(self.tape, op):
             self._unread[root] -= 1
             if not self._unread[root] and self.later.pop(root, None):
                 self.pieces.pop(root, None)
@@ -314,6 +313,11 @@ class Writer:
         if ref is None:
             raise Unsupported("an output that is not asked for")
         return self.view(ref)
+
+
+def roots_read(tape: Tape, op: Op) -> set[str]:
+    """The tensors whose memory an operator reads; a rate of learning is no tensor."""
+    return {tape.roots[name] for name in op.refs if name in tape.roots}
 
 
 def merged(dimensions: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
