@@ -20,6 +20,8 @@ from fedavg.engine.trainer import Trainer
 from fedavg.engine.writer import INSTRUCTIONS, POINTWISE, Spot
 from fedavg.errors import TaskError
 from fedavg.optimizers import SGD, Correction
+from fedavg.tasks.lstm import PeepholeLSTM
+from fedavg.tasks.shakespeare import token_loss
 from toys import TOY, blobs
 
 needs_kernels = pytest.mark.skipif(native_epoch.built() is None, reason="no kernels here")
@@ -161,6 +163,19 @@ def looked_at(output, y):
     return F.nll_loss(logarithms, y) - 0.1 * logarithms.mean()
 
 
+class Recurrent(nn.Module):
+    """Two peephole LSTMs over tokens, of which 0 begins a text; more units than one strip of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.lower, self.upper = nn.Embedding(11, 5), PeepholeLSTM(5, 64), PeepholeLSTM(64, 32)
+        self.last = nn.Linear(32, 5)
+
+    def forward(self, x):
+        starts = x == 0
+        return self.last(self.upper(self.lower(self.table(x), starts), starts)).transpose(1, 2)
+
+
 def points(n):
     return Examples(*blobs(n, seed=5))
 
@@ -224,6 +239,8 @@ CASES = {
     "attention to all": (Task("all", partial(Attending, False)), partial(texts, 33)),
     "attention by hand": (Task("by hand", partial(Attending, by_hand=True)), partial(texts, 7)),
     "attention to copies": (Task("copied", Copied), partial(texts, 9)),
+    "recurrence": (Task("recurrent", Recurrent), partial(texts, 7)),
+    "texts": (Task("texts", Recurrent, lambda o, y: token_loss(o.transpose(1, 2), y), {}), partial(texts, 8)),
     "parts": (Task("parts", Parts), points),
     "sums of products": (Task("summed", Summed), points),
     "classes of pixels": (Task("spread", Spread, metrics={}), masks),
@@ -264,7 +281,7 @@ def test_our_kernels_equal_the_plain_path(name):
 
 @needs_kernels
 @pytest.mark.parametrize("name", ["causal attention", "attention to copies", "sums of products", "classes of pixels",
-                                  "encoder", "gelu", "exponential"])  # fmt: skip
+                                  "texts", "encoder", "gelu", "exponential"])  # fmt: skip
 def test_kernels_for_avx2_equal_the_plain_path(name, avx2):
     task, make = CASES[name]
     assert_close(both(task, make(13), 5))

@@ -113,7 +113,7 @@ def _embedding_back(w: Writer, op: Op) -> None:
     if by_frequency:
         raise Unsupported("an embedding whose gradient is scaled by frequency")
     to, count = w.dense(w.out(op)), torch.Size(w.layout(which).shape).numel()
-    w.add("embedding_back", count, rows, to.shape[1], w.spot(dy), w.whole_numbers(which), left_out, to.spot)
+    w.add("embedding_back", count, rows, to.shape[1], w.densely(dy), w.whole_numbers(which), left_out, to.spot)
 
 
 def _heads(w: Writer, ref: Any) -> tuple[Spot, tuple[int, ...]]:

@@ -12,6 +12,7 @@ from fedavg.engine.instructions import ONE, Scalar, pointwise, product, total
 from fedavg.engine.layer_rules import LAYERS
 from fedavg.engine.loss_rules import LOSSES
 from fedavg.engine.plane_rules import PLANES
+from fedavg.engine.recurrence_rules import LSTM, copy_numbers
 from fedavg.engine.tape import Op, Ref, Tape
 from fedavg.engine.window_rules import WINDOWS
 from fedavg.engine.writer import NOWHERE, KnownScalar, PendingProduct, Spot, TensorView, Unsupported, Writer, roots_read
@@ -194,6 +195,9 @@ def _copy_into(w: Writer, op: Op) -> None:
 
 
 def _copy(w: Writer, op: Op) -> None:
+    if w.layout(op.args[0]).dtype == torch.int64:
+        copy_numbers(w, op)
+        return
     to = w.made(op)
     w.assemble(to, [(to, op.args[0])])
 
@@ -320,6 +324,7 @@ def _addmm(w: Writer, op: Op) -> None:
 RULES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
     **LAYERS,
     **LOSSES,
+    **LSTM,
     **PLANES,
     **WINDOWS,
     **dict.fromkeys((aten.mm.default, aten.bmm.default), _mm),

@@ -5,7 +5,7 @@
  * b is read as it lies. Sums over k are taken in order, in pieces of PIECE. Single-threaded.
  */
 #pragma once
-#include "vectors.h"
+#include "packing.h"
 
 /* A tile: rows of a by vectors of b. */
 #if LANES == 8
@@ -23,13 +23,10 @@
 #define FEW_ROWS 16
 /* Up to this k, what is added to c is added row by row: c is what takes the time. */
 #define SHORT 32
+/* How many rows ahead an `a` that lies across k is fetched: its lines may share few places in the cache. */
+#define AHEAD 12
 /* Numbers in a line of the cache. */
 #define LINE 16
-
-typedef struct {
-    const float *at;
-    long row, column;
-} Matrix;
 
 /* What happens to the sums, and where they go. */
 typedef struct {
@@ -95,6 +92,7 @@ INLINE void tile(const int rows, const int vecs, int k, const float *a, const lo
 #pragma GCC unroll 2
         for (; p < end; p++) {
             vec values[WIDE];
+            if (down != 1) __builtin_prefetch(a + (p + AHEAD) * down);
             EACH_VECTOR values[v] = load(b + p * step + v * LANES);
             EACH_ROW {
                 const float factor = a[i * across + p * down];
@@ -107,12 +105,12 @@ INLINE void tile(const int rows, const int vecs, int k, const float *a, const lo
 
 typedef void (*Tile)(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, int width);
 
+/* A row of `a` alone may have any strides; more of them lie along k or across it, so that there is less to compile. */
 #define TILE(rows, vecs)                                                                                              \
     static void tile_##rows##_##vecs(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, \
                                      int width) {                                                                     \
         if (a.column == 1) tile(rows, vecs, k, a.at, a.row, 1, b, step, to, row, column, width);                      \
-        else if (a.row == 1) tile(rows, vecs, k, a.at, 1, a.column, b, step, to, row, column, width);                 \
-        else tile(rows, vecs, k, a.at, a.row, a.column, b, step, to, row, column, width);                             \
+        else tile(rows, vecs, k, a.at, 1, a.column, b, step, to, row, column, width);                                 \
     }
 #define TILES(vecs) TILE(1, vecs) TILE(2, vecs) TILE(3, vecs) TILE(4, vecs) TILE(5, vecs) TILE(6, vecs)
 #define TALL_TILES(vecs) TILES(vecs) TILE(7, vecs) TILE(8, vecs) TILE(9, vecs) TILE(10, vecs) TILE(11, vecs) TILE(12, vecs)
@@ -128,64 +126,6 @@ static const Tile tiles[WIDE][TALLEST] = {{TALL_NAMES(1)}, {TALL_NAMES(2)}, {NAM
 TILES(2)
 static const Tile tiles[WIDE][TALLEST] = {{TALL_NAMES(1)}, {NAMES(2)}};
 #endif
-
-/* Four numbers of each of LANES columns that lie along k, turned: four vectors. */
-#if LANES == 16
-INLINE __m512 every_fourth(const float *at, long column) {
-    const __m256 low = _mm256_loadu2_m128(at + 4 * column, at), high = _mm256_loadu2_m128(at + 12 * column, at + 8 * column);
-    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
-}
-#define WITH(name) _mm512_##name
-#elif LANES == 8
-INLINE __m256 every_fourth(const float *at, long column) { return _mm256_loadu2_m128(at + 4 * column, at); }
-#define WITH(name) _mm256_##name
-#endif
-INLINE void turn_four(const float *at, long column, float *to, long row) {
-#if LANES == 4
-    for (int y = 0; y < 4; y++)
-        for (int x = 0; x < LANES; x++) to[y * row + x] = at[x * column + y];
-#else
-    const __typeof__(every_fourth(at, column)) a = every_fourth(at, column), b = every_fourth(at + column, column);
-    const __typeof__(a) c = every_fourth(at + 2 * column, column), d = every_fourth(at + 3 * column, column);
-    const __typeof__(WITH(castps_pd)(a)) ab = WITH(castps_pd)(WITH(unpacklo_ps)(a, b));
-    const __typeof__(ab) cd = WITH(castps_pd)(WITH(unpacklo_ps)(c, d));
-    const __typeof__(ab) later_ab = WITH(castps_pd)(WITH(unpackhi_ps)(a, b));
-    const __typeof__(ab) later_cd = WITH(castps_pd)(WITH(unpackhi_ps)(c, d));
-    store(to, (vec)WITH(unpacklo_pd)(ab, cd));
-    store(to + row, (vec)WITH(unpackhi_pd)(ab, cd));
-    store(to + 2 * row, (vec)WITH(unpacklo_pd)(later_ab, later_cd));
-    store(to + 3 * row, (vec)WITH(unpackhi_pd)(later_ab, later_cd));
-#endif
-}
-
-/* `across` columns of b, up to LANES, side by side, with zeros behind them. */
-static void pack_turned(int k, int across, int padded, Matrix b, float *to) {
-    int p = 0;
-    if (across == LANES && b.row == 1)
-        for (; p + 4 <= k; p += 4) turn_four(b.at + p, b.column, to + (long)p * padded, padded);
-    for (; p < k; p++)
-        for (int x = 0; x < LANES; x++)
-            to[(long)p * padded + x] = x < across ? b.at[p * b.row + x * b.column] : 0.0f;
-}
-
-/* Columns of b, side by side, with zeros up to a whole number of vectors. */
-static void pack(int k, int width, int padded, Matrix b, float *to) {
-    if (b.column == 1)
-        for (int p = 0; p < k; p++)
-            for (int j = 0; j < padded; j += LANES)
-                store(to + (long)p * padded + j, load_some(b.at + p * b.row + j, smaller(LANES, width - j)));
-    else
-        for (int j = 0; j < padded; j += LANES) {
-            const Matrix columns = {b.at + j * b.column, b.row, b.column};
-            pack_turned(k, smaller(LANES, width - j), padded, columns, to + j);
-        }
-}
-
-/* The rows from `row` on, in parts of about the same size. */
-INLINE int part_of(int rows, int row, int most) {
-    const int left = rows - row, parts = (left + most - 1) / most;
-    return (left + parts - 1) / parts;
-}
 
 static float panel[PIECE * PANEL] __attribute__((aligned(64)));
 
@@ -204,7 +144,7 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
                 from = panel, step = vecs * LANES;
             }
             for (int i = 0, rows; i < m; i += rows) {
-                rows = part_of(m, i, vecs <= NARROW ? TALLEST : TALL);
+                rows = part_of(m, i, a.row != 1 && a.column != 1 ? 1 : vecs <= NARROW ? TALLEST : TALL);
                 const Matrix block = {a.at + i * a.row + p * a.column, a.row, a.column};
                 tiles[vecs - 1][rows - 1](depth, block, from, step, &piece, i, j, width);
             }

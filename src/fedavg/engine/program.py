@@ -111,4 +111,4 @@ def _places(lines: list[tuple[int, list[Any]]], sizes: dict[str, int], lasts: st
 
 def _bytes(layout: Layout) -> int:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True))
-    return int(extent * layout.dtype.itemsize)
+    return int(extent * (4 if layout.dtype == torch.bool else layout.dtype.itemsize))  # truth values are numbers here

@@ -19,7 +19,7 @@ INSTRUCTIONS: Final = (
     "product", "pointwise", "sum", "layer_norm", "layer_norm_back", "group_norm", "group_norm_back", "softmax",
     "class_loss", "class_loss_back", "embedding", "embedding_back", "attend", "attend_back", "step_back",
     "convolve", "convolve_back", "kernel_gradient", "max_pool", "max_pool_back", "mean_pool", "mean_pool_back",
-    "cross_entropy", "cross_entropy_back",
+    "cross_entropy", "cross_entropy_back", "scan", "scan_back", "equals", "copy_numbers",
 )  # fmt: skip
 #: In the order of pointwise.h.
 POINTWISE: Final = (
@@ -174,10 +174,7 @@ class Writer:
 
     def unmade(self, ref: Any) -> TensorView:
         """The same, though it may not be made yet."""
-        layout = self.layout(ref)
-        if layout.dtype != torch.float32:
-            raise Unsupported(f"{layout.dtype}")
-        return TensorView(self.tape.roots[ref.name], layout.offset, layout.shape, layout.strides)
+        return self._typed(ref, torch.float32)
 
     def anywhere(self, ref: Any) -> TensorView:
         """A tensor of float32 for an instruction that takes any strides: where its numbers came from, if that does."""
@@ -295,13 +292,39 @@ class Writer:
         """Where a dense tensor of float32 is; nowhere if it is None."""
         return NOWHERE if ref is None else self.dense(ref).spot
 
+    def densely(self, ref: Any) -> Spot:
+        """Where a dense tensor of float32 is, or a dense copy of another."""
+        view = self.view(ref)
+        if view.is_dense:
+            return view.spot
+        copy = TensorView(f"dense {len(self.sizes)}", 0, view.shape, _dense(view.shape))
+        self.sizes[copy.root] = 4 * view.count
+        self._each("copy", copy, view, KnownScalar(1.0))
+        return copy.spot
+
     def whole_numbers(self, ref: Any) -> Spot:
         """Where a dense tensor of int64 is."""
+        view = self.numbers(ref)
+        if not view.is_dense:
+            raise Unsupported("whole numbers that are not dense")
+        return Spot(view.root, 8 * view.offset)
+
+    def numbers(self, ref: Any) -> TensorView:
+        """A tensor of int64: its spot is at 8 bytes for each number."""
+        return self._typed(ref, torch.int64)
+
+    def truths(self, ref: Any) -> TensorView:
+        """Truth values, which are float32 in a program."""
+        view = self._typed(ref, torch.bool)
+        if view.root not in self.sizes:
+            raise Unsupported("truth values among the examples")
+        return view
+
+    def _typed(self, ref: Any, dtype: torch.dtype) -> TensorView:
         layout = self.layout(ref)
-        view = TensorView(self.tape.roots[ref.name], layout.offset, layout.shape, layout.strides)
-        if layout.dtype != torch.int64 or not view.is_dense:
+        if layout.dtype != dtype:
             raise Unsupported(f"numbers of {layout.dtype}")
-        return Spot(view.root, 8 * layout.offset)
+        return TensorView(self.tape.roots[ref.name], layout.offset, layout.shape, layout.strides)
 
     def out(self, op: Op, place: int = 0) -> Ref | None:
         name = op.outputs[place] if place < len(op.outputs) else None
