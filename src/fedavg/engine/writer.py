@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from fedavg.engine.pieces import Piece, disjoint, through
+from fedavg.engine.copies import Piece, disjoint, through
 from fedavg.engine.tape import Layout, Op, Ref, Tape
 
 #: In the order of program.c.
@@ -202,7 +202,8 @@ class Writer:
         """Drop what only this operator was left to read, if it did without: it is never made."""
         for root in roots_read(self.tape, op):
             self._unread[root] -= 1
-            if not self._unread[root] and self.later.pop(root, None):
+            if not self._unread[root] and root in self.later:
+                del self.later[root]
                 self.pieces.pop(root, None)
 
     @cached_property

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedavg.engine.pieces import Piece, disjoint, through
+from fedavg.engine.copies import Piece, disjoint, through
 
 
 def places(start, dimensions):
