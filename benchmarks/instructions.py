@@ -11,6 +11,8 @@ import argparse
 import ctypes
 import json
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import thread_time
 from typing import Any
@@ -36,11 +38,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with one_thread():
-        code, run = step(options.workload)
-        times: dict[str, float] = defaultdict(float)
-        for name, words in instructions(code):
-            times[name] += shortest(run, words, options.repeats)
-        whole = shortest(run, code, options.repeats)
+        times, whole = measured(options.workload, options.repeats)
     rows = {name: round(1e6 * s, 1) for name, s in sorted(times.items(), key=lambda item: -item[1])}
     row = {"workload": options.workload, "whole_us": round(1e6 * whole, 1), "sum_us": round(sum(rows.values()), 1)}
     record = {"torch": torch.__version__, "kernels": native.marked("native"), **row, "instructions_us": rows}
@@ -49,47 +47,52 @@ def main() -> None:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def step(workload: str) -> tuple[np.ndarray, Any]:
-    """The words of a step's program, and what runs some of them so many times, with a rate of 0."""
+class Watched:
+    """The library of kernels; what an epoch is called with is looked at before it runs."""
+
+    def __init__(self, library: Any, look: Callable[[Any, tuple[Any, ...]], None]) -> None:
+        self._library, self._look = library, look
+
+    def epoch(self, *arguments: Any) -> Any:
+        self._look(self._library, arguments)
+        return self._library.epoch(*arguments)
+
+
+def measured(workload: str, repeats: int) -> tuple[dict[str, float], float]:
+    """Seconds of each kind of instruction in a step, and of the whole step."""
     plan = plan_of(workload, rounds=1, workers=1)
     setup, data = simulation(plan)
     examples = data.client(int(data.sizes.argmax()))
     batch = int(min(plan.work(1).batch, len(examples)))
-    calls: list[Any] = []
-    native_epoch.NativeEpoch.__call__ = watched(native_epoch.NativeEpoch.__call__, calls)  # type: ignore[method-assign]
     trainer = setup.new_trainer(examples)
+    times: dict[str, float] = defaultdict(float)
+
+    def look(library: Any, arguments: tuple[Any, ...]) -> None:
+        run = partial(seconds, library, arguments)
+        code = np.array((ctypes.c_int64 * arguments[1].value).from_address(arguments[0].value))
+        run(code, 2)
+        times["whole"] = shortest(run, code, repeats)
+        for name, words in instructions(code):
+            times[name] += shortest(run, words, repeats)
+
+    library = native_epoch.built()
+    assert library, "native steps need kernels in C"
+    native_epoch.built = lambda: Watched(library, look)  # type: ignore[assignment,return-value]
     trainer.epoch(trees.take(examples, slice(0, batch)), batch, trainer.steps(0.0), np.random.default_rng(0))
-    epoch, tensors, length, _, flat, targets = calls[-1]
-    program, layouts = epoch.prepare(length)
-    inputs = [native_epoch._laid_out(leaf, layout, length) for leaf, layout in zip(tensors, layouts, strict=True)]
-    places = [native_epoch._addresses(some) for some in (inputs, [*targets, *flat])]
-    arena = epoch._arena.start(program.arena_bytes)
-    arrays = np.array([*places[0], *epoch._kept_at, *places[1], arena], np.int64)
-    scalars = np.array([0.0, 1.0, *[0.0] * 6, *program.constants], np.float32)
-    moves, library, total = np.zeros(len(inputs), np.int64), native_epoch.built(), ctypes.c_double(0.0)
-
-    def run(words: np.ndarray, count: int) -> float:
-        began = thread_time()
-        failed = library.epoch(
-            native_epoch._pointer(words), ctypes.c_long(len(words)), native_epoch._pointer(arrays),
-            native_epoch._pointer(scalars), ctypes.c_int(count), ctypes.c_int(len(inputs)),
-            native_epoch._pointer(moves), ctypes.c_long(program.loss[0]), ctypes.c_long(program.loss[1]),
-            ctypes.byref(total),
-        )  # fmt: skip
-        assert not failed
-        return (thread_time() - began) / count
-
-    code = program.code.numpy()
-    run(code, 2)
-    return code, run
+    return times, times.pop("whole")
 
 
-def watched(call: Any, calls: list[Any]) -> Any:
-    def watching(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return call(*arguments)
-
-    return watching
+def seconds(library: Any, arguments: tuple[Any, ...], words: np.ndarray, count: int) -> float:
+    """Of some instructions, so many times on the first batch."""
+    _, _, arrays, scalars, _, inputs, _, *loss = arguments
+    moves = np.zeros(inputs.value, np.int64)
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (words, moves)]
+    began = thread_time()
+    counted = ctypes.c_int(count)
+    assert not library.epoch(
+        pointers[0], ctypes.c_long(len(words)), arrays, scalars, counted, inputs, pointers[1], *loss
+    )
+    return (thread_time() - began) / count
 
 
 def instructions(code: np.ndarray) -> list[tuple[str, np.ndarray]]:
