@@ -45,7 +45,9 @@ INLINE Target into(float *at, long row, float alpha, float beta) {
 INLINE void finish(const Target *to, int row, int column, int width, vec sum) {
     vec value = sum * to->alpha;
     if (to->bias) value += load_some(to->bias + column, width);
-    if (to->beta != 0.0f) value += to->beta * load_some(to->added + row * to->added_row + column, width);
+    const float *d = to->added + row * to->added_row + column;
+    if (to->beta == 1.0f) value += load_some(d, width);
+    else if (to->beta != 0.0f) value += to->beta * load_some(d, width);
     store_some(to->at + row * to->row + column, value, width);
 }
 
@@ -59,12 +61,12 @@ INLINE void finish_tile(const int rows, const int vecs, vec sums[TALLEST][WIDE],
     const float alpha = to->alpha, beta = to->beta;
     float *c = to->at + row * to->row + column;
     const float *d = to->added + row * to->added_row + column;
-    if (width < vecs * LANES || (to->bias && beta != 0.0f)) {
+    if (width < vecs * LANES || (beta != 0.0f && (to->bias || beta != 1.0f))) {
         EACH_ROW EACH_VECTOR
             finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
     } else if (beta != 0.0f) {
         EACH_ROW EACH_VECTOR
-            store(c + i * to->row + v * LANES, alpha * sums[i][v] + beta * load(d + i * to->added_row + v * LANES));
+            store(c + i * to->row + v * LANES, load(d + i * to->added_row + v * LANES) + alpha * sums[i][v]);
     } else if (to->bias) {
         vec more[WIDE];
         EACH_VECTOR more[v] = load(to->bias + column + v * LANES);
