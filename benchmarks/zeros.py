@@ -48,7 +48,9 @@ def step(density: float) -> Run:
     trainer = Trainer(TASKS["mnist-2nn"], 0)
     trainer.choose_engine("graph", examples)
     steps = trainer.steps(1e-6)
-    return lambda: trainer.epoch(examples, EXAMPLES, steps, None)
+    (piece,) = trainer.pieces(examples, EXAMPLES, None)
+    epoch = trainer.epoch_for(piece, steps)
+    return lambda: epoch(piece, steps)
 
 
 def raced(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:

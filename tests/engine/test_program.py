@@ -12,11 +12,15 @@ from torch import nn
 from fedavg import Examples, Task, native
 from fedavg.bench.models import ADAPTED, ENCODER, RESNET
 from fedavg.engine import native_epoch
-from fedavg.engine.program import _places
+from fedavg.engine.emit import Kind
+from fedavg.engine.program import _places, write_program
+from fedavg.engine.tape import record
 from fedavg.engine.trainer import Trainer
-from fedavg.engine.writer import Spot
+from fedavg.engine.writer import INSTRUCTIONS, POINTWISE, Spot
 from fedavg.errors import TaskError
 from fedavg.optimizers import SGD, Correction
+from fedavg.tasks.lstm import PeepholeLSTM
+from fedavg.tasks.shakespeare import token_loss
 from toys import TOY, blobs, epoch, epoch_by
 
 needs_kernels = pytest.mark.skipif(native_epoch.built() is None, reason="no kernels here")
@@ -112,6 +116,65 @@ class Parts(nn.Module):
         return self.last(joined[:, 1:]) / 3 + 1.5
 
 
+class Copied(nn.Module):
+    """Copies in another order that attention reads, and so does what follows; one that nothing but attention reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.first, self.last = nn.Embedding(11, 24), nn.Linear(24, 48), nn.Linear(12, 5)
+
+    def forward(self, x):
+        rows, length = x.shape
+        q, k = self.first(self.table(x)).view(rows, length, 2, 2, 12).permute(2, 0, 3, 1, 4).contiguous()
+        v = q.transpose(1, 2).contiguous().transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k, v) + q
+        return self.last(torch.cat([mixed[:, 0], v[:, 1]], 1)[:, :length]).transpose(1, 2)
+
+
+class Summed(nn.Module):
+    """Products as parts of sums: with a bias, beside another, one that is read twice, one that is turned."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 3)
+        self.bias = nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def forward(self, x):
+        y = self.second(x) + self.bias
+        z = self.first(y)
+        z = z + torch.tanh(z) + (self.second(z) + self.first(y)) + (y + self.second(y))
+        return self.last(z + self.second(x)[0] + self.second(y).t().reshape(z.shape))
+
+
+class Spread(nn.Module):
+    """Classes of each pixel of images; `looked_at` asks for the logarithms themselves too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(6, 5, 3, padding=1)
+
+    def forward(self, x):
+        return self.first(x)
+
+
+def looked_at(output, y):
+    logarithms = torch.log_softmax(output, 1)
+    return F.nll_loss(logarithms, y) - 0.1 * logarithms.mean()
+
+
+class Recurrent(nn.Module):
+    """Two peephole LSTMs over tokens, of which 0 begins a text; more units than one strip of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.lower, self.upper = nn.Embedding(11, 5), PeepholeLSTM(5, 64), PeepholeLSTM(64, 32)
+        self.last = nn.Linear(32, 5)
+
+    def forward(self, x):
+        starts = x == 0
+        return self.last(self.upper(self.lower(self.table(x), starts), starts)).transpose(1, 2)
+
+
 def points(n):
     return Examples(*blobs(n, seed=5))
 
@@ -122,6 +185,12 @@ def planes(n):
 
 def squares(n):
     return Examples(torch.rand(n, 6, 11, 11), torch.arange(n) % 3)
+
+
+def masks(n):
+    y = torch.arange(n * 121).view(n, 11, 11) % 5
+    y[:, 4] = -100  # ignored
+    return Examples(torch.rand(n, 6, 11, 11), y)
 
 
 def colours(n):
@@ -168,7 +237,13 @@ CASES = {
     "long attention": (Task("long", partial(Attending, True)), partial(texts, 70)),
     "attention to all": (Task("all", partial(Attending, False)), partial(texts, 33)),
     "attention by hand": (Task("by hand", partial(Attending, by_hand=True)), partial(texts, 7)),
+    "attention to copies": (Task("copied", Copied), partial(texts, 9)),
+    "recurrence": (Task("recurrent", Recurrent), partial(texts, 7)),
+    "texts": (Task("texts", Recurrent, lambda o, y: token_loss(o.transpose(1, 2), y), {}), partial(texts, 8)),
     "parts": (Task("parts", Parts), points),
+    "sums of products": (Task("summed", Summed), points),
+    "classes of pixels": (Task("spread", Spread, metrics={}), masks),
+    "logarithms": (Task("logarithms", partial(Each, torch.tanh), looked_at, {}), points),
     "sum": (Task("sum", partial(Each, F.relu), loss=lambda o, y: summed(o, y) / 7, metrics={}), points),
     "encoder": (ENCODER, lambda n: Examples(torch.arange(n * 32).view(n, 32) % 100, torch.ones(n, 32).long())),
     "adapted": (ADAPTED, lambda n: Examples(torch.arange(n * 32).view(n, 32) % 97, torch.ones(n, 32).long())),
@@ -201,6 +276,30 @@ def test_our_kernels_equal_the_plain_path(name):
     """13 examples in batches of 5, the last of 3."""
     task, make = CASES[name]
     assert_close(both(task, make(13), 5))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["causal attention", "attention to copies", "sums of products", "classes of pixels",
+                                  "texts", "encoder", "gelu", "exponential"])  # fmt: skip
+def test_kernels_for_avx2_equal_the_plain_path(name, avx2):
+    task, make = CASES[name]
+    assert_close(both(task, make(13), 5))
+
+
+@needs_kernels
+def test_no_copy_is_made_between_attention_and_its_projections():
+    """The encoder turns (rows, time) to (time, rows) and back: a copy before and after each attention is left."""
+    trainer = Trainer(ENCODER, seed=0)
+    tape = record(trainer.model, CASES["encoder"][1](3))
+    copied = POINTWISE.index("copy")
+    words = write_program(tape, Kind()).code.tolist()
+    copies, filled, at = 0, 0, 0
+    while at < len(words):
+        number, length, what = words[at : at + 3]
+        copies += number == INSTRUCTIONS.index("pointwise") and what == copied
+        filled += number == INSTRUCTIONS.index("pointwise") and what == POINTWISE.index("fill")
+        at += 2 + length
+    assert (copies, filled) == (4, 1)  # the gradient of the loss is filled
 
 
 @needs_kernels

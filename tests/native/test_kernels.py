@@ -238,6 +238,21 @@ def test_it_is_not_taken_for_a_source_that_was_changed(shipped, tmp_path):
     assert one(tmp_path) == 3
 
 
+def test_a_header_of_another_folder_counts_and_one_that_nobody_includes_does_not(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    source, header = tmp_path / "a" / "one.c", tmp_path / "b" / "number.h"
+    source.write_text('#include <string.h>\n#include "../b/number.h"\n')
+    header.write_text('#include "more.h"\n')
+    digests = []
+    for more in ("1", "2", "2"):
+        (tmp_path / "b" / "more.h").write_text(more)
+        digests.append(recipe.sources_digest(source, recipe.NATIVE))
+        (tmp_path / "a" / "other.h").write_text(f"{digests}")
+    assert digests[0] != digests[1]
+    assert digests[1] == digests[2]
+
+
 @needs_compiler
 def test_it_is_not_taken_if_it_is_damaged(shipped, tmp_path, caplog):
     data = shipped.read_bytes()

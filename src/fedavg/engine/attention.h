@@ -1,12 +1,14 @@
 /* Scaled dot-product attention, forward and backward, head by head: what lies between never leaves the cache.
  *
  * q, k, v and what comes out are (batch, heads, length, width), each with its own strides but the last, which is 1.
+ * Scores and weights lie turned, keys by queries: what is found along the keys, such as their largest, is then found for
+ * LANES queries at once, and no vector is ever added up across its lanes.
  */
 #pragma once
 #include "layers.h"
 #include "products.h"
 
-/* Queries handled at a time. */
+/* Queries handled at a time: so many numbers at most are in a row of weights. */
 #define QUERIES 64
 
 typedef struct {
@@ -20,50 +22,70 @@ typedef struct {
     int causal;
 } Attention;
 
+/* Some queries of a head: the first one, how many, with how many keys, and how far rows of their weights are apart. */
+typedef struct {
+    long first;
+    int count, keys, wide, causal;
+} Block;
+
 INLINE float *head_of(const Heads *heads, long b, long h) { return heads->at + b * heads->batch + h * heads->head; }
 INLINE Matrix rows_of(const float *at, long row) { return (Matrix){at, row, 1}; }
 INLINE Matrix turned(const float *at, long row) { return (Matrix){at, 1, row}; }
-INLINE Target into(float *at, long row, float alpha, float beta) { return (Target){at, row, alpha, beta, NULL}; }
 
-/* A row of scores as weights that sum to 1; what is not seen has none. Returns the logarithm of what they were scaled by. */
-INLINE float weights_of(long keys, long seen, float *p) {
-    const float most = largest_of(seen, p);
-    vec sum = {0};
-    for (long j = 0; j < seen; j += LANES) {
-        const int some = (int)least(LANES, seen - j);
-        const vec value = first_of(exponential(load_some(p + j, some) - most), some);
-        store_some(p + j, value, (int)least(LANES, keys - j));
+INLINE Block block_at(const Attention *how, long first) {
+    const int count = (int)least(QUERIES, how->queries - first);
+    const long seen = how->causal ? least(how->keys, first + count) : how->keys; /* by any of them */
+    return (Block){first, count, (int)seen, (count + LANES - 1) / LANES * LANES, how->causal};
+}
+
+/* How many keys any of LANES queries from `query` on sees. */
+INLINE long seen_by(const Block *block, long query) {
+    return block->causal ? least(block->keys, query + LANES) : block->keys;
+}
+
+/* The weights of keys that none of them sees. */
+INLINE void clear_unseen(const Block *block, long seen, float *p) {
+    for (long j = seen; j < block->keys; j++) store(p + j * block->wide, (vec){0});
+}
+
+INLINE vec lane_numbers(void) {
+    float numbers[LANES];
+    for (int lane = 0; lane < LANES; lane++) numbers[lane] = (float)lane;
+    return load(numbers);
+}
+
+/* `value`, or `otherwise` for those of LANES queries from `query` on that do not see the key. */
+INLINE vec if_seen(const Block *block, long query, long key, vec value, float otherwise) {
+    if (!block->causal || key <= query) return value;
+    return chosen(lane_numbers() < all((float)(key - query)), all(otherwise), value);
+}
+
+/* Scores of LANES queries, one column below the other, become weights that sum to 1. Returns the logarithm of what they
+ * were scaled by. */
+INLINE vec weights_of(const Block *block, long query, float *p) {
+    const long seen = seen_by(block, query);
+    vec most = all(-__builtin_inff()), sum = {0};
+    for (long j = 0; j < seen; j++) {
+        const vec score = if_seen(block, query, j, load(p + j * block->wide), -__builtin_inff());
+        most = larger_of(score, most);
+    }
+    for (long j = 0; j < seen; j++) {
+        float *at = p + j * block->wide;
+        const vec value = if_seen(block, query, j, exponential(load(at) - most), 0.0f);
+        store(at, value);
         sum += value;
     }
-    const float whole = total(sum), by = 1.0f / whole;
-    for (long j = 0; j < seen; j += LANES) {
-        const int some = (int)least(LANES, seen - j);
-        store_some(p + j, load_some(p + j, some) * by, some);
-    }
-    return most + logarithm(all(whole))[0];
+    const vec by = 1.0f / sum;
+    for (long j = 0; j < seen; j++) store(p + j * block->wide, load(p + j * block->wide) * by);
+    clear_unseen(block, seen, p);
+    return most + logarithm(sum);
 }
 
-/* The same weights again, by the logarithm that is known. */
-INLINE void weights_by(long keys, long seen, float logarithm, float *p) {
-    for (long j = 0; j < seen; j += LANES) {
-        const int some = (int)least(LANES, seen - j);
-        const vec value = first_of(exponential(load_some(p + j, some) - logarithm), some);
-        store_some(p + j, value, (int)least(LANES, keys - j));
-    }
-}
-
-/* The weights of some queries: for the first time, or by the logarithms that were noted then. */
-static void weigh(const Attention *how, long first, int count, const float *q, long q_row, const float *k, long k_row,
-                  int known, float *logarithms, long step, float *p) {
-    const long keys = how->keys;
-    product(count, (int)keys, (int)how->width, rows_of(q, q_row), turned(k, k_row), into(p, keys, how->scale, 0));
-    for (int i = 0; i < count; i++, p += keys) {
-        const long seen = how->causal ? least(keys, first + i + 1) : keys;
-        float *logarithm = logarithms + (first + i) * step;
-        if (known) weights_by(keys, seen, *logarithm, p);
-        else *logarithm = weights_of(keys, seen, p);
-        for (long j = (seen + LANES - 1) / LANES * LANES; j < keys; j++) p[j] = 0;
-    }
+/* Their scores turned: scale k q'. */
+INLINE void scores(const Attention *how, const Block *block, const float *q, long q_row, const float *k, long k_row,
+                   float *p) {
+    product(block->keys, block->count, (int)how->width, rows_of(k, k_row), turned(q, q_row),
+            into(p, block->wide, how->scale, 0));
 }
 
 /* `scratch` has QUERIES times `keys` numbers. Logarithms are noted for the way back: strides batch, head, row. */
@@ -72,47 +94,64 @@ static void attend(const Attention *how, const Heads *q, const Heads *k, const H
     for (long b = 0; b < how->batch; b++)
         for (long h = 0; h < how->heads; h++)
             for (long i = 0; i < how->queries; i += QUERIES) {
-                const int count = (int)least(QUERIES, how->queries - i);
-                weigh(how, i, count, head_of(q, b, h) + i * q->row, q->row, head_of(k, b, h), k->row, 0,
-                      head_of(logarithms, b, h), logarithms->row, scratch);
-                product(count, (int)how->width, (int)how->keys, rows_of(scratch, how->keys),
+                const Block block = block_at(how, i);
+                float noted[QUERIES], *notes = head_of(logarithms, b, h) + i * logarithms->row;
+                scores(how, &block, head_of(q, b, h) + i * q->row, q->row, head_of(k, b, h), k->row, scratch);
+                for (int c = 0; c < block.wide; c += LANES) store(noted + c, weights_of(&block, i + c, scratch + c));
+                for (int c = 0; c < block.count; c++) notes[c * logarithms->row] = noted[c];
+                product(block.count, (int)how->width, block.keys, turned(scratch, block.wide),
                         rows_of(head_of(v, b, h), v->row), into(head_of(out, b, h) + i * out->row, out->row, 1, 0));
             }
 }
 
+/* For LANES queries: scores become weights again, by their logarithms, and the gradients of weights those of scores. */
+INLINE void scores_back(const Block *block, long query, vec logarithms, float *p, float *dp) {
+    const long seen = seen_by(block, query);
+    vec inner = {0};
+    for (long j = 0; j < seen; j++) {
+        const long at = j * block->wide;
+        const vec weight = if_seen(block, query, j, exponential(load(p + at) - logarithms), 0.0f);
+        store(p + at, weight);
+        inner += weight * load(dp + at);
+    }
+    for (long j = 0; j < seen; j++) {
+        const long at = j * block->wide;
+        store(dp + at, load(p + at) * (load(dp + at) - inner));
+    }
+    clear_unseen(block, seen, p);
+    clear_unseen(block, seen, dp);
+}
+
+/* Rows of zeros, for keys that none of the first queries sees. */
+INLINE void clear_rows(float *at, long row, long from, long to, long width) {
+    for (long j = from; j < to; j++) memset(at + j * row, 0, width * sizeof(float));
+}
+
 /* `scratch` has twice QUERIES times `keys` numbers. */
 static void attend_back(const Attention *how, const Heads *dy, const Heads *q, const Heads *k, const Heads *v,
-                        const Heads *out, const Heads *logarithms, const Heads *dq, const Heads *dk, const Heads *dv,
-                        float *scratch) {
-    const long keys = how->keys, width = how->width;
-    float *p = scratch, *dp = scratch + QUERIES * keys;
+                        const Heads *logarithms, const Heads *dq, const Heads *dk, const Heads *dv, float *scratch) {
+    const int width = (int)how->width;
+    float *p = scratch, *dp = scratch + QUERIES * how->keys;
     for (long b = 0; b < how->batch; b++)
         for (long h = 0; h < how->heads; h++)
             for (long i = 0; i < how->queries; i += QUERIES) {
-                const int count = (int)least(QUERIES, how->queries - i);
-                const float *g = head_of(dy, b, h) + i * dy->row, *y = head_of(out, b, h) + i * out->row;
-                const float *qs = head_of(q, b, h) + i * q->row, *ks = head_of(k, b, h), *vs = head_of(v, b, h);
-                const float before = i ? 1.0f : 0.0f;
-                weigh(how, i, count, qs, q->row, ks, k->row, 1, head_of(logarithms, b, h), logarithms->row, p);
-                product((int)keys, (int)width, count, turned(p, keys), rows_of(g, dy->row),
-                        into(head_of(dv, b, h), dv->row, 1, before));
-                product(count, (int)keys, (int)width, rows_of(g, dy->row), turned(vs, v->row), into(dp, keys, 1, 0));
-                for (int r = 0; r < count; r++) {
-                    vec sum = {0};
-                    for (long e = 0; e < width; e += LANES) {
-                        const int some = (int)least(LANES, width - e);
-                        sum += load_some(g + r * dy->row + e, some) * load_some(y + r * out->row + e, some);
-                    }
-                    const float inner = total(sum);
-                    for (long j = 0; j < keys; j += LANES) {
-                        const int some = (int)least(LANES, keys - j);
-                        const vec weight = load_some(p + r * keys + j, some);
-                        store_some(dp + r * keys + j, weight * (load_some(dp + r * keys + j, some) - inner), some);
-                    }
-                }
-                product(count, (int)width, (int)keys, rows_of(dp, keys), rows_of(ks, k->row),
+                const Block block = block_at(how, i);
+                const float *g = head_of(dy, b, h) + i * dy->row, *qs = head_of(q, b, h) + i * q->row;
+                const float *ks = head_of(k, b, h), *vs = head_of(v, b, h), before = i ? 1.0f : 0.0f;
+                const float *notes = head_of(logarithms, b, h) + i * logarithms->row;
+                float *dks = head_of(dk, b, h), *dvs = head_of(dv, b, h), noted[QUERIES] = {0};
+                for (int c = 0; c < block.count; c++) noted[c] = notes[c * logarithms->row];
+                scores(how, &block, qs, q->row, ks, k->row, p);
+                product(block.keys, block.count, width, rows_of(vs, v->row), turned(g, dy->row),
+                        into(dp, block.wide, 1, 0));
+                for (int c = 0; c < block.wide; c += LANES) scores_back(&block, i + c, load(noted + c), p + c, dp + c);
+                if (!i) clear_rows(dks, dk->row, block.keys, how->keys, width);
+                if (!i) clear_rows(dvs, dv->row, block.keys, how->keys, width);
+                product(block.keys, width, block.count, rows_of(p, block.wide), rows_of(g, dy->row),
+                        into(dvs, dv->row, 1, before));
+                product(block.count, width, block.keys, turned(dp, block.wide), rows_of(ks, k->row),
                         into(head_of(dq, b, h) + i * dq->row, dq->row, how->scale, 0));
-                product((int)keys, (int)width, count, turned(dp, keys), rows_of(qs, q->row),
-                        into(head_of(dk, b, h), dk->row, how->scale, before));
+                product(block.keys, width, block.count, rows_of(dp, block.wide), rows_of(qs, q->row),
+                        into(dks, dk->row, how->scale, before));
             }
 }

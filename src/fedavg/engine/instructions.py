@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 from typing import Final
 
-from fedavg.engine.writer import NOWHERE, KnownScalar, Spot, TensorView, Unsupported, Writer, merged
+from fedavg.engine.writer import (
+    DIMENSIONS,
+    NOWHERE,
+    POINTWISE,
+    KnownScalar,
+    Spot,
+    TensorView,
+    Unsupported,
+    Writer,
+    merged,
+)
 
 #: A number that is known, or the name of one that is told at each call.
 Scalar = KnownScalar | str
 ONE: Final = KnownScalar(1.0)
-DIMENSIONS: Final = 6
-#: In the order of pointwise.h.
-POINTWISE: Final = (
-    "copy", "add", "multiply", "divide", "scale", "shift", "relu", "threshold_back", "gelu", "gelu_back", "gelu_tanh",
-    "gelu_tanh_back", "tanh", "tanh_back", "sigmoid", "sigmoid_back", "silu", "silu_back", "exponential", "root",
-    "scaled_add", "lerp", "fill",
-)  # fmt: skip
 
 
 def pointwise(
@@ -51,8 +54,12 @@ def product(
     alpha: Scalar = ONE,
     beta: Scalar = "zero",
     bias: Spot = NOWHERE,
+    added: Spot = NOWHERE,
 ) -> None:
-    """to = alpha a b + beta to + bias, matrices or as many of them as there are."""
+    """to = alpha a b + beta to + bias, matrices or as many of them as there are.
+
+    What is `added`, in place of `to`, has the same strides.
+    """
     if to.strides[-1] != 1 and to.shape[-1] != 1:
         raise Unsupported("a product whose rows are not dense")
     count = to.shape[0] if len(to.shape) == 3 else 1
@@ -62,7 +69,7 @@ def product(
         raise Unsupported("an empty product")
     w.add(
         "product", m, n, k, a.spot, a.strides[-2:], b.spot, b.strides[-2:], to.spot, to.strides[-2], alpha, beta, bias,
-        count, *steps,
+        added, count, *steps,
     )  # fmt: skip
 
 

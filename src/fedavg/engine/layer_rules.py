@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from fedavg.engine.tape import Op
-from fedavg.engine.writer import NOWHERE, KnownScalar, Spot, TensorView, Unsupported, Writer, merged
+from fedavg.engine.writer import NOWHERE, KnownScalar, Movable, Spot, TensorView, Unsupported, Writer, merged
 
 aten = torch.ops.aten
 #: Queries handled at a time by attention, as in attention.h.
@@ -113,21 +113,32 @@ def _embedding_back(w: Writer, op: Op) -> None:
     if by_frequency:
         raise Unsupported("an embedding whose gradient is scaled by frequency")
     to, count = w.dense(w.out(op)), torch.Size(w.layout(which).shape).numel()
-    w.add("embedding_back", count, rows, to.shape[1], w.spot(dy), w.whole_numbers(which), left_out, to.spot)
+    w.add("embedding_back", count, rows, to.shape[1], w.densely(dy), w.whole_numbers(which), left_out, to.spot)
 
 
 def _heads(w: Writer, ref: Any) -> tuple[Spot, tuple[int, ...]]:
-    view = w.view(ref)
-    if len(view.shape) == 4 and view.strides[3] != 1 and view.shape[3] != 1:
-        raise Unsupported("attention over tensors whose rows are not dense")
-    return view.spot, view.strides[:3]
+    for found in (w.anywhere, w.view):
+        view = found(ref)
+        if len(view.shape) < 4 or view.strides[3] == 1 or view.shape[3] == 1:
+            return view.spot, view.strides[:3]
+    raise Unsupported("attention over tensors whose rows are not dense")
+
+
+def _made_heads(w: Writer, op: Op, place: int) -> Movable:
+    view = w.made(op, place)
+    if view.strides[3] != 1 and view.shape[3] != 1:
+        raise Unsupported("attention to tensors whose rows are not dense")
+    movable = Movable(view, told=3)
+    if w.is_kept(view.root):
+        w.movable[view.root] = movable
+    return movable
 
 
 def _attention(w: Writer, op: Op, q: Any, k: Any, v: Any, options: Sequence[Any]) -> tuple[Any, ...]:
     """Sizes, scale and whether it is causal."""
     dropout, causal = (*options, *(0.0, False)[len(options) :])[:2]
-    batch, heads, queries, width = w.view(q).shape
-    keys, values = w.view(k).shape[2], w.view(v).shape
+    batch, heads, queries, width = w.layout(q).shape
+    keys, values = w.layout(k).shape[2], w.layout(v).shape
     if dropout or op.kwargs.get("attn_mask") is not None or values != (batch, heads, keys, width):
         raise Unsupported("attention with dropout, a mask or fewer heads of keys")
     scale = op.kwargs.get("scale")
@@ -137,16 +148,16 @@ def _attention(w: Writer, op: Op, q: Any, k: Any, v: Any, options: Sequence[Any]
 def _attend(w: Writer, op: Op) -> None:
     q, k, v, *options = op.args
     tensors = [_heads(w, ref) for ref in (q, k, v, w.out(op, 0), w.out(op, 1))]
-    room = w.scratch(QUERIES * w.view(k).shape[2])
+    room = w.scratch(QUERIES * w.layout(k).shape[2])
     w.add("attend", _attention(w, op, q, k, v, options), tensors, room)
 
 
 def _attend_back(w: Writer, op: Op) -> None:
-    dy, q, k, v, out, logarithms, *options = op.args
-    made = [w.out(op, place) for place in range(3)]
-    tensors = [_heads(w, ref) for ref in (dy, q, k, v, out, logarithms, *made)]
-    room = w.scratch(2 * QUERIES * w.view(k).shape[2])
-    w.add("attend_back", _attention(w, op, q, k, v, options), tensors, room)
+    dy, q, k, v, _, logarithms, *options = op.args
+    tensors = [_heads(w, ref) for ref in (dy, q, k, v, logarithms)]
+    made = [_made_heads(w, op, place) for place in range(3)]
+    room = w.scratch(2 * QUERIES * w.layout(k).shape[2])
+    w.add("attend_back", _attention(w, op, q, k, v, options), tensors, made, room)
 
 
 LAYERS: Final[dict[Any, Callable[[Writer, Op], None]]] = {

@@ -266,6 +266,71 @@ static void class_loss_back(long outer, long classes, long inner, const float *d
         }
 }
 
+/* Rows of numbers, one for each class, of which a target names one. Strides are those of (outer, inner, classes); `row` is
+ * scratch of twice as many numbers as there are classes. */
+typedef struct {
+    long outer, inner, classes;
+    const float *x;
+    const long *strides;
+    const int64_t *target;
+    long ignored;
+    int mean;
+    float *counted, *noted, *row;
+} Rows;
+
+INLINE const float *numbers_of(const Rows *how, long i, long j) {
+    const float *x = how->x + i * how->strides[0] + j * how->strides[1];
+    if (how->strides[2] == 1) return x;
+    for (long c = 0; c < how->classes; c++) how->row[c] = x[c * how->strides[2]];
+    return how->row;
+}
+
+/* Minus the mean, or the sum, of the logarithms of the targets' shares in softmax. The logarithm of what a row's shares
+ * are scaled by is noted. Returns 1 if a target is no class. */
+static int cross_entropy(const Rows *how, float *loss) {
+    double sum = 0;
+    long count = 0;
+    for (long i = 0; i < how->outer; i++)
+        for (long j = 0; j < how->inner; j++) {
+            const long row = i * how->inner + j, wanted = how->target[row];
+            if (wanted == how->ignored) continue;
+            if (wanted < 0 || wanted >= how->classes) return 1;
+            const float *x = numbers_of(how, i, j), most = largest_of(how->classes, x);
+            vec shares = {0};
+            for (long c = 0; c < how->classes; c += LANES) {
+                const int some = (int)least(LANES, how->classes - c);
+                shares += first_of(exponential(load_some(x + c, some) - most), some);
+            }
+            how->noted[row] = most + logarithm(all(total(shares)))[0];
+            sum -= x[wanted] - how->noted[row], count++;
+        }
+    *how->counted = (float)count;
+    *loss = (float)(how->mean ? sum / count : sum);
+    return 0;
+}
+
+/* The gradient by x: each share, less 1 for the target; nothing in rows that are ignored. */
+static void cross_entropy_back(const Rows *how, const float *dy, float *to, const long *strides) {
+    const float by = how->mean ? *dy / *how->counted : *dy;
+    for (long i = 0; i < how->outer; i++)
+        for (long j = 0; j < how->inner; j++) {
+            const long row = i * how->inner + j, wanted = how->target[row];
+            float *at = to + i * strides[0] + j * strides[1], *made = strides[2] == 1 ? at : how->row + how->classes;
+            if (wanted == how->ignored) {
+                memset(made, 0, how->classes * sizeof(float));
+            } else {
+                const float *x = numbers_of(how, i, j), noted = how->noted[row];
+                for (long c = 0; c < how->classes; c += LANES) {
+                    const int some = (int)least(LANES, how->classes - c);
+                    store_some(made + c, exponential(load_some(x + c, some) - noted) * by, some);
+                }
+                made[wanted] -= by;
+            }
+            if (strides[2] != 1)
+                for (long c = 0; c < how->classes; c++) at[c * strides[2]] = made[c];
+        }
+}
+
 /* The rows that `which` names. Returns 1 if there is no such row. */
 static int embedding(long count, long rows, long width, const float *table, const int64_t *which, float *to) {
     for (long i = 0; i < count; i++) {

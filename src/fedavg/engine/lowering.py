@@ -10,10 +10,12 @@ from fedavg.engine.emit import Kind
 from fedavg.engine.folding import Folding
 from fedavg.engine.instructions import ONE, Scalar, pointwise, product, total
 from fedavg.engine.layer_rules import LAYERS
+from fedavg.engine.loss_rules import LOSSES
 from fedavg.engine.plane_rules import PLANES
-from fedavg.engine.tape import Op, Ref
+from fedavg.engine.recurrence_rules import LSTM, copy_numbers
+from fedavg.engine.tape import Op, Ref, Tape
 from fedavg.engine.window_rules import WINDOWS
-from fedavg.engine.writer import KnownScalar, TensorView, Unsupported, Writer
+from fedavg.engine.writer import NOWHERE, KnownScalar, PendingProduct, Spot, TensorView, Unsupported, Writer, roots_read
 
 aten = torch.ops.aten
 #: Only another look at the same memory.
@@ -28,17 +30,34 @@ VIEWS: Final = {
 
 def lower(writer: Writer, op: Op) -> None:
     """Write the instructions of an operator."""
-    if op.func in VIEWS and _is_view(writer, op):
+    if _is_view(writer.tape, op):
         return
     rule = RULES.get(op.func)
     if rule is None:
         raise Unsupported(f"{op.func}")
+    if op.written:
+        writer.make_all()
     rule(writer, op)
+    writer.forget(op)
 
 
-def _is_view(writer: Writer, op: Op) -> bool:
-    root = writer.tape.roots[op.args[0].name]
-    return all(writer.tape.roots[name] == root for name in op.outputs if name)
+def readers(tape: Tape) -> dict[str, list[Op | None]]:
+    """The operators that read the memory of each tensor; None for who asks for the loss or a gradient."""
+    found: dict[str, list[Op | None]] = {}
+    for op in tape.ops:
+        if not _is_view(tape, op):
+            for root in roots_read(tape, op):
+                found.setdefault(root, []).append(op)
+    for name in (tape.loss, *filter(None, tape.gradients)):
+        found.setdefault(tape.roots[name], []).append(None)
+    return found
+
+
+def _is_view(tape: Tape, op: Op) -> bool:
+    if op.func not in VIEWS:
+        return False
+    root = tape.roots[op.args[0].name]
+    return all(tape.roots[name] == root for name in op.outputs if name)
 
 
 def lower_flat(w: Writer, kind: Kind, folding: Folding) -> Callable[[], None]:
@@ -124,6 +143,8 @@ def _add(sign: float) -> Callable[[Writer, Op], None]:
         x, other = op.args[:2]
         alpha = sign * float(op.kwargs.get("alpha", op.args[2] if len(op.args) > 2 else 1))
         if isinstance(other, Ref):
+            if alpha == 1 and not op.written and (w.unite(w.made(op), (x, other)) or _product_and(w, op)):
+                return
             pointwise(w, "add", w.made(op), w.view(x), w.view(other), KnownScalar(alpha))
         else:
             pointwise(w, "shift", w.made(op), w.view(x), s=KnownScalar(alpha * float(other)))
@@ -173,23 +194,37 @@ def _copy_into(w: Writer, op: Op) -> None:
     pointwise(w, "copy", w.view(op.args[0]), w.view(op.args[1]))
 
 
+def _copy(w: Writer, op: Op) -> None:
+    if w.layout(op.args[0]).dtype == torch.int64:
+        copy_numbers(w, op)
+        return
+    to = w.made(op)
+    w.assemble(to, [(to, op.args[0])])
+
+
 def _select_back(w: Writer, op: Op) -> None:
     to, (dy, _, dim, index) = w.made(op), op.args
-    dim, index = dim % len(to.shape), index % to.shape[dim]
-    pointwise(w, "fill", to, to, s=KnownScalar(0.0))
-    without = [(n, s) for d, (n, s) in enumerate(zip(to.shape, to.strides, strict=True)) if d != dim]
-    shape, strides = zip(*without, strict=True) if without else ((), ())
-    part = TensorView(to.root, to.offset + index * to.strides[dim], tuple(shape), tuple(strides))
-    pointwise(w, "copy", part, w.view(dy))
+    w.assemble(to, [(_selected(to, dim, index), dy)])
+
+
+def _stack(w: Writer, op: Op) -> None:
+    to, dim = w.made(op), op.args[1] if len(op.args) > 1 else 0
+    w.assemble(to, [(_selected(to, dim, index), ref) for index, ref in enumerate(op.args[0])])
+
+
+def _selected(view: TensorView, dim: int, index: int) -> TensorView:
+    dim = dim % len(view.shape)
+    start = view.offset + index % view.shape[dim] * view.strides[dim]
+    shape, strides = ((*sizes[:dim], *sizes[dim + 1 :]) for sizes in (view.shape, view.strides))
+    return TensorView(view.root, start, shape, strides)
 
 
 def _slice_back(w: Writer, op: Op) -> None:
     to, (ref, _, dim, start, _, step) = w.made(op), op.args
-    dy, dim = w.view(ref), dim % len(to.shape)
+    shape, dim = w.layout(ref).shape, dim % len(to.shape)
     start = min(max(start + to.shape[dim] if start < 0 else start, 0), to.shape[dim])
-    pointwise(w, "fill", to, to, s=KnownScalar(0.0))
     strides = tuple(stride * (step if d == dim else 1) for d, stride in enumerate(to.strides))
-    pointwise(w, "copy", TensorView(to.root, to.offset + start * to.strides[dim], dy.shape, strides), dy)
+    w.assemble(to, [(TensorView(to.root, to.offset + start * to.strides[dim], shape, strides), ref)])
 
 
 def _from(w: Writer, op: Op) -> None:
@@ -203,12 +238,13 @@ def _from(w: Writer, op: Op) -> None:
 
 
 def _join(w: Writer, op: Op) -> None:
-    to, start = w.made(op), 0
+    to, start, parts = w.made(op), 0, []
     dim = (op.args[1] if len(op.args) > 1 else 0) % len(to.shape)
     for ref in op.args[0]:
-        x = w.view(ref)
-        pointwise(w, "copy", TensorView(to.root, to.offset + start * to.strides[dim], x.shape, to.strides), x)
-        start += x.shape[dim]
+        shape = w.layout(ref).shape
+        parts.append((TensorView(to.root, to.offset + start * to.strides[dim], shape, to.strides), ref))
+        start += shape[dim]
+    w.assemble(to, parts)
 
 
 def _sum(w: Writer, op: Op) -> None:
@@ -239,14 +275,47 @@ def _dense_step(w: Writer, op: Op) -> None:
 
 
 def _mm(w: Writer, op: Op) -> None:
-    product(w, w.made(op), w.view(op.args[0]), w.view(op.args[1]))
+    _product_later(w, op, w.view(op.args[0]), w.view(op.args[1]), NOWHERE)
+
+
+def _product_later(w: Writer, op: Op, a: TensorView, b: TensorView, bias: Spot) -> None:
+    """a b + bias, now or, if it is one side of a sum, together with that."""
+    to = w.made(op)
+    waits = [reader and reader.func for reader in w.readers.get(to.root, [])] == [aten.add.Tensor]
+    if not waits or len(to.shape) != 2 or not w.is_kept(to.root) or w.written & {a.root, b.root}:
+        product(w, to, a, b, bias=bias)
+        return
+    w.products[to.root] = PendingProduct(to, a, b, bias)
+    w.later[to.root] = lambda: product(w, to, a, b, bias=w.products.pop(to.root).bias)
+
+
+def _product_and(w: Writer, op: Op) -> bool:
+    """Whether a sum was written as a product to which something is added."""
+    to = w.made(op)
+    for ref, other in (op.args[1::-1], op.args[:2]):
+        x, y = w.unmade(ref), w.unmade(other)
+        found = w.products.get(x.root)
+        if found is None or not (x.is_dense and to.is_dense and x.count == found.to.count == to.count):
+            continue
+        is_bias = found.bias is NOWHERE and (y.shape, y.strides) == (found.to.shape[1:], (1,)) == (to.shape[-1:], (1,))
+        if not is_bias and not (y.is_dense and y.shape == to.shape):
+            continue
+        y = w.view(other)
+        del w.products[x.root], w.later[x.root]
+        matrix = TensorView(to.root, to.offset, found.to.shape, found.to.strides)
+        if is_bias:
+            product(w, matrix, found.a, found.b, bias=y.spot)
+        else:
+            product(w, matrix, found.a, found.b, beta="one", bias=found.bias, added=y.spot)
+        return True
+    return False
 
 
 def _addmm(w: Writer, op: Op) -> None:
     bias, a, b = map(w.view, op.args[:3])
     to, alpha, beta = w.made(op), float(op.kwargs.get("alpha", 1)), float(op.kwargs.get("beta", 1))
     if len(bias.shape) == 1 and bias.strides == (1,) and alpha == beta == 1 and bias.shape[0] == to.shape[-1]:
-        product(w, to, a, b, bias=bias.spot)
+        _product_later(w, op, a, b, bias.spot)
         return
     pointwise(w, "scale", to, bias, s=KnownScalar(beta))
     product(w, to, a, b, KnownScalar(alpha), "one")
@@ -254,6 +323,8 @@ def _addmm(w: Writer, op: Op) -> None:
 
 RULES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
     **LAYERS,
+    **LOSSES,
+    **LSTM,
     **PLANES,
     **WINDOWS,
     **dict.fromkeys((aten.mm.default, aten.bmm.default), _mm),
@@ -263,7 +334,7 @@ RULES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
     **dict.fromkeys((aten.mul.Tensor, aten.mul_.Tensor, aten.mul.Scalar), _multiply),
     **dict.fromkeys((aten.div.Tensor, aten.div_.Tensor, aten.div.Scalar), _divide),
     **dict.fromkeys((aten.relu.default, aten.relu_.default), _unary("relu")),
-    **dict.fromkeys((aten.clone.default, aten.view.default, aten._unsafe_view.default), _unary("copy")),
+    **dict.fromkeys((aten.clone.default, aten.view.default, aten._unsafe_view.default), _copy),
     **dict.fromkeys((aten.gelu.default, aten.gelu_backward.default), _gelu),
     **dict.fromkeys((aten.zeros_like.default, aten.new_zeros.default, aten.zeros.default), _fill(0.0)),
     **dict.fromkeys((aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default), _sum),
@@ -287,4 +358,5 @@ RULES: Final[dict[Any, Callable[[Writer, Op], None]]] = {
     aten.slice_backward.default: _slice_back,
     aten.rsub.Scalar: _from,
     aten.cat.default: _join,
+    aten.stack.default: _stack,
 }

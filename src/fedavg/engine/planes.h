@@ -238,7 +238,7 @@ static void give_back(const Planes *how, const float *dy, const float *w, float 
         for (long r = 0; r < how->rows; r++) {
             product((int)how->columns, (int)all_places, (int)how->out,
                     (Matrix){dy + (image * how->rows + r) * how->columns * how->out, how->out, 1},
-                    (Matrix){w, all_places, 1}, (Target){given, all_places, 1.0f, 0.0f, NULL});
+                    (Matrix){w, all_places, 1}, into(given, all_places, 1.0f, 0.0f));
             for (long a = 0; a < how->side; a++) {
                 float *to = sums + (image * rows + r * how->stride + a) * row;
                 for (long p = 0; p < how->columns; p++, to += how->stride * how->channels) {

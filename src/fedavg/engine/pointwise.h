@@ -8,15 +8,44 @@
 
 INLINE vec chosen(ints which, vec yes, vec no) { return (vec)choose(which, (ints)yes, (ints)no); }
 INLINE vec all(float value) { return (vec){0} + value; }
-INLINE vec larger_of(vec a, vec b) { return chosen(a > b, a, b); }
+/* The larger one; b if one is no number. */
+INLINE vec larger_of(vec a, vec b) {
+#if LANES == 16
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return chosen(a > b, a, b);
+#endif
+}
+
+/* x, or the nearest number from low to high; NaN stays. */
+INLINE vec held(vec x, float low, float high) {
+#if LANES == 16
+    return (vec)_mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), (__m512)x));
+#elif LANES == 8
+    return (vec)_mm256_max_ps(_mm256_set1_ps(low), _mm256_min_ps(_mm256_set1_ps(high), (__m256)x));
+#else
+    return chosen(x > high, all(high), chosen(x < low, all(low), x));
+#endif
+}
+
+/* p 2^n for whole n: infinity if that is too large. */
+INLINE vec scaled(vec p, vec n) {
+#if LANES == 16
+    return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    const ints half = __builtin_convertvector(n * 0.5f, ints), rest = __builtin_convertvector(n, ints) - half;
+    return p * (vec)((half + 127) << 23) * (vec)((rest + 127) << 23); /* in two steps: 2^n alone may be too small */
+#endif
+}
 
 /* e^x within 2 units of the last place; overflows to infinity, NaN stays. */
 INLINE vec exponential(vec x) {
-    const vec held = chosen(x > 88.7f, all(88.7f), chosen(x < -87.0f, all(-87.0f), x));
-    const vec scaled = held * 1.44269504f;
+    const vec within = held(x, -104.0f, 89.0f); /* beyond, the result is 0 or infinite all the same */
     const vec magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to whole numbers */
-    const vec whole = (scaled + magic) - magic;
-    const vec rest = (held - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    const vec whole = (within * 1.44269504f + magic) - magic;
+    const vec rest = (within - whole * 0.693359375f) + whole * 2.12194440e-4f;
     vec power = all(1.9875691500e-4f);
     power = power * rest + 1.3981999507e-3f;
     power = power * rest + 8.3334519073e-3f;
@@ -24,10 +53,7 @@ INLINE vec exponential(vec x) {
     power = power * rest + 1.6666665459e-1f;
     power = power * rest + 5.0000001201e-1f;
     power = power * (rest * rest) + rest + 1.0f;
-    const ints exponent = (__builtin_convertvector(whole, ints) + 127) << 23;
-    vec value = power * (vec)exponent;
-    value = chosen(x > 88.7f, all(__builtin_inff()), chosen(x < -87.0f, all(0.0f), value));
-    return chosen(x != x, x, value);
+    return scaled(power, whole);
 }
 
 /* The natural logarithm of positive numbers (Cephes), within 2 units of the last place. */
@@ -56,16 +82,16 @@ INLINE float largest_of(long n, const float *x) {
     float most = -__builtin_inff();
     long i = 0;
 #if LANES == 16
-    __m512 best = _mm512_set1_ps(most);
+    __m512 largest = _mm512_set1_ps(most);
     for (; i < n; i += LANES) {
         const __mmask16 some = n - i >= LANES ? 0xffff : (__mmask16)((1u << (n - i)) - 1);
-        best = _mm512_mask_max_ps(best, some, _mm512_maskz_loadu_ps(some, x + i), best);
+        largest = _mm512_mask_max_ps(largest, some, _mm512_maskz_loadu_ps(some, x + i), largest);
     }
-    return _mm512_reduce_max_ps(best);
+    return _mm512_reduce_max_ps(largest);
 #endif
-    vec held = all(most);
-    for (; i + LANES <= n; i += LANES) held = larger_of(load(x + i), held);
-    for (int lane = 0; lane < LANES; lane++) most = held[lane] > most ? held[lane] : most;
+    vec best = all(most);
+    for (; i + LANES <= n; i += LANES) best = larger_of(load(x + i), best);
+    for (int lane = 0; lane < LANES; lane++) most = best[lane] > most ? best[lane] : most;
     for (; i < n; i++) most = x[i] > most ? x[i] : most;
     return most;
 }
@@ -82,7 +108,7 @@ INLINE vec hyperbolic_tangent(vec x) {
 
 /* erf by a rational function of x^2 on [-4, 4] (as in Eigen), within 2e-7. */
 INLINE vec error_function(vec x) {
-    const vec held = chosen(x > 4.0f, all(4.0f), chosen(x < -4.0f, all(-4.0f), x)), s = held * held;
+    const vec near = held(x, -4.0f, 4.0f), s = near * near;
     vec top = all(-2.72614225801306e-10f);
     top = top * s + 2.77068142495902e-08f;
     top = top * s + -2.10102402082508e-06f;
@@ -95,7 +121,7 @@ INLINE vec error_function(vec x) {
     low = low * s + -1.68282697438203e-03f;
     low = low * s + -7.37332916720468e-03f;
     low = low * s + -1.42647390514189e-02f;
-    return held * top / low;
+    return near * top / low;
 }
 
 INLINE vec gelu(vec x) { return 0.5f * x * (1.0f + error_function(x * 0.70710678f)); }

@@ -1,11 +1,11 @@
-/* Matrix products of the sizes that training on small batches has: c = alpha a b + beta c + bias, in float32.
+/* Matrix products of the sizes that training on small batches has: c = alpha a b + beta d + bias, in float32.
  *
- * `a` is (m, k), `b` (k, n), both with any strides; the rows of c are dense. The sums of a tile of c are registers. Wide
+ * `a` is (m, k), `b` (k, n), both with any strides; the rows of c and d are dense, and d may be c. The sums of a tile of c are registers. Wide
  * panels of b are copied to where they are dense; where that would cost more than it saves (few rows of a, or a short k)
  * b is read as it lies. Sums over k are taken in order, in pieces of PIECE. Single-threaded.
  */
 #pragma once
-#include "vectors.h"
+#include "packing.h"
 
 /* A tile: rows of a by vectors of b. */
 #if LANES == 8
@@ -14,59 +14,66 @@
 #define WIDE 4
 #endif
 #define TALL 6
+/* Rows of a narrow tile, whose sums fill the registers too, and vectors of the widest such tile. */
+#define TALLEST 12
+#define NARROW (WIDE / 2)
 #define PANEL (WIDE * LANES)
 #define PIECE 512
 /* Up to so many rows of a, a transposed b is read along its own rows. */
 #define FEW_ROWS 16
 /* Up to this k, what is added to c is added row by row: c is what takes the time. */
 #define SHORT 32
+/* How many rows ahead an `a` that lies across k is fetched: its lines may share few places in the cache. */
+#define AHEAD 12
 /* Numbers in a line of the cache. */
 #define LINE 16
 
-typedef struct {
-    const float *at;
-    long row, column;
-} Matrix;
-
-/* What happens to the sums. */
+/* What happens to the sums, and where they go. */
 typedef struct {
     float *at;
     long row;
     float alpha, beta;
-    const float *bias;
+    const float *bias, *added;
+    long added_row;
 } Target;
 
+/* c = alpha a b + beta c */
+INLINE Target into(float *at, long row, float alpha, float beta) {
+    return (Target){at, row, alpha, beta, NULL, at, row};
+}
+
 INLINE void finish(const Target *to, int row, int column, int width, vec sum) {
-    float *c = to->at + row * to->row + column;
     vec value = sum * to->alpha;
     if (to->bias) value += load_some(to->bias + column, width);
-    if (to->beta == 1.0f) value += load_some(c, width);
-    else if (to->beta != 0.0f) value += to->beta * load_some(c, width);
-    store_some(c, value, width);
+    const float *d = to->added + row * to->added_row + column;
+    if (to->beta == 1.0f) value += load_some(d, width);
+    else if (to->beta != 0.0f) value += to->beta * load_some(d, width);
+    store_some(to->at + row * to->row + column, value, width);
 }
 
 /* For all sums of a tile, which stay in registers: loops over them are unrolled. */
-#define EACH_ROW _Pragma("GCC unroll 6") for (int i = 0; i < rows; i++)
+#define EACH_ROW _Pragma("GCC unroll 12") for (int i = 0; i < rows; i++)
 #define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
 
 /* The same for a whole tile, each case by itself. */
-INLINE void finish_tile(const int rows, const int vecs, vec sums[TALL][WIDE], const Target *to, int row, int column,
+INLINE void finish_tile(const int rows, const int vecs, vec sums[TALLEST][WIDE], const Target *to, int row, int column,
                         int width) {
-    const float alpha = to->alpha;
+    const float alpha = to->alpha, beta = to->beta;
     float *c = to->at + row * to->row + column;
-    if (width == vecs * LANES && to->beta == 1.0f && !to->bias) {
-        EACH_ROW EACH_VECTOR {
-            float *at = c + i * to->row + v * LANES;
-            store(at, load(at) + alpha * sums[i][v]);
-        }
-        return;
+    const float *d = to->added + row * to->added_row + column;
+    if (width < vecs * LANES || (beta != 0.0f && (to->bias || beta != 1.0f))) {
+        EACH_ROW EACH_VECTOR
+            finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
+    } else if (beta != 0.0f) {
+        EACH_ROW EACH_VECTOR
+            store(c + i * to->row + v * LANES, load(d + i * to->added_row + v * LANES) + alpha * sums[i][v]);
+    } else if (to->bias) {
+        vec more[WIDE];
+        EACH_VECTOR more[v] = load(to->bias + column + v * LANES);
+        EACH_ROW EACH_VECTOR store(c + i * to->row + v * LANES, alpha * sums[i][v] + more[v]);
+    } else {
+        EACH_ROW EACH_VECTOR store(c + i * to->row + v * LANES, alpha * sums[i][v]);
     }
-    if (width == vecs * LANES && to->beta == 0.0f && !to->bias && alpha == 1.0f) {
-        EACH_ROW EACH_VECTOR store(c + i * to->row + v * LANES, sums[i][v]);
-        return;
-    }
-    EACH_ROW EACH_VECTOR
-        finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
 }
 
 /* Rows of a that the next tile reads come to the cache. */
@@ -76,7 +83,7 @@ INLINE void fetch(const int rows, const float *a, long across) {
 
 INLINE void tile(const int rows, const int vecs, int k, const float *a, const long across, const long down,
                  const float *b, long step, const Target *to, int row, int column, int width) {
-    vec sums[TALL][WIDE];
+    vec sums[TALLEST][WIDE];
     EACH_ROW EACH_VECTOR {
         sums[i][v] = (vec){0};
         __builtin_prefetch(to->at + (row + i) * to->row + column + v * LANES, 1);
@@ -87,6 +94,7 @@ INLINE void tile(const int rows, const int vecs, int k, const float *a, const lo
 #pragma GCC unroll 2
         for (; p < end; p++) {
             vec values[WIDE];
+            if (down != 1) __builtin_prefetch(a + (p + AHEAD) * down);
             EACH_VECTOR values[v] = load(b + p * step + v * LANES);
             EACH_ROW {
                 const float factor = a[i * across + p * down];
@@ -99,85 +107,27 @@ INLINE void tile(const int rows, const int vecs, int k, const float *a, const lo
 
 typedef void (*Tile)(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, int width);
 
+/* A row of `a` alone may have any strides; more of them lie along k or across it, so that there is less to compile. */
 #define TILE(rows, vecs)                                                                                              \
     static void tile_##rows##_##vecs(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, \
                                      int width) {                                                                     \
         if (a.column == 1) tile(rows, vecs, k, a.at, a.row, 1, b, step, to, row, column, width);                      \
-        else if (a.row == 1) tile(rows, vecs, k, a.at, 1, a.column, b, step, to, row, column, width);                 \
-        else tile(rows, vecs, k, a.at, a.row, a.column, b, step, to, row, column, width);                             \
+        else tile(rows, vecs, k, a.at, 1, a.column, b, step, to, row, column, width);                                 \
     }
 #define TILES(vecs) TILE(1, vecs) TILE(2, vecs) TILE(3, vecs) TILE(4, vecs) TILE(5, vecs) TILE(6, vecs)
-#define NAMES(vecs) {tile_1_##vecs, tile_2_##vecs, tile_3_##vecs, tile_4_##vecs, tile_5_##vecs, tile_6_##vecs}
-TILES(1)
-TILES(2)
+#define TALL_TILES(vecs) TILES(vecs) TILE(7, vecs) TILE(8, vecs) TILE(9, vecs) TILE(10, vecs) TILE(11, vecs) TILE(12, vecs)
+#define NAMES(vecs) tile_1_##vecs, tile_2_##vecs, tile_3_##vecs, tile_4_##vecs, tile_5_##vecs, tile_6_##vecs
+#define TALL_NAMES(vecs) NAMES(vecs), tile_7_##vecs, tile_8_##vecs, tile_9_##vecs, tile_10_##vecs, tile_11_##vecs, tile_12_##vecs
+TALL_TILES(1)
 #if WIDE > 2
+TALL_TILES(2)
 TILES(3)
 TILES(4)
-#endif
-static const Tile tiles[WIDE][TALL] = {
-    NAMES(1), NAMES(2),
-#if WIDE > 2
-    NAMES(3), NAMES(4),
-#endif
-};
-
-/* Four numbers of each of LANES columns that lie along k, turned: four vectors. */
-#if LANES == 16
-INLINE __m512 every_fourth(const float *at, long column) {
-    const __m256 low = _mm256_loadu2_m128(at + 4 * column, at), high = _mm256_loadu2_m128(at + 12 * column, at + 8 * column);
-    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
-}
-#define WITH(name) _mm512_##name
-#elif LANES == 8
-INLINE __m256 every_fourth(const float *at, long column) { return _mm256_loadu2_m128(at + 4 * column, at); }
-#define WITH(name) _mm256_##name
-#endif
-INLINE void turn_four(const float *at, long column, float *to, long row) {
-#if LANES == 4
-    for (int y = 0; y < 4; y++)
-        for (int x = 0; x < LANES; x++) to[y * row + x] = at[x * column + y];
+static const Tile tiles[WIDE][TALLEST] = {{TALL_NAMES(1)}, {TALL_NAMES(2)}, {NAMES(3)}, {NAMES(4)}};
 #else
-    const __typeof__(every_fourth(at, column)) a = every_fourth(at, column), b = every_fourth(at + column, column);
-    const __typeof__(a) c = every_fourth(at + 2 * column, column), d = every_fourth(at + 3 * column, column);
-    const __typeof__(WITH(castps_pd)(a)) ab = WITH(castps_pd)(WITH(unpacklo_ps)(a, b));
-    const __typeof__(ab) cd = WITH(castps_pd)(WITH(unpacklo_ps)(c, d));
-    const __typeof__(ab) later_ab = WITH(castps_pd)(WITH(unpackhi_ps)(a, b));
-    const __typeof__(ab) later_cd = WITH(castps_pd)(WITH(unpackhi_ps)(c, d));
-    store(to, (vec)WITH(unpacklo_pd)(ab, cd));
-    store(to + row, (vec)WITH(unpackhi_pd)(ab, cd));
-    store(to + 2 * row, (vec)WITH(unpacklo_pd)(later_ab, later_cd));
-    store(to + 3 * row, (vec)WITH(unpackhi_pd)(later_ab, later_cd));
+TILES(2)
+static const Tile tiles[WIDE][TALLEST] = {{TALL_NAMES(1)}, {NAMES(2)}};
 #endif
-}
-
-/* `across` columns of b, up to LANES, side by side, with zeros behind them. */
-static void pack_turned(int k, int across, int padded, Matrix b, float *to) {
-    int p = 0;
-    if (across == LANES && b.row == 1)
-        for (; p + 4 <= k; p += 4) turn_four(b.at + p, b.column, to + (long)p * padded, padded);
-    for (; p < k; p++)
-        for (int x = 0; x < LANES; x++)
-            to[(long)p * padded + x] = x < across ? b.at[p * b.row + x * b.column] : 0.0f;
-}
-
-/* Columns of b, side by side, with zeros up to a whole number of vectors. */
-static void pack(int k, int width, int padded, Matrix b, float *to) {
-    if (b.column == 1)
-        for (int p = 0; p < k; p++)
-            for (int j = 0; j < padded; j += LANES)
-                store(to + (long)p * padded + j, load_some(b.at + p * b.row + j, smaller(LANES, width - j)));
-    else
-        for (int j = 0; j < padded; j += LANES) {
-            const Matrix columns = {b.at + j * b.column, b.row, b.column};
-            pack_turned(k, smaller(LANES, width - j), padded, columns, to + j);
-        }
-}
-
-/* The rows from `row` on, in parts of about the same size. */
-INLINE int part_of(int rows, int row, int most) {
-    const int left = rows - row, parts = (left + most - 1) / most;
-    return (left + parts - 1) / parts;
-}
 
 static float panel[PIECE * PANEL] __attribute__((aligned(64)));
 
@@ -185,7 +135,7 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
     for (int p = 0; p == 0 || p < k; p += PIECE) {
         const int depth = smaller(PIECE, k - p);
         Target piece = *to;
-        if (p) piece.beta = 1.0f, piece.bias = NULL;
+        if (p) piece = into(to->at, to->row, to->alpha, 1.0f);
         for (int j = 0; j < n; j += PANEL) {
             const int width = smaller(PANEL, n - j), vecs = (width + LANES - 1) / LANES;
             const Matrix part = {b.at + p * b.row + j * b.column, b.row, b.column};
@@ -196,7 +146,7 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
                 from = panel, step = vecs * LANES;
             }
             for (int i = 0, rows; i < m; i += rows) {
-                rows = part_of(m, i, TALL);
+                rows = part_of(m, i, a.row != 1 && a.column != 1 ? 1 : vecs <= NARROW ? TALLEST : TALL);
                 const Matrix block = {a.at + i * a.row + p * a.column, a.row, a.column};
                 tiles[vecs - 1][rows - 1](depth, block, from, step, &piece, i, j, width);
             }
@@ -204,12 +154,14 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
     }
 }
 
-/* c = beta c + a b for some rows of c and `vecs` vectors of each; `a` lies as (k, rows). */
-INLINE void rank(const int rows, const int vecs, int k, const float *a, const float *b, long step, float beta, float *c,
-                 long row, int width) {
+/* c = beta d + a b for some rows of c and `vecs` vectors of each; `a` lies as (k, rows). */
+INLINE void rank(const int rows, const int vecs, int k, const float *a, const float *b, long step, const Target *to,
+                 int row, int column, int width) {
+    const float *d = to->added + row * to->added_row + column;
+    float *c = to->at + row * to->row + column;
     vec sums[TALL][WIDE];
     for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vecs; v++) sums[i][v] = beta * load_some(c + i * row + v * LANES, width);
+        for (int v = 0; v < vecs; v++) sums[i][v] = to->beta * load_some(d + i * to->added_row + v * LANES, width);
     for (int p = 0; p < k; p++) {
         vec values[WIDE];
         for (int v = 0; v < vecs; v++) values[v] = load_some(b + p * step + v * LANES, width);
@@ -217,31 +169,29 @@ INLINE void rank(const int rows, const int vecs, int k, const float *a, const fl
             for (int v = 0; v < vecs; v++) sums[i][v] += a[p * rows + i] * values[v];
     }
     for (int i = 0; i < rows; i++)
-        for (int v = 0; v < vecs; v++) store_some(c + i * row + v * LANES, sums[i][v], width);
+        for (int v = 0; v < vecs; v++) store_some(c + i * to->row + v * LANES, sums[i][v], width);
 }
 
-INLINE void rank_row(const int rows, int n, int k, const float *a, const float *b, long step, float beta, float *c,
-                     long row) {
+INLINE void rank_row(const int rows, int n, int k, const float *a, const float *b, long step, const Target *to, int row) {
     int j = 0;
-    for (; j + PANEL <= n; j += PANEL) rank(rows, WIDE, k, a, b + j, step, beta, c + j, row, LANES);
-    for (; j < n; j += LANES) rank(rows, 1, k, a, b + j, step, beta, c + j, row, smaller(LANES, n - j));
+    for (; j + PANEL <= n; j += PANEL) rank(rows, WIDE, k, a, b + j, step, to, row, j, LANES);
+    for (; j < n; j += LANES) rank(rows, 1, k, a, b + j, step, to, row, j, smaller(LANES, n - j));
 }
 
-/* c = beta c + alpha a b row by row, for a short k; b stays in the cache. */
+/* c = beta d + alpha a b row by row, for a short k; b stays in the cache. */
 static void by_rows(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
     float block[SHORT * TALL];
     for (int i = 0, rows; i < m; i += rows) {
         rows = part_of(m, i, TALL);
         for (int p = 0; p < k; p++)
             for (int r = 0; r < rows; r++) block[p * rows + r] = to->alpha * a.at[(i + r) * a.row + p * a.column];
-        float *c = to->at + i * to->row;
         switch (rows) {
-        case 1: rank_row(1, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        case 2: rank_row(2, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        case 3: rank_row(3, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        case 4: rank_row(4, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        case 5: rank_row(5, n, k, block, b.at, b.row, to->beta, c, to->row); break;
-        default: rank_row(6, n, k, block, b.at, b.row, to->beta, c, to->row); break;
+        case 1: rank_row(1, n, k, block, b.at, b.row, to, i); break;
+        case 2: rank_row(2, n, k, block, b.at, b.row, to, i); break;
+        case 3: rank_row(3, n, k, block, b.at, b.row, to, i); break;
+        case 4: rank_row(4, n, k, block, b.at, b.row, to, i); break;
+        case 5: rank_row(5, n, k, block, b.at, b.row, to, i); break;
+        default: rank_row(6, n, k, block, b.at, b.row, to, i); break;
         }
     }
 }
@@ -282,11 +232,12 @@ INLINE void dots(const int rows, const int columns, int k, Matrix a, Matrix b, c
     if (whole < k) dots_step(rows, columns, k - whole, a, b, whole, sums);
     for (int i = 0; i < rows; i++) {
         float *c = to->at + (row + i) * to->row + column, values[WIDE];
+        const float *d = to->added + (row + i) * to->added_row + column;
         if (columns == WIDE) totals(sums[i], values);
         else values[0] = total(sums[i][0]);
         for (int j = 0; j < columns; j++) {
             const float value = values[j] * to->alpha + (to->bias ? to->bias[column + j] : 0.0f);
-            c[j] = to->beta == 0.0f ? value : value + to->beta * c[j];
+            c[j] = to->beta == 0.0f ? value : value + to->beta * d[j];
         }
     }
 }

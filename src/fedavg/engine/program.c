@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "dense.h"
 #include "planes.h"
+#include "recurrence.h"
 #include "sparse.h"
 #include "windows.h"
 
@@ -33,6 +34,13 @@ INLINE Heads heads(Reader *r) {
     return (Heads){at, strides[0], strides[1], strides[2]};
 }
 
+/* Over three dimensions of whole numbers, of which there are few; where each is, by its strides. */
+#define EACH_NUMBER                                                                                                   \
+    for (long i = 0; i < shape[0]; i++)                                                                               \
+        for (long j = 0; j < shape[1]; j++)                                                                           \
+            for (long k = 0; k < shape[2]; k++)
+#define IN(strides) (i * strides[0] + j * strides[1] + k * strides[2])
+
 static int do_product(Reader *r) {
     const int m = (int)number(r), n = (int)number(r), k = (int)number(r);
     const float *a_at = place(r);
@@ -42,11 +50,13 @@ static int do_product(Reader *r) {
     float *c_at = place(r);
     const long c_row = number(r);
     const float alpha = scalar(r), beta = scalar(r);
-    const float *bias = place(r);
+    const float *bias = place(r), *added = place(r);
     const long count = number(r), a_step = number(r), b_step = number(r), c_step = number(r);
     for (long i = 0; i < count; i++) {
         const Matrix a = {a_at + i * a_step, a_row, a_column}, b = {b_at + i * b_step, b_row, b_column};
-        const Target to = {c_at + i * c_step, c_row, alpha, beta, bias};
+        Target to = into(c_at + i * c_step, c_row, alpha, beta);
+        to.bias = bias;
+        if (added) to.added = added + i * c_step;
         if (!skip_zeros(m, n, k, a, b, &to)) product(m, n, k, a, b, to);
     }
     return 0;
@@ -135,6 +145,30 @@ static int do_class_loss_back(Reader *r) {
     return 0;
 }
 
+INLINE Rows rows(Reader *r) {
+    const long *shape = numbers(r, 3);
+    const float *x = place(r);
+    const long *strides = numbers(r, 3);
+    const int64_t *target = (const int64_t *)place(r);
+    const long ignored = number(r);
+    const int mean = (int)number(r);
+    float *counted = place(r), *noted = place(r);
+    return (Rows){shape[0], shape[1], shape[2], x, strides, target, ignored, mean, counted, noted, place(r)};
+}
+
+static int do_cross_entropy(Reader *r) {
+    const Rows how = rows(r);
+    return cross_entropy(&how, place(r));
+}
+
+static int do_cross_entropy_back(Reader *r) {
+    const Rows how = rows(r);
+    const float *dy = place(r);
+    float *to = place(r);
+    cross_entropy_back(&how, dy, to, numbers(r, 3));
+    return 0;
+}
+
 static int do_embedding(Reader *r) {
     const long count = number(r), rows = number(r), width = number(r);
     const float *table = place(r);
@@ -166,9 +200,9 @@ static int do_attend(Reader *r) {
 
 static int do_attend_back(Reader *r) {
     const Attention how = attention(r);
-    const Heads dy = heads(r), q = heads(r), k = heads(r), v = heads(r), out = heads(r), logarithms = heads(r);
+    const Heads dy = heads(r), q = heads(r), k = heads(r), v = heads(r), logarithms = heads(r);
     const Heads dq = heads(r), dk = heads(r), dv = heads(r);
-    attend_back(&how, &dy, &q, &k, &v, &out, &logarithms, &dq, &dk, &dv, place(r));
+    attend_back(&how, &dy, &q, &k, &v, &logarithms, &dq, &dk, &dv, place(r));
     return 0;
 }
 
@@ -245,11 +279,45 @@ static int do_mean_pool_back(Reader *r) {
     return 0;
 }
 
+static int do_scan(Reader *r) {
+    const int steps = (int)number(r), rows = (int)number(r), units = (int)number(r);
+    const float *gates_x = place(r), *w = place(r), *peephole = place(r), *keep = place(r);
+    float *h = place(r), *c = place(r), *tanh_c = place(r), *gates = place(r);
+    peephole_scan(steps, rows, units, gates_x, w, peephole, keep, h, c, tanh_c, gates, place(r));
+    return 0;
+}
+
+static int do_scan_back(Reader *r) {
+    const int steps = (int)number(r), rows = (int)number(r), units = (int)number(r);
+    const float *dh = place(r), *w = place(r), *peephole = place(r), *keep = place(r);
+    const float *c = place(r), *tanh_c = place(r), *gates = place(r);
+    float *dz = place(r), *d_peephole = place(r), *packed = place(r);
+    peephole_scan_back(steps, rows, units, dh, w, peephole, keep, c, tanh_c, gates, dz, d_peephole, packed, place(r));
+    return 0;
+}
+
+static int do_equals(Reader *r) {
+    float *to = place(r);
+    const int64_t *x = (const int64_t *)place(r), wanted = number(r);
+    const long *shape = numbers(r, 3), *ts = numbers(r, 3), *xs = numbers(r, 3);
+    EACH_NUMBER to[IN(ts)] = x[IN(xs)] == wanted;
+    return 0;
+}
+
+static int do_copy_numbers(Reader *r) {
+    int64_t *to = (int64_t *)place(r);
+    const int64_t *x = (const int64_t *)place(r);
+    const long *shape = numbers(r, 3), *ts = numbers(r, 3), *xs = numbers(r, 3);
+    EACH_NUMBER to[IN(ts)] = x[IN(xs)];
+    return 0;
+}
+
 /* In the order of `INSTRUCTIONS` in writer.py. */
 static int (*const instructions[])(Reader *) = {
     do_product, do_pointwise, do_sum, do_layer_norm, do_layer_norm_back, do_group_norm, do_group_norm_back, do_softmax,
     do_class_loss, do_class_loss_back, do_embedding, do_embedding_back, do_attend, do_attend_back, do_step_back,
     do_convolve, do_convolve_back, do_kernel_gradient, do_max_pool, do_max_pool_back, do_mean_pool, do_mean_pool_back,
+    do_cross_entropy, do_cross_entropy_back, do_scan, do_scan_back, do_equals, do_copy_numbers,
 };
 
 int lanes(void) { return LANES; }

@@ -12,7 +12,7 @@ import torch
 
 from fedavg.engine.emit import Kind
 from fedavg.engine.folding import Folding
-from fedavg.engine.lowering import lower, lower_flat
+from fedavg.engine.lowering import lower, lower_flat, readers
 from fedavg.engine.tape import Layout, Ref, Tape
 from fedavg.engine.writer import NOWHERE, KnownScalar, Spot, Unsupported, Writer
 
@@ -37,7 +37,7 @@ class Program:
 
 def write_program(tape: Tape, kind: Kind) -> Program:
     """The instructions of a step on batches of one length. Raises `Unsupported`."""
-    writer = Writer(tape)
+    writer = Writer(tape, readers(tape))
     lasting = {*tape.inputs, *tape.parameters, *tape.state}
     for name, root in tape.roots.items():
         if name == root and name not in lasting:
@@ -49,6 +49,7 @@ def write_program(tape: Tape, kind: Kind) -> Program:
             if {tape.roots[name] for name in op.written} & set(tape.inputs):
                 raise Unsupported("a step that writes to its batch")
             lower(writer, op)
+    writer.make_all()
     steps()
     return _assembled(writer, kind)
 
@@ -58,8 +59,8 @@ def _assembled(writer: Writer, kind: Kind) -> Program:
     targets = [f"target {i}" for i in range(len(tape.parameters))] if kind.whole or kind.momentum else []
     arrays = (*tape.inputs, *tape.parameters, *tape.state, *targets, *FLAT, ARENA)
     numbers = {name: i for i, name in enumerate(arrays)}
-    loss = writer.view(Ref(tape.loss))
-    places, arena = _places(writer.lines, writer.sizes, loss.root)
+    loss, lines = writer.view(Ref(tape.loss)), writer.settled()
+    places, arena = _places(lines, writer.sizes, loss.root)
     constants: dict[float, int] = {}
 
     def encoded(word: Any) -> list[int]:
@@ -74,7 +75,7 @@ def _assembled(writer: Writer, kind: Kind) -> Program:
         return [SCALARS.index(word)] if isinstance(word, str) else [int(word)]
 
     code = []
-    for number, words in writer.lines:
+    for number, words in lines:
         body = [value for word in words for value in encoded(word)]
         code += [number, len(body), *body]
     array, offset = encoded(loss.spot)
@@ -110,4 +111,4 @@ def _places(lines: list[tuple[int, list[Any]]], sizes: dict[str, int], lasts: st
 
 def _bytes(layout: Layout) -> int:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True))
-    return int(extent * layout.dtype.itemsize)
+    return int(extent * (4 if layout.dtype == torch.bool else layout.dtype.itemsize))  # truth values are numbers here

@@ -100,8 +100,9 @@ INLINE vec added(vec c, float alpha, vec sum) {
 }
 
 /* True if each sum is sure to be rounded alike here and in the tiles of `by_panels`, where compilers join some products
- * with the sum after them, and not others. */
+ * with the sum after them, and not others. What is added stands in the target: a sum of several pieces is. */
 static int rounds_alike(int n, const Target *to) {
+    if (to->added != to->at) return 0;
     return to->alpha == 1.0f || (n % LANES == 0 && to->beta == 1.0f && !to->bias);
 }
 

@@ -4,6 +4,7 @@ Needs only the standard library, and nothing of the package: the build of a whee
 its path.
 """
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -66,10 +67,18 @@ def kernel_name(source: Path, level: Level) -> str:
 
 
 def sources_digest(source: Path, level: Level) -> str:
-    """Of the source, of all that it may include, and of the flags."""
-    parts = [repr((FLAGS, level.flags)).encode()]
-    parts += [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    """Of the source, of all that it includes, and of the flags."""
+    parts = [repr((FLAGS, level.flags)).encode(), *(path.read_bytes() for path in _included(source))]
     return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:16]
+
+
+def _included(source: Path) -> list[Path]:
+    """The source, and the files of our own that it includes, and that these include."""
+    found = [source.resolve()]
+    for path in found:
+        named = re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), re.MULTILINE)
+        found += [target for name in named if (target := (path.parent / name).resolve()) not in found]
+    return found
 
 
 def built(source: Path, level: Level, compiler: list[str], within: Path | None = None) -> bytes:

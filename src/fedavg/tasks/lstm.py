@@ -208,6 +208,8 @@ def _register() -> None:
 
 
 _register()
+#: The operators, for who knows them by these.
+SCAN, SCAN_BACK = torch.ops.fedavg.peephole_scan.default, torch.ops.fedavg.peephole_scan_backward.default
 
 
 class PeepholeLSTM(nn.Module):

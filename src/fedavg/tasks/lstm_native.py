@@ -30,7 +30,7 @@ def scan(gates_x: Tensor, w_hh: Tensor, peephole: Tensor, keep: Tensor) -> tuple
     units = gates // 4
     h, c, tanh_c = (gates_x.new_empty(steps, batch, units) for _ in range(3))
     out = gates_x.new_empty(gates_x.shape)
-    _call("peephole_scan", (steps, batch, units), (gates_x, w_hh, peephole, keep), (h, c, tanh_c, out))
+    _call("scan", (steps, batch, units), (gates_x, w_hh, peephole, keep), (h, c, tanh_c, out))
     return h, c, tanh_c, out
 
 
@@ -39,7 +39,7 @@ def scan_backward(
 ) -> tuple[Tensor, Tensor]:
     dz, d_peephole = torch.empty_like(gates), torch.empty_like(peephole)
     inputs = (dh, w_hh, peephole, keep, c, tanh_c, gates)
-    _call("peephole_scan_backward", tuple(c.shape), inputs, (dz, d_peephole))
+    _call("scan_back", tuple(c.shape), inputs, (dz, d_peephole))
     return dz, d_peephole
 
 
@@ -52,4 +52,4 @@ def _call(name: str, sizes: tuple[int, ...], inputs: tuple[Tensor, ...], outputs
 def _library(units: int) -> CDLL | None:
     """The built code, if it can be had and does layers of this size."""
     built = native.library(SOURCE)
-    return built if built and units % built.panel() == 0 else None
+    return built if built and units % built.strip() == 0 else None
