@@ -168,10 +168,10 @@ def test_a_diverged_run_ends_with_2_and_keeps_the_last_good_model(tmp_path):
     assert (tmp_path / "run/checkpoints/round-0000000.safetensors").exists()
 
 
-def start(tmp_path, *words):
-    options = ["--set", "checkpoint_s=0.1"]
+def start(tmp_path, checkpoint_s=0.1):
+    options = ["--checkpoint-s", str(checkpoint_s)]
     program = "from fedavg.cli import main; main()"
-    command = [sys.executable, "-c", program, "run", *LONG, *options, "--run-dir", str(tmp_path / "run"), *words]
+    command = [sys.executable, "-c", program, "run", *LONG, *options, "--run-dir", str(tmp_path / "run")]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_ctrl_c)
 
 
@@ -221,7 +221,7 @@ def test_workers_do_not_outlive_a_killed_server(tmp_path):
 
 
 def test_ctrl_c_leaves_a_resumable_run(tmp_path, uninterrupted):
-    process = start(tmp_path, "--checkpoint-s", "1000")
+    process = start(tmp_path, checkpoint_s=1000)
     wait_for_rounds(tmp_path, 5)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=240)

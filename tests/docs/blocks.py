@@ -128,9 +128,16 @@ def _excused(words: list[str]) -> bool:
     return any(shlex.join(words).startswith(command) for command in WHY_NOT_RUN)
 
 
+def shortened(words: list[str]) -> list[str]:
+    """A run of one round in place of as many as the page has."""
+    if words[0] != "run" or "--dry-run" in words:
+        return words
+    without = re.sub(r"--rounds \d+|--set rounds=\d+", "", shlex.join(words))
+    return [*shlex.split(without), "--rounds", "1", "--quiet", "--no-plot"]
+
+
 def invoke(words: list[str], place: str) -> None:
-    short = ["--set", "rounds=1", "--quiet", "--no-plot"] if words[0] == "run" and "--dry-run" not in words else []
-    result = answer(tuple(words)) if words[0] == "privacy" else CliRunner().invoke(cli, [*words, *short])
+    result = answer(tuple(words)) if words[0] == "privacy" else CliRunner().invoke(cli, shortened(words))
     assert result.exit_code == 0, f"{place}: fedavg {shlex.join(words)}\n{result.output}\n{result.exception!r}"
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedavg.engine.copies import Piece, disjoint, through
+from fedavg.engine.copies import Fragment, disjoint, through
 
 
 def places(start, dimensions):
@@ -51,7 +51,7 @@ def test_what_has_no_place_on_the_other_side_is_not_found():
 
 
 def test_pieces_one_after_the_other_are_disjoint():
-    rows = [Piece(start, "v", 0, ((2, 3, 1), (3, 1, 2)), True) for start in (0, 6, 12)]
+    rows = [Fragment(start, "v", 0, ((2, 3, 1), (3, 1, 2)), True) for start in (0, 6, 12)]
     assert disjoint(rows)
     assert (rows[0].count, rows[0].end) == (6, 6)
-    assert not disjoint([rows[0], Piece(5, "v", 0, ((1, 1, 1),), True)])
+    assert not disjoint([rows[0], Fragment(5, "v", 0, ((1, 1, 1),), True)])

@@ -1,5 +1,6 @@
 """Steps by kernels of our own equal the plain path, for every operator that has an instruction and for odd sizes."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -24,6 +25,19 @@ from fedavg.tasks.shakespeare import token_loss
 from toys import TOY, blobs, epoch, epoch_by
 
 needs_kernels = pytest.mark.skipif(native_epoch.built() is None, reason="no kernels here")
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(300, 203), nn.ReLU(), nn.Linear(203, 10))
+
+
+PERCEPTRON = Task("perceptron", perceptron)
+
+
+def mostly_zeros(count: int, seed: int) -> Examples:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.rand(count, 300, generator=draw) * (torch.rand(count, 300, generator=draw) < 0.15)
+    return Examples(x, torch.randint(0, 10, (count,), generator=draw))
 
 
 class Each(nn.Module):
@@ -401,6 +415,24 @@ def test_the_order_in_which_lengths_are_met_changes_no_bit():
         epoch(trainer, examples, 3, 0.1)
         ends.append(trainer.weights.clone())
     assert torch.equal(*ends)
+
+
+@needs_kernels
+def test_trainers_in_several_threads_do_not_disturb_each_other():
+    """As devices within one app: each thread has its own room for the factors of products."""
+
+    def trained(seed: int) -> torch.Tensor:
+        trainer, examples = Trainer(PERCEPTRON, seed), mostly_zeros(200, seed)
+        trainer.choose_engine("graph", examples)
+        for _ in range(10):
+            epoch(trainer, examples, 100, 0.1)
+        return trainer.weights.clone()
+
+    alone = [trained(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(trained, range(4)))
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one, other)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(1, 500)), min_size=1, max_size=12))

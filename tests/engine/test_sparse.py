@@ -11,6 +11,7 @@ from fedavg import Examples, Task
 from fedavg.engine import native_epoch
 from fedavg.engine.trainer import Trainer
 from fedavg.optimizers import SGD
+from toys import epoch, epoch_by
 
 needs_kernels = pytest.mark.skipif(native_epoch.built() is None, reason="no kernels here")
 #: Sizes that no tile and no vector divides; k is summed in two pieces.
@@ -49,7 +50,7 @@ def step(examples: Examples, engine: str = "graph", optimizer: SGD | None = None
     trainer.choose_engine(engine, examples)
     assert engine == "plain" or "native steps" in trainer.engine.name
     steps = trainer.steps(0.1)
-    losses = [float(trainer._epoch(examples, ROWS, steps)) for _ in range(2)]
+    losses = [float(epoch_by(trainer, examples, ROWS, steps)) for _ in range(2)]
     return trainer.weights.clone(), sum(losses)
 
 
@@ -84,4 +85,4 @@ def test_zero_times_infinity_is_not_skipped() -> None:
     weights = trainer.weights.clone()
     weights[5] = inf  # of the first unit's weights, the one of a pixel that is zero everywhere
     trainer.load(weights)
-    assert isnan(float(trainer._epoch(examples, ROWS, trainer.steps(0.1))))
+    assert isnan(float(epoch(trainer, examples, ROWS, 0.1)))

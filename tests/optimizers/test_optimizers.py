@@ -194,7 +194,7 @@ def test_a_users_own_optimiser_is_taken_on_both_paths(engine):
         ({"optimizer": "adam", "algorithm": "fednova"}, "fednova: got optimizer 'adam'; expected 'sgd'"),
         (
             {"optimizer": "sgd:0.9", "algorithm": "sgd", "E": 1},
-            "would start afresh at every step; expected 'sgd:0.9:keep=true'",
+            "would start from zero at every step; expected 'sgd:0.9:keep=true'",
         ),
     ],
 )

@@ -234,7 +234,7 @@ def test_a_trace_is_read_the_same_from_json_lines_and_csv(tmp_path):
         ('{"client": 0, "from": 0, "to": 5, "group": 2}', "has no client in group 0, but some in group 2"),
         ('{"client": 0, "from": 0, "to": 5, "speed": 0}', "got speed 0; expected a number above 0"),
         ('{"client": 0, "from": NaN, "to": 5}', "got from nan; expected a finite number"),
-        ("[1]", "line 1: got this is no JSON object"),
+        ("[1]", "line 1: got this is not a JSON object"),
         ("", "has no row; expected all numbers from 0 on"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ Dimension = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Fragment:
     """Numbers of a tensor that are those of another one, `root`: where they begin in both, and the dimensions that they
     extend over, with the stride here and the stride there."""
 
@@ -85,7 +85,7 @@ def through(start: int, wanted: Sequence[Dimension], table: Sequence[Dimension])
     return begins, found
 
 
-def disjoint(pieces: Sequence[Piece]) -> bool:
+def disjoint(pieces: Sequence[Fragment]) -> bool:
     """Whether they lie one after the other."""
     ordered = sorted(pieces, key=lambda piece: piece.start)
     return all(a.end <= b.start for a, b in pairwise(ordered))

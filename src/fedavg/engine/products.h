@@ -55,6 +55,18 @@ INLINE void finish(const Target *to, int row, int column, int width, vec sum) {
 #define EACH_ROW _Pragma("GCC unroll 12") for (int i = 0; i < rows; i++)
 #define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
 
+/* c + alpha sum, rounded once: compilers join a product with the sum after it here and not there, and `sparse.h` must
+ * round as tiles do. */
+INLINE vec plus(vec c, float alpha, vec sum) {
+#if LANES == 16
+    return (vec)_mm512_fmadd_ps(_mm512_set1_ps(alpha), (__m512)sum, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps(_mm256_set1_ps(alpha), (__m256)sum, (__m256)c);
+#else
+    return c + alpha * sum;
+#endif
+}
+
 /* The same for a whole tile, each case by itself. */
 INLINE void finish_tile(const int rows, const int vecs, vec sums[TALLEST][WIDE], const Target *to, int row, int column,
                         int width) {
@@ -66,7 +78,7 @@ INLINE void finish_tile(const int rows, const int vecs, vec sums[TALLEST][WIDE],
             finish(to, row + i, column + v * LANES, smaller(LANES, width - v * LANES), sums[i][v]);
     } else if (beta != 0.0f) {
         EACH_ROW EACH_VECTOR
-            store(c + i * to->row + v * LANES, load(d + i * to->added_row + v * LANES) + alpha * sums[i][v]);
+            store(c + i * to->row + v * LANES, plus(load(d + i * to->added_row + v * LANES), alpha, sums[i][v]));
     } else if (to->bias) {
         vec more[WIDE];
         EACH_VECTOR more[v] = load(to->bias + column + v * LANES);
@@ -129,7 +141,8 @@ TILES(2)
 static const Tile tiles[WIDE][TALLEST] = {{TALL_NAMES(1)}, {NAMES(2)}};
 #endif
 
-static float panel[PIECE * PANEL] __attribute__((aligned(64)));
+/* Of each thread its own: an app may train in several. */
+static _Thread_local float panel[PIECE * PANEL] __attribute__((aligned(64)));
 
 static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
     for (int p = 0; p == 0 || p < k; p += PIECE) {

@@ -1,7 +1,7 @@
 /* Products of which one factor is mostly zeros, such as pixels and what ReLU leaves: the zeros are skipped.
  *
  * Each sum is taken over the other numbers in the order of `by_panels`, so its bits are the same. Who is mostly zeros
- * is found by looking at a few rows: that changes the time, never a bit. Single-threaded.
+ * is found by looking at a few rows: that changes the time, never a bit.
  */
 #pragma once
 #include <stdint.h>
@@ -23,9 +23,9 @@ typedef struct {
     float what[PIECE + LANES];
 } Others;
 
-static Others others[LANES];
-static float standing[LANES * PIECE] __attribute__((aligned(64)));
-static float beside[PIECE * REACH * LANES] __attribute__((aligned(64)));
+static _Thread_local Others others[LANES];
+static _Thread_local float standing[LANES * PIECE] __attribute__((aligned(64)));
+static _Thread_local float beside[PIECE * REACH * LANES] __attribute__((aligned(64)));
 
 static void find_others(int count, const float *x, Others *to) {
     int found = 0;
@@ -88,17 +88,6 @@ static const Gather gathers[REACH] = {
 #endif
 };
 
-/* c + alpha sum, rounded once. */
-INLINE vec added(vec c, float alpha, vec sum) {
-#if LANES == 16
-    return (vec)_mm512_fmadd_ps(_mm512_set1_ps(alpha), (__m512)sum, (__m512)c);
-#elif defined(__FMA__)
-    return (vec)_mm256_fmadd_ps(_mm256_set1_ps(alpha), (__m256)sum, (__m256)c);
-#else
-    return c + alpha * sum;
-#endif
-}
-
 /* True if each sum is sure to be rounded alike here and in the tiles of `by_panels`, where compilers join some products
  * with the sum after them, and not others. What is added stands in the target: a sum of several pieces is. */
 static int rounds_alike(int n, const Target *to) {
@@ -110,7 +99,7 @@ static int rounds_alike(int n, const Target *to) {
 INLINE void put(const Target *to, int row, int column, int n, vec sum) {
     float *c = to->at + row * to->row + column;
     if (to->alpha == 1.0f) finish(to, row, column, smaller(LANES, n - column), sum);
-    else store(c, added(load(c), to->alpha, sum));
+    else store(c, plus(load(c), to->alpha, sum));
 }
 
 /* Rows of a, which lie along k, are mostly zeros. */

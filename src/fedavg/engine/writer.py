@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from fedavg.engine.copies import Piece, disjoint, through
+from fedavg.engine.copies import Fragment, disjoint, through
 from fedavg.engine.tape import Layout, Op, Ref, Tape
 
 #: In the order of program.c.
@@ -112,7 +112,7 @@ class Movable:
     def words(self) -> list[Any]:
         return [self.view.spot, *self.view.strides[: self.told]]
 
-    def moves(self, to: str, piece: Piece) -> bool:
+    def moves(self, to: str, piece: Fragment) -> bool:
         """Make it where a piece of another tensor is to be, if that is all of it and it can."""
         own = [(size, stride, 0) for size, stride in zip(self.view.shape, self.view.strides, strict=True)]
         found = through(self.view.offset - piece.source, own, piece.there)
@@ -137,7 +137,7 @@ class Writer:
     sizes: dict[str, int] = field(default_factory=dict)
     #: What makes tensors that are not made yet, and of some of them the pieces that they consist of.
     later: dict[str, Callable[[], None]] = field(default_factory=dict)
-    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    pieces: dict[str, list[Fragment]] = field(default_factory=dict)
     products: dict[str, PendingProduct] = field(default_factory=dict)
     #: By the logarithms that are never made.
     losses: dict[str, CrossEntropy] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class Writer:
         self.later[to.root] = partial(self._put_together, to.root)
         return True
 
-    def _pieces(self, place: TensorView, ref: Any) -> list[Piece]:
+    def _pieces(self, place: TensorView, ref: Any) -> list[Fragment]:
         """What a place in a tensor consists of, if it is a copy of `ref`."""
         x = self.unmade(ref)
         table = list(zip(x.shape, x.strides, place.strides, strict=True))
@@ -254,9 +254,9 @@ class Writer:
         x = self.view(ref)
         alone = len(self.readers.get(x.root, [])) == 1
         dimensions = tuple((size, here, there) for size, there, here in table)
-        return [Piece(place.offset, x.root, x.offset, dimensions, alone)]
+        return [Fragment(place.offset, x.root, x.offset, dimensions, alone)]
 
-    def _taken(self, root: str) -> list[Piece]:
+    def _taken(self, root: str) -> list[Fragment]:
         """The pieces of a tensor for another one. If it has more readers, sources have too."""
         if len(self.readers.get(root, [])) > 1:
             self._share(root)

@@ -60,6 +60,10 @@ class Stand:
             self.hub.presence.turn.given = True
             self.hub.shared.changed.notify_all()
 
+    def has_told(self, k: int) -> bool:
+        """Whether this client knows that the run is over."""
+        return k in self.hub.polls.told()
+
     def untold(self) -> set[int]:
         """Who took part and does not know that the run is over."""
         return set() if self.over is None else self.app.took - self.hub.polls.told() - self.hub.presence.revoked
@@ -119,7 +123,7 @@ class Floor:
         """Whether a client was told here that a run is over."""
         with self._lock:
             stand = self._stands.get(number)
-            return k in (stand.hub.polls.told() if stand else self._told.get(number, ()))
+            return stand.has_told(k) if stand else k in self._told.get(number, ())
 
     def send_back(self, k: int, number: int) -> bool:
         """To a run that is over, for word of it; false if that is not here."""
@@ -181,10 +185,16 @@ class Floor:
         return next(iter((*waiting, *live)), None)
 
     def another_plan(self, k: int, number: int) -> PlanAnswer | None:
-        """The plan of the run that this client is at by now, if that is another one."""
+        """The plan of the run that this client is at by now, if that is another one.
+
+        Never of one whose end the client knows: it would take the run up again, and after a restart it would be told a
+        second time.
+        """
         with self._lock:
             stand = self._stands.get(self._at.get(k, number))
-            return None if stand is None or stand.number == number else stand.app.plan_answer
+            if stand is None or stand.number == number or stand.has_told(k):
+                return None
+            return stand.app.plan_answer
 
     def _shown(self) -> Stand | None:
         """The run that is shown to whoever asks: the first that is under way, or the last."""
