@@ -169,7 +169,7 @@ class Setup:
 
 
 def probed(data: FederatedData) -> Examples:
-    """The examples of the first client that has any; two examples, if a client has that many."""
+    """The examples of the first client that has at least two; if none has, of the first that has any."""
     k = int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0])
     examples = data.client(k)
     check_client(data, k, examples)
@@ -337,7 +337,7 @@ def _whole_data(plan: Plan) -> FederatedData:
 
 
 def check_data_dir(plan: Plan) -> None:
-    """Refuse `data_dir` for data that is not one of the data sets in that folder."""
+    """Refuse `data_dir` for data that is not a named data set."""
     if plan.data_dir is not None:
         got = f"'{plan.data}'" if isinstance(plan.data, str) else "an object of your own"
         raise PlanError(

@@ -42,7 +42,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Fold:
-    """Where a gradient goes. `scales` are the arguments if it is added as a product; `rest` those for any other."""
+    """Where a gradient goes. `scales` are the arguments if it is added as a product; `rest` is for any other."""
 
     target: str
     scales: str

@@ -168,7 +168,7 @@ class Presence:
             return [k for k, said in self._away.items() if said >= monotonic() - PRESENT_S]
 
     def _may_come(self, k: int) -> bool:
-        """Whether a client may be invited. Another replica may have heard from a client that is not known here yet."""
+        """Whether a client may be invited; false if only another replica knows it so far."""
         row = self._clients.get(k)
         return row is not None and row.approved and k not in self.revoked and self._allowed(row)
 

@@ -78,7 +78,7 @@ class Sessions:
         return aggregate
 
     def _phase_over(self, round: OpenRound, session: "SecureRound") -> bool:
-        """Wait for the end of the session's phase; False if it cannot end."""
+        """Wait for the end of the session's phase; False if the server has to stop or the round is abandoned."""
         while not self._shared.stopping and round.phase is not RoundPhase.ABANDONED:
             if session.over(round.failed):
                 return True

@@ -80,7 +80,7 @@ class PostgreSQL:
         return ""
 
     def own(self, owner: str, writer: Connection) -> None:
-        """Refused while another session holds the lock. If this process lost that session, ends it and tries again."""
+        """Refused while another session holds the lock. Ends one that this process lost, so that a retry works."""
         mine = f"{self._mark} {owner}"[:63]
         with writer.begin():
             writer.execute(select(func.set_config("application_name", mine, False)))
