@@ -1,4 +1,4 @@
-"""`Client`: what the client half of an algorithm is given. It knows neither plans nor where it runs."""
+"""`Client`: what the client half of an algorithm receives. It knows neither plans nor where it runs."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -15,7 +15,7 @@ from fedavg.optimizers import Correction, Optimizer, Steps
 from fedavg.trees import Tree
 from fedavg.types import Examples, Work
 
-#: Where a client keeps what its optimiser carries, if it does.
+#: The prefix under which a client keeps its optimiser's state, if it keeps it.
 _KEPT = "optimizer."
 
 
@@ -23,8 +23,8 @@ class Client:
     """What the client half of an algorithm may use: its examples, the model, its own random numbers.
 
     `epochs` is the fast path. For any other PyTorch code there are `module`, whose parameters are the weights
-    themselves, `batches`, `loss` and `rng`. `state` holds what the client keeps from one of its rounds to the next: for
-    algorithms that say `keeps_state`.
+    themselves, `batches`, `loss` and `rng`. `state` holds what the client keeps from one of its rounds to the next, for
+    algorithms that set `keeps_state`.
 
     >>> from dataclasses import dataclass
     >>> from fedavg import FedAvg, Plan, Update, run
@@ -54,7 +54,7 @@ class Client:
         drop_last: bool = False,
         go_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """`go_on` is asked before each epoch and each single step: it raises when the client is out of time."""
+        """`go_on` is called before each epoch and each single step; it raises when the client is out of time."""
         self.state = state
         self._go_on = go_on
         self._k, self._seed = k, seed
@@ -69,7 +69,7 @@ class Client:
 
     @cached_property
     def _augment(self) -> np.random.Generator | None:
-        """For tasks that draw: to make one takes longer than a step of a small model."""
+        """Only for tasks that augment: making a generator takes longer than a step of a small model."""
         return seeds.rng(self._seed, self._round, self._k, "augment") if self._trainer.task.augment else None
 
     @cached_property
@@ -107,17 +107,17 @@ class Client:
         self._trainer.load(weights)
 
     def loss(self, x: Tree, y: Tree) -> Tensor:
-        """The task's loss of a batch, as `batches` gives it: a mean, to be differentiated."""
+        """The task's loss on a batch from `batches`: a mean, ready to differentiate."""
         loss: Tensor = self._trainer.task.loss(trees.call(self.module, x), y)
         return loss
 
     def steps(self, batch: float) -> int:
-        """How many steps an epoch has: the last batch may be short."""
+        """The number of steps in an epoch; the last batch may be short."""
         size, used = self._batch(batch)
         return ceil(used / size)
 
     def epochs(self, work: Work, correction: Correction | None = None) -> float:
-        """E epochs over the local data by the plan's optimiser, each in a new order. Returns the last one's mean loss.
+        """E epochs over the local data with the plan's optimiser, each in a new order. Returns the last mean loss.
 
         With a correction, each step follows the gradient ∇l(w; b) + pull (w - towards) + drift.
         """
@@ -160,12 +160,12 @@ class Client:
         return self._trainer.evaluate(self._examples, named)[metric.name]
 
     def _batch(self, batch: float) -> tuple[int, int]:
-        """The size of a batch, and how many examples an epoch uses: with `drop_last` no short batch beside others."""
+        """The size of a batch, and how many examples an epoch uses: `drop_last` omits a short batch after full ones."""
         size = int(min(batch, self.n))
         return size, self.n - self.n % size if self._drop_last else self.n
 
     def _ordered(self, size: int, used: int) -> Examples:
-        """The examples of one epoch; all of them in one batch stay as they are stored."""
+        """The examples of one epoch; if they are a single batch, in their stored order."""
         if size == self.n:
             return self._examples
         return trees.take(self._examples, torch.from_numpy(self._shuffle.permutation(self.n)[:used]))

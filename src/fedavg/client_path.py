@@ -28,12 +28,12 @@ class Message:
     frame: bytes
     weight: float
     metrics: dict[str, float]
-    #: What the frame was made from; it leaves a client only where the server is the same process.
+    #: The vector that the frame was made from; it leaves a client only if the server is the same process.
     vector: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class ClientPath:
-    """Everything that client k does in a round around the client half of the algorithm, in every fleet:
+    """Everything that client k does in a round besides the client half of the algorithm, in every fleet:
 
         path = ClientPath(setup, trainer, k, examples, work, states)
         with path.training() as client:
@@ -63,7 +63,7 @@ class ClientPath:
 
     @contextmanager
     def training(self) -> Iterator[Client]:
-        """What the client half is given."""
+        """Provides the `Client` for the client half."""
         plan, k, round = self._setup.plan, self._k, self._work.round
         try:
             with self._trainer.seeded(seeds.torch_seed(plan.seed, round, k, "module")):
@@ -74,11 +74,11 @@ class ClientPath:
             raise TaskError(f"client {k}: {error}") from error
 
     def message(self, update: Update, *, framed: bool = True) -> Message:
-        """The update through the stages, encoded. Where client and server are one process, a lossless codec need not
-        write its frame (`framed`); who adds the vector to a sum does so in `blame_on`."""
+        """The update after the stages, encoded. If client and server are one process, a lossless codec need not write
+        its frame (`framed`); the caller then adds the vector to the sum inside `blame_on`."""
         setup, k, work, lie = self._setup, self._k, self._work, self._lie
         measured = numbers_sent(setup.algorithm_measures, update.metrics)
-        looked_at = bool(setup.stages) or lie is not None  # by a caller that would not say what is wrong with it
+        looked_at = bool(setup.stages) or lie is not None  # stages and attacks would not report a non-finite update
         if not all(map(isfinite, measured.values())) or (looked_at and not _is_finite(update.vector)):
             check_finite(self._examples, f"client {k}")
         for index, stage in enumerate(setup.stages):
@@ -98,8 +98,8 @@ class ClientPath:
 
 @contextmanager
 def blame_on(examples: Examples, k: int) -> Iterator[None]:
-    """If an update is refused since the client's data are at fault, that is said: a smaller learning rate would not
-    help."""
+    """If an update is refused because the client's data is at fault, the error says so: a smaller learning rate would
+    not help."""
     try:
         yield
     except Diverged:
@@ -114,8 +114,8 @@ def _is_finite(vector: Tensor) -> bool:
 def _frame(
     setup: Setup, lie: Attack | None, vector: Tensor, state: dict[str, Tensor], rng: np.random.Generator
 ) -> bytes:
-    """The frame for a change; with error feedback, what earlier frames left out goes first into this one."""
-    if lie and not lie.finite:  # no codec would make a frame of it
+    """The frame for a change; with error feedback, the residual of earlier frames is added first."""
+    if lie and not lie.finite:  # no codec can encode it
         return vector.numpy().tobytes()
     codec = setup.codec
     if not codec.keeps_residual:

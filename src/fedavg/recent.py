@@ -1,7 +1,7 @@
-"""The last two versions of what each client keeps, as bytes in memory that a process and those forked from it share.
+"""The last two versions of what each client keeps, as bytes in memory that a process shares with its forks.
 
-Nothing here outlives the processes. A worker that dies takes nothing with it but the version that it was writing: the
-one before is untouched until that one is whole. Knows nothing of what the bytes mean.
+Nothing here outlives the processes. A worker that dies loses only the version that it was writing: the one before is
+untouched until the new one is complete. This module does not know what the bytes mean.
 """
 
 import sys
@@ -11,16 +11,16 @@ from typing import Final, NamedTuple, final
 
 import numpy as np
 
-#: Versions of a client: what it kept last, and what it goes back to if its round is done again.
+#: Versions of a client: the last one, and the one that it goes back to if its round is repeated.
 VERSIONS: Final = 2
-#: A client's place is not worth having if it is smaller than this; there would be very many.
+#: A client's place is not worth having if it is smaller than this; there would be too many places.
 LEAST_BYTES: Final = 4096
-#: What is noted of a version: its round (0: there is none), how many bytes it has, how often its place was written.
+#: The notes on a version: its round (0: there is none), its length in bytes, how often its place was written.
 _ROUND, _LENGTH, _WRITES = range(3)
 
 
 class RecentVersion(NamedTuple):
-    """A version that is whole. The payload is the place itself: it holds until the place is written again."""
+    """A complete version. The payload is the place itself: it is valid until the place is written again."""
 
     round: int
     client: int
@@ -29,7 +29,7 @@ class RecentVersion(NamedTuple):
 
 @final
 class RecentStates:
-    """Places of one size for every client. Memory is taken only by what is written."""
+    """Places of one size for every client. Only what is written takes memory."""
 
     def __init__(self, clients: int, place_bytes: int) -> None:
         self._place_bytes = place_bytes
@@ -39,29 +39,29 @@ class RecentStates:
         #: Shape (clients, VERSIONS, 3).
         self._notes = self._notes.reshape(clients, VERSIONS, 3)
         self._bytes = memoryview(self._memory)[8 * notes :]
-        #: How often each place had been written when `new` gave it; this process's own.
+        #: How often each place had been written when `new` last returned it; private to this process.
         self._seen = np.zeros((clients, VERSIONS), np.int64)
 
     @classmethod
     def within(cls, budget_bytes: int, clients: int) -> "RecentStates | None":
-        """The budget in equal parts; None if those would be too small, or where memory is taken before it is used."""
+        """The budget in equal parts; None if they would be too small, or if the system commits unused memory."""
         place_bytes = budget_bytes // (max(clients, 1) * VERSIONS) // 16 * 16
         return cls(clients, place_bytes) if place_bytes >= LEAST_BYTES and sys.platform != "win32" else None
 
     def open(self) -> None:
-        """From now on versions are taken, by all processes: somebody will ask for what is new before it is needed."""
+        """Accept versions from now on, in all processes: the caller will collect new ones before they are needed."""
         self._is_open[0] = 1
 
     def put(self, k: int, round: int, parts: Sequence[bytes | memoryview]) -> bool:
-        """Keep a version in place of the oldest, or of the same round. False if it is too large, or if nothing is taken
-        yet: then none of that round is here."""
+        """Keep a version in place of the oldest, or of the same round. False if it is too large or this is not open
+        yet: then no version of that round is kept."""
         self.forget(k, round)
         length = sum(len(part) for part in parts)
         if length > self._place_bytes or not self._is_open[0]:
             return False
         version = int(self._notes[k, :, _ROUND].argmin())
         note, at = self._notes[k, version], self._at(k, version)
-        note[_ROUND] = 0  # until all of it is there
+        note[_ROUND] = 0  # until it is complete
         for part in parts:
             self._bytes[at : at + len(part)] = part
             at += len(part)
@@ -79,12 +79,12 @@ class RecentStates:
         return int(rounds.max(initial=0, where=rounds < before))
 
     def get(self, k: int, round: int) -> bytearray:
-        """A copy of a version that is there."""
+        """A copy of an existing version."""
         (version,) = np.flatnonzero(self._notes[k, :, _ROUND] == round)
         return bytearray(self._payload(k, int(version)))
 
     def new(self) -> Iterator[RecentVersion]:
-        """All versions that were put since this was last asked, in the order of their rounds."""
+        """All versions put since the last call, in the order of their rounds."""
         unseen = (self._notes[:, :, _ROUND] > 0) & (self._notes[:, :, _WRITES] != self._seen)
         places = sorted((int(self._notes[k, v, _ROUND]), int(k), int(v)) for k, v in np.argwhere(unseen))
         for round, k, version in places:

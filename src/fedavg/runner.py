@@ -1,4 +1,4 @@
-"""Runs from start to end: follow the events of `train`, record them, and give back curves and the model."""
+"""Runs from start to end: follow the events of `train`, record them, and return curves and the model."""
 
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run gave: its curves as arrays, and the trained module.
+    """The result of a run: its curves as arrays, and the trained module.
 
     >>> from fedavg import Plan, run
     >>> result = run(Plan(data="mnist", C=0.02, rounds=1, workers=1))
@@ -44,22 +44,22 @@ class Result:
 
     plan: Plan
     summary: Summary
-    #: The metric that the run is watched by, and its target.
+    #: The metric that the run watches, and its target.
     goal: Goal
     #: The rounds that were evaluated, and each metric there: on the server's test set, or on clients if it has none.
     rounds: np.ndarray
     metrics: dict[str, np.ndarray]
-    #: The rounds in which clients judged, and by metric the value over all their examples and, as `accuracy.p10`, its
-    #: spread over clients.
+    #: The rounds in which clients judged; by metric, the value over all their examples and its spread over clients,
+    #: such as `accuracy.p10`.
     client_rounds: np.ndarray
     client_metrics: dict[str, np.ndarray]
     #: One row for each round, as in metrics.jsonl.
     rows: list[dict[str, Any]]
     #: The cohort's training loss after every round.
     train_loss: np.ndarray
-    #: All that cohorts measured in training, by name, after every round: `train_loss`, and what the algorithm adds.
+    #: What cohorts measured in training, by name, after every round: `train_loss`, and what the algorithm adds.
     training: dict[str, np.ndarray]
-    #: The model after the last round, and the best one (`summary.best_model` says by what, and of which round).
+    #: The model after the last round, and the best one (`summary.best_model` says by which metric and of which round).
     model: nn.Module
     best_model: nn.Module | None = None
 
@@ -104,10 +104,10 @@ def run(
     `watch` is called with every event: a `Start`, then a `Round` for each round. `fleet` says where clients run: an
     object, a name, or the import name of installed code.
 
-    `exist` says what to do where the directory has a run already: `"error"`, `"resume"` (continue it, if its plan is
-    this one; more rounds make it longer) or `"new"` (record beside it, in `runs/a-2`). `progress` shows a live line on
-    stderr. `stop` ends the run early, such as `Patience("loss", 5)`. `keep_best` names the metric that the best model
-    is kept by, beside the last [the one that the run is watched by].
+    `exist` says what to do if the directory already has a run: `"error"`, `"resume"` (continue it, if its plan is this
+    one; more rounds make it longer) or `"new"` (record beside it, in `runs/a-2`). `progress` shows a live line on
+    stderr. `stop` ends the run early, such as `Patience("loss", 5)`. `keep_best` names the metric by which the best
+    model is chosen and kept, besides the last [the metric that the run watches].
 
     >>> from fedavg import Plan
     >>> result = run(Plan(task="mnist-2nn", data="mnist", C=0.02, rounds=2, workers=1))
@@ -148,7 +148,7 @@ def resume(
     """Resume a run that was stopped; the result is that of the uninterrupted run, bit for bit.
 
     (With noise from OS entropy no two runs are the same; then no recorded round is repeated.)
-    A run that was started from Python with objects of its own needs them again: `resume(dir, task=..., data=...)`.
+    A run that was started from Python with its own objects needs them again: `resume(dir, task=..., data=...)`.
     Runtime options (workers, worker_timeout, start_method, data_dir, checkpoint_s) may be changed, and `rounds` raised:
     a longer run gives the result of a plan with that many rounds. It may continue on another `fleet`.
 
@@ -203,7 +203,7 @@ def _place(run_dir: str | Path | None, exist: str) -> Path | None:
 
 
 def _opened(plan: Plan, fleet: Fleet, directory: RunDir | None) -> Setup:
-    """The plan's parts for the clients that the fleet finds; a recorded run also keeps what clients carry."""
+    """The plan's parts for the clients that the fleet finds; a recorded run also stores the clients' states."""
     setup = resolve(plan, fleet.open(plan), fleet.test)
     if directory and setup.keeps_state:
         fleet.keep_states_in(directory.states)
@@ -211,7 +211,7 @@ def _opened(plan: Plan, fleet: Fleet, directory: RunDir | None) -> Setup:
 
 
 def _reports(state: State) -> np.ndarray | None:
-    """How often each client has reported, where the fleet remembers it."""
+    """How often each client has reported, if the fleet remembers it."""
     remembered = state.others.get(FLEET, {})
     return remembered["reported"].numpy() if "reported" in remembered else None
 
@@ -232,7 +232,7 @@ def _best_keeper(
 
 @final
 class _Following:
-    """Who follows a run: its directory, a watcher, a line of progress, a rule that ends it."""
+    """What follows a run: its directory, a watcher, a progress line, a rule that ends it."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class _Following:
         keep_best: str | None,
         resumed_at: list[dict[str, Any]] | None = None,
     ) -> None:
-        """`resumed_at` has the rows that a resumed run begins with; a new run has none."""
+        """`resumed_at` has the rows with which a resumed run begins; a new run has none."""
         self._setup, self._directory, self._stop = setup, directory, stop
         self._best = _best_keeper(setup, directory, keep_best, resumed_at or [])
         self._line = ProgressLine(setup.plan, setup.goal, directory.path if directory else None, quiet=not progress)
@@ -262,7 +262,7 @@ class _Following:
         self._open.__exit__(kind, error, trace)
 
     def ends_with(self, event: Event) -> bool:
-        """Takes note of an event; True if the run's own rule says that it was the last."""
+        """Processes an event; True if the run's own rule says that it was the last."""
         self._recorder.record(event)
         self._line(event)
         if self._stop and isinstance(event, Round) and self._stop(event):
@@ -287,7 +287,7 @@ def finish(
 ) -> Result:
     """The result of a run from its rows and last state; also written to the directory.
 
-    `spent` is the ledger's last word, if the budget ended the run in the middle of a round.
+    `spent` is the ledger's last entry, if the budget ended the run in the middle of a round.
     """
     model = model_of(setup, state.weights)
     summary = summarise(

@@ -1,4 +1,4 @@
-"""The only server loop: draw a cohort, say who trains from what, have the fleet train, apply the server half.
+"""The only server loop: draw a cohort, assign models to clients, have the fleet train, apply the server half.
 
 It does not know where clients run, nor who consumes its events: a recorder, a progress line, a notebook.
 """
@@ -25,15 +25,15 @@ from fedavg.reduction import check_gathering, reduced, who_trains
 from fedavg.setup import Setup, resolve
 from fedavg.types import Cohort, Part, State, Sum, Work
 
-#: Under which name the downlink keeps its slots.
+#: The name under which the downlink keeps its slots.
 DOWNLINK: Final = "downlink"
-#: Under which name the loop itself keeps the best value of the metric that it waits for.
+#: The name under which the loop itself keeps the best value of the metric that it waits for.
 GOAL: Final = "goal"
-#: Under which name a reducer keeps what it remembers.
+#: The name under which a reducer keeps its memory.
 REDUCER: Final = "reducer"
-#: The metric that says how often the model gives the answers that an attack wants.
+#: The metric for how often the model gives the answers that an attack wants.
 SUCCESS: Final = "attack_success"
-#: Under which name a fleet keeps what it needs to continue.
+#: The name under which a fleet keeps what it needs to continue.
 FLEET: Final = "fleet"
 
 
@@ -58,7 +58,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Round:
-    """What happened in one round. `test` and `train` are there only for rounds that were evaluated.
+    """What happened in one round. `test` and `train` are set only for rounds that were evaluated.
 
     >>> from fedavg import Plan
     >>> *_, last = train(Plan(data="mnist", C=0.02, rounds=2, eval_every=2, workers=1))
@@ -82,26 +82,26 @@ class Round:
     test: dict[str, float] | None
     train: dict[str, float] | None
     state: State
-    #: What the algorithm measures beside its training loss (`Algorithm.metrics`), over the cohort.
+    #: What the algorithm measures besides its training loss (`Algorithm.metrics`), over the cohort.
     metrics: dict[str, float] = field(default_factory=dict)
-    #: How clients judged the model on what they hold out; see `fedavg.metrics.spread.OnClients`.
+    #: How clients judged the model on their holdout; see `fedavg.metrics.spread.OnClients`.
     on_clients: dict[str, Any] | None = None
     #: For a private run: epsilon of all rounds up to this one, and the entry in the ledger that it follows from.
     epsilon: float | None = None
     ledger: dict[str, Any] | None = None
     #: How the round went in the plan's world; see `fedavg.world.report.ClockRow`.
     world: dict[str, Any] | None = None
-    #: Who was asked and how each of them fared; see `fedavg.fleets.attendance.Attendance`.
+    #: Which clients were asked and how each of them fared; see `fedavg.fleets.attendance.Attendance`.
     cohort: dict[str, Any] | None = None
 
 
-#: What `train` gives, and what a `watch` is called with.
+#: What `train` yields, and what a `watch` is called with.
 Event = Start | Round
 Watcher = Callable[[Event], None]
 
 
 def event_row(event: Round) -> dict[str, Any]:
-    """A round as plain values, without its state; what not every run has is there only if this one has it.
+    """A round as plain values, without its state; optional values are included only if this run has them.
 
     A number that is not finite is None: JSON cannot express it.
     """
@@ -156,7 +156,7 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[
                     result = fleet.train(cohort, work, who_trains(setup, parts))
                     if not isinstance(result, Abandoned):
                         trained = _averaged(setup, before, cohort, result, work)
-            del result  # single updates would stay in memory while the next cohort trains
+            del result  # otherwise single updates stay in memory while the next cohort trains
             trained = _remembering(fleet, trained)
             event = _watching(setup.goal, _judged_round(setup, fleet, state, work, trained, perf_counter() - began))
             state = event.state
@@ -166,8 +166,8 @@ def rounds(setup: Setup, fleet: Fleet, start: Start | None = None) -> Generator[
 
 
 def _watching(goal: Goal, event: Round) -> Round:
-    """The round with the best value so far in its state, if the run waits for a better one: so a resumed run keeps
-    waiting."""
+    """The round with the best value so far in its state, if the run waits for a better one, so that a resumed run
+    continues to wait."""
     if goal.patience is None or (value := watched(event_row(event), goal.metric)) is None:
         return event
     best = improved(goal, _best(event.state), event.round, value)
@@ -192,7 +192,7 @@ def _enough(goal: Goal, event: Round) -> bool:
 
 @contextmanager
 def _rejected_if_diverged(fleet: Fleet, work: Work) -> Iterator[None]:
-    """What diverges ends the run, unless the fleet says that another attempt may go better."""
+    """Divergence ends the run, unless the fleet says that another attempt may go better."""
     try:
         yield
     except Diverged as error:
@@ -212,7 +212,7 @@ class _TrainedCohort:
 def _judged_round(
     setup: Setup, fleet: Fleet, before: State, work: Work, trained: _TrainedCohort, seconds: float
 ) -> Round:
-    """What happened in a round, with what the new model is worth if it is time to judge it."""
+    """What happened in a round, with the evaluation of the new model if one is due."""
     began, cohort, result, after = perf_counter(), trained.cohort, trained.result, trained.after
     due = work.round % setup.plan.eval_every == 0 or work.round == setup.plan.rounds
     test = _judged_by_server(setup, fleet, after.weights) if due and setup.judged_by_server else None
@@ -252,14 +252,14 @@ def _judged_by_server(setup: Setup, fleet: Fleet, weights: Tensor) -> dict[str, 
 
 
 def _simulated_s(result: CohortResult, plan: Plan) -> float:
-    """How long the round took: on the world's clock, or where there is none, as long as the largest message."""
+    """How long the round took: on the world's clock or, without a world, as long as the largest message takes."""
     if result.world:
         return float(result.world["closed_s"] - result.world["began_s"])
     return result.largest_up / (plan.uplink * 1e6)
 
 
 def _remembering(fleet: Fleet, trained: _TrainedCohort) -> _TrainedCohort:
-    """With what the fleet needs to continue from here, so that a resumed run continues the same way."""
+    """Adds what the fleet needs to continue from here, so that a resumed run continues the same way."""
     kept = fleet.remember()
     if not kept:
         return trained
@@ -267,7 +267,7 @@ def _remembering(fleet: Fleet, trained: _TrainedCohort) -> _TrainedCohort:
 
 
 def _owner(index: int) -> str:
-    """Under which name the index-th stage keeps its slots."""
+    """The name under which the index-th stage keeps its slots."""
     return f"stage {index}"
 
 
@@ -279,14 +279,15 @@ def _initial_state(setup: Setup, weights: Tensor) -> State:
 
 
 def instructions(setup: Setup, state: State, round: int) -> Work:
-    """The plan's work for a round, with what the stages and the algorithm decide from the state."""
+    """The plan's work for a round, with the changes that the stages and the algorithm make from the state."""
     told = [stage.settings(state.others.get(_owner(index), {})) for index, stage in enumerate(setup.stages)]
     settings = {name: value for settings in told for name, value in settings.items()}
     return setup.algorithm.adjust(state, replace(setup.plan.work(round), settings=settings))
 
 
 def assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[State, Sequence[Part]]:
-    """Who trains from what, and the state that says so; each part with the frames by which clients follow the model."""
+    """Which clients train from which model, and the state that records it; each part has the frames by which clients
+    follow the model."""
     rng = seeds.rng(setup.plan.seed, work.round, seeds.NONE, "assign")
     assigned, parts = setup.algorithm.assign(state, work, cohort.clients, rng, cohort.errands)
     if setup.downlink:
@@ -296,7 +297,7 @@ def assigned(setup: Setup, state: State, work: Work, cohort: Cohort) -> tuple[St
 
 
 def _averaged(setup: Setup, before: State, cohort: Cohort, result: CohortResult, work: Work) -> _TrainedCohort:
-    """From the cohort's sum, through the stages in reverse, to the next state, as it is sent to clients."""
+    """From the cohort's sum, through the stages in reverse, to the next state, as clients receive it."""
     result, kept = reduced(setup, cohort, result, work, before.others.get(REDUCER, {}))
     measured = report(setup.measures, result.total.sums) if result.total.sums else {}
     total = summed = replace(result.total, metrics=measured, population=cohort.population)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:  # secure aggregation needs `cryptography`, which a plain simu
 class Setup:
     """A plan with everything it names, each part bound to the others. Read-only: workers share it.
 
-    It holds no examples: those are with the clients, wherever a fleet has them.
+    It holds no clients' examples: those stay with the clients.
     """
 
     plan: Plan
@@ -67,20 +67,20 @@ class Setup:
     codec: Codec
     stages: tuple[Stage, ...]
     population: Population | None
-    #: What the server judges models on; None where it has nothing.
+    #: What the server judges models on; None if it has no test set.
     test: Examples | None
-    #: How the server's change is sent; None: clients fetch all that is shared, each time.
+    #: How the server's change is sent; None: clients fetch the whole model each time.
     downlink: Downlink | None
-    #: How updates are masked, so that the server sees only their sum; None: they are not.
+    #: How updates are masked, so that the server sees only their sum; None: they are not masked.
     secagg: "Masking | None"
-    #: What the rounds cost in privacy; None for a run that is not differentially private.
+    #: The privacy cost of the rounds; None for a run that is not differentially private.
     budget: Budget | None
-    #: Who judges the model: the server on its test set, clients on what they hold out, both or nobody.
+    #: Who judges the model: the server on its test set, clients on their holdout, both or nobody.
     judged_by_server: bool
     judged_by_clients: bool
-    #: True if the sampler looks at what earlier rounds showed of clients.
+    #: True if the sampler uses what earlier rounds showed about clients.
     remembers: bool = False
-    #: The rule over single updates; None: the weighted mean.
+    #: The reducer over single updates; None: the weighted mean.
     defence: Defence | None = None
     #: How `attackers` lie; None: nobody does.
     attack: Attack | None = None
@@ -88,16 +88,16 @@ class Setup:
 
     @property
     def single_updates(self) -> bool:
-        """True if a fleet is to give back the updates one by one, in memory, instead of their sum."""
+        """True if a fleet must return the updates one by one, in memory, instead of their sum."""
         return bool(self.defence and self.defence.reducer.single_updates) or self.liars_see_all
 
     @property
     def liars_see_all(self) -> bool:
-        """True if liars send what they make of the honest updates of the round: they need not train."""
+        """True if liars compute their updates from the honest ones of the round: they need not train."""
         return self.attack is not None and self.attack.sees == "honest"
 
     def lie_of(self, k: int) -> Attack | None:
-        """How client k lies in what it does by itself; None if it does not."""
+        """How client k lies on its own; None if it does not."""
         return self.attack if k in self.attackers and not self.liars_see_all else None
 
     @property
@@ -107,23 +107,23 @@ class Setup:
 
     @property
     def measures(self) -> Mapping[str, Measure]:
-        """What of it leaves them: nothing, if a stage has it so."""
+        """The measures that clients send: none, if a stage hides them."""
         return {} if any(stage.hides_metrics for stage in self.stages) else self.algorithm_measures
 
     @property
     def metrics(self) -> frozenset[str]:
-        """The names of the numbers that come with every update."""
+        """The names of the numbers sent with every update."""
         return frozenset(names_sent(self.measures))
 
     @property
     def shows_updates(self) -> bool:
-        """True if the server may look at what single clients send: neither masked nor under differential privacy."""
+        """True if the server may see single updates: they are neither masked nor under differential privacy."""
         hidden = any(stage.hides_metrics for stage in self.stages)
         return not hidden and self.secagg is None and self.budget is None
 
     @property
     def goal(self) -> Goal:
-        """What the run is watched by, and when it may stop."""
+        """The metric that the run watches, and when it may stop."""
         return goal_of(self.plan, self.task)
 
     @property
@@ -135,22 +135,22 @@ class Setup:
         return update_size(self.algorithm, self.stages, parameters)
 
     def stage_rng(self, round: int, client: int, index: int) -> np.random.Generator:
-        """What the index-th stage draws from: the seed's numbers, or OS entropy."""
+        """The generator of the index-th stage: from the seed, or from OS entropy."""
         if self.plan.noise_source == "os":
             return seeds.fresh_rng()
         return seeds.rng(self.plan.seed, round, client, f"stage {index}")
 
     def arrived(self, vector: Tensor, weight: float, work: Work) -> Update:
-        """An update as the server counts it: stages keep their bounds on what arrives, for a client may lie."""
+        """An update as the server counts it: stages enforce their bounds on arrival, since a client may lie."""
         update = Update(vector, weight)
         for stage in self.stages:
             update = stage.on_arrival(update, work)
         return update
 
     def new_trainer(self, examples: Examples, frozen: Mapping[str, Tensor] | None = None) -> Trainer:
-        """A trainer with initial weights, its engine chosen and proved on a client's examples and the test set.
+        """A trainer with initial weights, its engine chosen and checked on a client's examples and the test set.
 
-        `frozen` is memory that has the frozen weights already.
+        `frozen` is memory that already holds the frozen weights.
         """
         trainer = Trainer(self.task, self.plan.seed, self.plan.device, make_optimizer(self.plan.optimizer), frozen)
         check_frozen(self.plan.frozen, trainer.model)
@@ -160,7 +160,7 @@ class Setup:
         return trainer
 
     def _probe_metrics(self, trainer: Trainer, examples: Examples) -> None:
-        """A metric that fails should fail now."""
+        """Try each metric: one that fails should fail now."""
         if self.judged_by_server and self.test:
             check_finite(self.test, "the test set")
             trainer.evaluate(trees.take(self.test, slice(0, 2)))
@@ -169,7 +169,7 @@ class Setup:
 
 
 def probed(data: FederatedData) -> Examples:
-    """The examples of the first client that has any: two of them, if there is a client with as many."""
+    """The examples of the first client that has at least two; if none has, of the first that has any."""
     k = int(np.flatnonzero(data.sizes >= min(2, data.sizes.max()))[0])
     examples = data.client(k)
     check_client(data, k, examples)
@@ -187,9 +187,9 @@ def proved_trainer(setup: Setup, data: FederatedData, frozen: Mapping[str, Tenso
 
 
 def resolve(plan: Plan, population: Population | None, test: Examples | None, devices: bool = False) -> Setup:
-    """The plan's parts for the process that runs it, with the population and the test set that there are.
+    """The plan's parts for the process that runs it, with the actual population and test set.
 
-    Whatever does not fit is refused here. `devices`: clients are real, and come and go by themselves.
+    Whatever does not fit is refused here. `devices` means that clients are real devices, which come and go.
     """
     draft = _draft(plan, population, test)
     if not devices:
@@ -200,7 +200,7 @@ def resolve(plan: Plan, population: Population | None, test: Examples | None, de
 
 
 def served(setup: Setup) -> Setup:
-    """The setup with what its rounds cost over the network; a plan whose promise cannot be kept there is refused."""
+    """The setup with its rounds' privacy cost over the network; refuses a plan whose promise cannot be kept there."""
     if setup.budget is None:
         return setup
     if setup.plan.noise_source == "seeded":
@@ -222,7 +222,7 @@ def served(setup: Setup) -> Setup:
 
 
 def resolve_on_device(plan: Plan) -> Setup:
-    """The plan's parts for one of its clients, which knows neither the others nor the server's test set."""
+    """The plan's parts for one client, which knows neither the others nor the server's test set."""
     return _bound_together(_draft(plan, Population(plan.clients) if plan.clients is not None else None, None))
 
 
@@ -295,14 +295,14 @@ def resolve_task(plan: Plan) -> Task:
 
 
 def pinned(plan: Plan) -> Plan:
-    """The plan with the fingerprint of the weights that its task has frozen, so that no device trains beside others."""
+    """The plan with the fingerprint of its task's frozen weights, so that no device trains on different ones."""
     model = Model(resolve_task(plan), plan.seed)
     check_frozen(plan.frozen, model)
     return replace(plan, frozen=model.frozen.fingerprint or None)
 
 
 def resolve_data(plan: Plan) -> FederatedData:
-    """What clients train on: the plan's data, without what it holds out; all of it as one client for a baseline."""
+    """What clients train on: the plan's data without the holdout; for a pooled baseline, all data as one client."""
     if plan.data == NO_DATA:
         raise DataError(
             f"data: got '{NO_DATA}', which is for a server whose devices have all the data ('fedavg serve'); a "
@@ -317,7 +317,7 @@ def resolve_data(plan: Plan) -> FederatedData:
 
 
 def check_population(plan: Plan, data: FederatedData) -> None:
-    """Where all clients are simulated, there are as many as the data has."""
+    """Refuse a plan whose number of clients differs from that of the data, where all clients are simulated."""
     wanted, have = plan.clients, len(data)
     if wanted not in (None, have) and not make_algorithm(plan.algorithm).pools_data:
         raise PlanError(
@@ -337,7 +337,7 @@ def _whole_data(plan: Plan) -> FederatedData:
 
 
 def check_data_dir(plan: Plan) -> None:
-    """Refuse a folder of data sets for data that is none of them."""
+    """Refuse `data_dir` for data that is not a named data set."""
     if plan.data_dir is not None:
         got = f"'{plan.data}'" if isinstance(plan.data, str) else "an object of your own"
         raise PlanError(
@@ -346,7 +346,7 @@ def check_data_dir(plan: Plan) -> None:
 
 
 def _check_classes(task: Task, data: FederatedData) -> None:
-    """Labels mean the same to the task, which devices number theirs by, and to the data."""
+    """Labels must have the same numbers in the task, which devices follow, and in the data."""
     if None not in (task.classes, data.classes) and task.classes != data.classes:
         raise DataError(
             f"data '{data.name}' numbers its labels {data.classes}, task '{task.name}' {task.classes}; expected the "

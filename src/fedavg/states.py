@@ -1,12 +1,12 @@
 """What clients keep between rounds: residuals of a codec, control variates of an algorithm.
 
 In deployment it is on the device; in simulation in the run directory. It is kept in a few append-only files, so
-that a hundred thousand clients are no more files than ten, and half a million cost nothing until they are picked. Each
-process that writes has files of its own. A version is named by the round that made it: `mark` notes how far the files
-reached after a round, and `rewind` brings all clients back to there, byte for byte.
+that a hundred thousand clients need no more files than ten, and half a million cost nothing until they are picked. Each
+process that writes has its own files. A version is named by the round that made it: `mark` records how far the files
+reached after a round, and `rewind` returns all clients to that point, byte for byte.
 
-What simulated clients keep from one checkpoint to the next need not be on disk: after a crash it is computed again. So
-as far as it fits it stays in memory (`recent.py`), and `flush` writes the last versions before a checkpoint.
+What simulated clients keep between two checkpoints need not be on disk: after a crash it is computed again. So it stays
+in memory as far as it fits (`recent.py`), and `flush` writes the last versions before a checkpoint.
 """
 
 import json
@@ -37,12 +37,12 @@ from fedavg.segments import (
     segments,
 )
 
-#: A file that has grown so large is followed by another; only such files are ever tidied.
+#: A file that reaches this size is followed by another; only such files are ever tidied.
 SEGMENT_BYTES: Final = 64 << 20
-#: Versions of a client that are remembered: the last, and those that it may have to go back to.
+#: Versions of a client that are kept: the last, and those that it may have to go back to.
 VERSIONS: Final = 3
 
-#: How far each file counts, by its name: what `mark` gives and `rewind` takes.
+#: How far each file counts, by its name: `mark` returns it and `rewind` takes it.
 Mark = Mapping[str, int]
 
 
@@ -55,7 +55,7 @@ def packed(state: dict[str, Tensor]) -> bytes:
 
 
 def _parts(state: dict[str, Tensor]) -> list[bytes | memoryview]:
-    """The same in pieces, the numbers not copied."""
+    """The same in pieces, without copying the numbers."""
     parts: list[bytes | memoryview] = [_head(tuple((name, t.dtype, tuple(t.shape)) for name, t in state.items()))]
     for tensor in state.values():
         numbers = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -64,7 +64,7 @@ def _parts(state: dict[str, Tensor]) -> list[bytes | memoryview]:
 
 
 def unpacked(data: bytearray) -> dict[str, Tensor]:
-    """The tensors share the memory of `data`."""
+    """The tensors in packed bytes; they share the memory of `data`."""
     size = int.from_bytes(data[:8], "little")
     state = {}
     for name, dtype, shape, place in _layout(bytes(data[8 : 8 + size])):
@@ -76,7 +76,7 @@ def unpacked(data: bytearray) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=64)
 def _head(tensors: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> bytes:
-    """What stands before the numbers. Clients keep tensors of the same names and shapes, so it is made once."""
+    """The header before the numbers. Clients keep tensors of the same names and shapes, so it is cached."""
     heads = [[name, str(dtype).removeprefix("torch."), list(shape)] for name, dtype, shape in tensors]
     text = json.dumps(heads).encode()
     head = len(text).to_bytes(8, "little") + text
@@ -85,7 +85,7 @@ def _head(tensors: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> byte
 
 @lru_cache(maxsize=64)
 def _layout(head: bytes) -> list[tuple[str, torch.dtype, list[int], int]]:
-    """Name, type, shape and place of each tensor, from the JSON before the numbers."""
+    """Name, type, shape and offset of each tensor, from the JSON before the numbers."""
     place = _aligned(8 + len(head))
     layout = []
     for name, kind, shape in json.loads(head):
@@ -100,7 +100,7 @@ def _aligned(size: int) -> int:
 
 
 class StateStore(Protocol):
-    """What a client's path needs of a place where states are kept."""
+    """What a client's path needs from a store of states."""
 
     def load(self, k: int, before: int) -> dict[str, Tensor]:
         """What client k kept in its last round before this one; empty if there was none."""
@@ -110,7 +110,7 @@ class StateStore(Protocol):
 
 
 class ClientStates:
-    """Small named tensors by client and round, under one directory; forked processes may use it side by side."""
+    """Small named tensors by client and round, under one directory; forked processes may use it concurrently."""
 
     def __init__(
         self,
@@ -120,24 +120,24 @@ class ClientStates:
         segment_bytes: int = SEGMENT_BYTES,
         recent: RecentStates | None = None,
     ) -> None:
-        """`durable`: what was saved outlives the machine's death at once; else only what a `mark` covers does.
+        """If `durable`, each save survives a machine crash at once; otherwise only what a `mark` covers does.
 
-        `recent`: where versions stay from one `flush` to the next. Processes that use the files side by side share it.
+        `recent` holds versions from one `flush` to the next. Processes that use the files concurrently share it.
         """
         self.root = root
         self._durable = durable
         self._recent = recent
         self._segment_bytes = segment_bytes
         self._versions: dict[int, list[RecordPlace]] = {}
-        #: How far each file has been read, and where in it the last rounds end.
+        #: How far each file has been read, and where the last rounds end in it.
         self._read: dict[int, int] = {}
         self._ends: dict[int, dict[int, int]] = {}
         self._seen_for = -1
         self._writer: SegmentWriter | None = None
         self._owner = self._creator = os.getpid()
-        #: What was taken back, until it is saved again.
+        #: Versions that were withdrawn, until they are saved again.
         self._withdrawn: dict[tuple[int, int], RecordPlace] = {}
-        #: Bytes there were when it was last tidied, files that are known to have no writer, and those to be dropped.
+        #: The bytes at the last tidying, the files known to have no writer, and the files to be dropped.
         self._tidied_bytes = 0
         self._closed: set[int] = set()
         self._outdated: set[int] = set()
@@ -148,7 +148,7 @@ class ClientStates:
 
     def load(self, k: int, before: int) -> dict[str, Tensor]:
         """What client k kept in its last round before this one; empty if there was none."""
-        if before != self._seen_for:  # versions of earlier rounds are all there when a round begins
+        if before != self._seen_for:  # when a round begins, all versions of earlier rounds exist
             self._refresh()
             self._seen_for = before
         earlier = [place for place in self._versions.get(k, ()) if place.round < before]
@@ -166,9 +166,9 @@ class ClientStates:
             self._append(k, round, b"".join(parts))
 
     def flush(self) -> None:
-        """Write what is only in memory yet, earlier rounds first, so that a `mark` can tell them apart.
+        """Write what is still only in memory, earlier rounds first, so that a `mark` can tell them apart.
 
-        Whoever asks will ask again before the next checkpoint: only from then on does anything stay in memory.
+        A caller must call this again before the next checkpoint: only after the first call do versions stay in memory.
         """
         if not self._recent:
             return
@@ -184,7 +184,7 @@ class ClientStates:
             self._append(k, round, b"", WITHDRAWN)
 
     def mark(self, round: int) -> dict[str, int]:
-        """Makes all versions up to a round durable, and says how far the files reach with them."""
+        """Makes all versions up to a round durable, and returns how far the files reach with them."""
         self.flush()
         if not self.root.is_dir():
             return {}
@@ -201,7 +201,7 @@ class ClientStates:
 
     @staticmethod
     def verify(root: Path, mark: Mark) -> None:
-        """Refuses files that have lost or altered any byte of a mark."""
+        """Refuses files in which any byte up to a mark is lost or altered."""
         for name, end in mark.items():
             path, reached = root / name, 0
             if path.is_file():
@@ -212,7 +212,7 @@ class ClientStates:
 
     @staticmethod
     def rewind(root: Path, mark: Mark) -> None:
-        """All clients as they were at a mark; what came after it is gone. For files that nobody uses yet."""
+        """Returns all clients to a mark; everything after it is deleted. For files that are not in use yet."""
         if not root.is_dir():
             return
         for path in (segment_path(root, segment) for segment in segments(root)):
@@ -224,9 +224,9 @@ class ClientStates:
         sync(root)
 
     def tidy(self, round: int) -> None:
-        """Copies what is needed after a round out of files that are mostly outdated.
+        """Copies what is still needed after a round out of files that are mostly outdated.
 
-        Later marks do without those files. They stay until `drop_outdated`, since an earlier mark may need them.
+        Later marks do not need those files. They stay until `drop_outdated`, since an earlier mark may need them.
         """
         if not self.root.is_dir():
             return
@@ -251,7 +251,7 @@ class ClientStates:
             self._outdated.discard(segment)
 
     def settle(self, round: int) -> None:
-        """Nobody can go back beyond this round any more, so what is outdated by then can go."""
+        """No client can go back past this round any more, so versions outdated by then can be deleted."""
         self.tidy(round)
         self.drop_outdated()
 
@@ -278,9 +278,9 @@ class ClientStates:
         self._read[place.segment] = place.end
 
     def _live_writer(self) -> SegmentWriter:
-        """A file of this very process: one that was forked begins its own, and stops when its parent is gone.
+        """This process's own file: a forked process begins its own, and stops when its parent is gone.
 
-        Another server may have continued the run by then, from an earlier round.
+        Another server may then have resumed the run from an earlier round.
         """
         parent = parent_process()
         if self._creator not in (os.getpid(), os.getppid()) or (parent and not parent.is_alive()):
@@ -299,7 +299,7 @@ class ClientStates:
         return self._writer
 
     def _refresh(self) -> None:
-        """Learns of what other processes have written since."""
+        """Reads what other processes have written since."""
         if not self.root.is_dir():
             return
         there = segments(self.root)
@@ -330,7 +330,7 @@ class ClientStates:
         self._versions[place.client] = versions[-VERSIONS:]
 
     def _end_of(self, segment: int, round: int) -> int:
-        """Where the versions up to a round end; those of a later one, which was not finished, follow."""
+        """Where the versions up to a round end; those of a later, unfinished round follow."""
         later = [number for number in self._ends.get(segment, {}) if number > round]
         if not later:
             return self._read[segment]

@@ -1,9 +1,9 @@
-/* What is done with an update on its way into a sum, each in one pass. Single-threaded.
+/* The operations on an update that is added to a sum, each in one pass. Single-threaded.
  *
- * `add` adds numbers to a sum in fixed point: each is scaled, rounded once, to the nearest whole number and of two to the
- * even one, and added as an integer. The same bits as NumPy's multiply, rint and add.
+ * `add` adds numbers to a sum in fixed point: each is scaled, rounded once to the nearest integer, ties to even, and
+ * added as an integer. The same bits as NumPy's multiply, rint and add.
  *
- * `look` finds the largest magnitude, the sum of squares, and the sums over columns of numbers with signs.
+ * `look` finds the largest magnitude, the sum of squares, and the sums over columns of numbers times signs.
  */
 #include <stdint.h>
 #include <string.h>
@@ -40,13 +40,13 @@ int add(long count, const float *x, const double *scale, int64_t *ring) {
 #endif
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-/* Sums at a time: one would wait for itself. */
+/* Partial sums, to shorten the dependency chain. */
 #define SUMS 4
-/* Between these, a sum of squares in float32 has lost nothing that counts. */
+/* Between these, a sum of squares in float32 has lost nothing that matters. */
 #define LEAST 1e-25f
 #define MOST 1e37f
 
-/* Numbers, each with its sign changed where that of `signs` is negative. */
+/* Numbers, negated where `signs` is negative. */
 static inline floats signed_by(const signed char *signs, floats values) {
 #if defined(__AVX512F__)
     const ints wide = (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)signs));
@@ -59,7 +59,7 @@ static inline floats signed_by(const signed char *signs, floats values) {
     return (floats)((ints)values ^ (wide & INT32_MIN));
 }
 
-/* Of |x| as bits: their order is that of the numbers, and infinity and NaN come last. */
+/* The larger of |x| as bits: these are ordered like the numbers, and infinity and NaN come last. */
 static inline ints larger(ints most, floats values) {
     const ints bits = (ints)values & INT32_MAX;
 #if defined(__AVX512F__)
@@ -76,12 +76,13 @@ static double squares_of(long count, const float *x) {
     double sum = 0;
     int any = 0;
     for (long i = 0; i < count; i++) any |= x[i] != 0;
-    if (!any) return 0; /* most of what is looked at again: rows that nothing was learned of */
+    if (!any) return 0; /* the usual case here: rows for which nothing was learned */
     for (long i = 0; i < count; i++) sum += (double)x[i] * x[i];
     return sum;
 }
 
-/* `folded` has `width` columns; `told` is the largest magnitude, infinite or NaN if a number is, and the sum of squares. */
+/* `folded` has `width` columns; `told` gets the largest magnitude (infinite or NaN if a number is) and the sum of
+ * squares. */
 int look(long count, const float *x, const signed char *signs, long width, float *folded, double *told) {
     ints most[SUMS] = {{0}};
     double all = 0;

@@ -1,8 +1,8 @@
-"""Exact weighted sums: the same bits in whatever order, and on however many workers, the updates arrive.
+"""Exact weighted sums: the same bits whatever the order of the updates and the number of workers.
 
 Floating-point addition depends on its order; integer addition does not. Each n_k Δ_k is rounded once to a multiple of
-2^-32 and added in int64 (the ring that secure aggregation needs as well). The sum streams in constant memory, and an
-overflow is noticed before it happens.
+2^-32 and added in int64 (the ring that secure aggregation also needs). The sum takes constant memory, and an overflow
+is detected before it happens.
 """
 
 from ctypes import byref, c_double, c_long, c_void_p
@@ -24,23 +24,23 @@ LIMIT: Final = 2**63
 SOURCE: Final = Path(__file__).with_suffix(".c")
 #: Elements handled at a time, so that the float64 scratch stays in the cache.
 BLOCK: Final = 1 << 15
-#: Below 2^51, a float64 added to this is rounded to the nearest whole number, and of two to the even one; its bits less
-#: those of this are that number. NumPy turns float64 to int64 one by one, but adds by vectors.
+#: Below 2^51, adding a float64 to this rounds it to the nearest integer, ties to even; the bits of the result minus the
+#: bits of this are that integer. NumPy converts float64 to int64 one by one, but adds with vector instructions.
 ROUNDER: Final = 1.5 * 2.0**52
 ROUNDER_BITS: Final = int(np.float64(ROUNDER).view(np.int64))
 ROUNDED_BY_ADDING: Final = 2.0**51
-#: Between these, a sum of squares in float32 has lost nothing that counts.
+#: Between these, a sum of squares in float32 has lost nothing that matters.
 LEAST_SQUARES, MOST_SQUARES = 1e-25, 1e37
 
 
 class TooLarge(Diverged):
-    """An update that would leave others no room in the sum."""
+    """An update so large that it would leave no room for others in the sum."""
 
 
 class ExactSum:
     """Adds weighted vectors into `ring`, an int64 tensor of shape (P,) that may be shared memory.
 
-    No single one may take up more of the ring than the n-th part, for n `sharers`: then none can leave others no room.
+    With n `sharers`, no vector may use more than one n-th of the ring's range, so that there is room for all.
     """
 
     def __init__(self, ring: Tensor, sharers: int = 1) -> None:
@@ -57,9 +57,9 @@ class ExactSum:
         self.bound = 0
 
     def add(self, vector: Tensor, weight: float, largest: float | None = None) -> float:
-        """Add weight * vector; a vector (float32, on the CPU) that is not finite or is too large is refused whole.
+        """Add weight * vector; a vector (float32, on the CPU) that is not finite or too large is refused as a whole.
 
-        `largest` is its largest magnitude, if the caller knows it already. Returns the largest that was added.
+        `largest` is its largest magnitude, if the caller knows it. Returns the largest magnitude that was added.
         """
         if largest is None:
             largest = max(abs(float(end)) for end in vector.aminmax())
@@ -75,7 +75,7 @@ class ExactSum:
         return largest * weight
 
     def _add(self, vector: Tensor, scale: float, largest: float) -> None:
-        """In C where that can be: one pass instead of five, and the same bits."""
+        """In C where available: one pass instead of five, and the same bits."""
         built = native.library(SOURCE)
         if built:
             built.add(c_long(len(vector)), c_void_p(vector.data_ptr()), byref(c_double(scale)), self._ring_at)
@@ -96,8 +96,8 @@ class ExactSum:
 
 @dataclass(frozen=True)
 class Look:
-    """What one pass over a vector tells: its largest magnitude, which is not finite if one of its numbers is not; its
-    L2 norm; and its numbers, times signs, summed over the columns of rows of some width, shape (width,) float32."""
+    """What one pass over a vector finds: its largest magnitude, which is not finite if any number is not; its L2 norm;
+    and the column sums of its numbers times signs, in rows of some width, shape (width,) float32."""
 
     largest: float
     norm: float
@@ -105,7 +105,7 @@ class Look:
 
 
 def look(vector: Tensor, signs: np.ndarray, width: int) -> Look:
-    """Looks at a vector, shape (P,) float32. `signs`, shape (P,) int8, are 1 or -1. In C where that can be."""
+    """Makes one pass over a vector, shape (P,) float32. `signs`, shape (P,) int8, are 1 or -1. In C where available."""
     values = vector.numpy()
     built = native.library(SOURCE)
     if built is None:
@@ -118,7 +118,7 @@ def look(vector: Tensor, signs: np.ndarray, width: int) -> Look:
 
 
 def _squares(values: np.ndarray, width: int) -> float:
-    """The sum of squares, row by row in float32, and in float64 where that would lose something."""
+    """The sum of squares, row by row in float32, and in float64 where float32 would lose precision."""
     whole = len(values) // width * width
     rows = values[:whole].reshape(-1, width)
     sums = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
@@ -150,5 +150,5 @@ def checked_bound(a: int, b: int) -> int:
 
 
 def to_float(ring: Tensor) -> Tensor:
-    """The real numbers, float64, that a ring stands for."""
+    """The real numbers, float64, that a ring represents."""
     return ring.to(torch.float64).mul_(1 / SCALE)

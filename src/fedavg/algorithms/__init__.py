@@ -34,7 +34,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 
 def make_algorithm(value: str | Algorithm) -> Algorithm:
-    """An algorithm as a plan has it: the object, or its name with settings after colons."""
+    """The algorithm that a plan specifies: the object, or its name with settings after colons."""
     return make(value, Algorithm)  # type: ignore[type-abstract]
 
 

@@ -1,19 +1,20 @@
-"""As many local steps as a budget makes best: Wang et al. 2019, "Adaptive Federated Learning in Resource Constrained
+"""The best number of local steps for a budget: Wang et al. 2019, "Adaptive Federated Learning in Resource Constrained
 Edge Computing Systems", Algorithms 2 and 3 (§VI).
 
     client i:  ρ_i = |F_i(w_i) - F_i(w)| / |w_i - w|;   β_i = |∇F_i(w_i) - ∇F_i(w)| / |w_i - w|
                (w_i: where its last round ended, w: the average it is now sent);   sends ∇F_i(w) as well
                tau steps of SGD from w
     server:    w = Σ n_i w_i / n;   ρ, β: the means of ρ_i, β_i;   δ: how far the ∇F_i(w) are from their mean
-               tau = argmin over 1 .. min(10 tau, most) of G(tau), and no more than what is left of the budget pays for
+               tau = argmin over 1 .. min(10 tau, most) of G(tau), and no more than the remaining budget allows
 
     G(tau) = a + √(a² + ρ h(tau) / (eta φ tau)) + ρ h(tau)    with  a = (c tau + b) / (2 eta φ R tau)
     h(tau) = (δ/β) ((eta β + 1)^tau - 1) - eta δ tau
 
-A local step costs c (`step`), an aggregation b (`round`), in any unit that the budget R is given in; the run ends when
-no further round can be paid for. φ is the paper's control parameter. Everyone takes part (C = 1). Two things differ: δ
-is the root of the mean square distance, which the server can tell from sums, Σ p_i |g_i - g|² = Σ p_i |g_i|² - |g|²;
-the paper's is the mean distance, which is never larger. And the model is the last one, not the one of least loss met.
+A local step costs c (`step`), an aggregation b (`round`), in the unit of the budget R; the run ends when the budget
+does not cover another round. φ is the paper's control parameter. Everyone takes part (C = 1). Two things differ from
+the paper. Its δ is the mean distance; here it is the root mean square distance, which is never smaller and which the
+server can compute from sums: Σ p_i |g_i - g|² = Σ p_i |g_i|² - |g|². And the model is the last one, not the one with
+the least loss.
 """
 
 from collections.abc import Mapping
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 
 #: tau grows at most by this factor in a round (γ in the paper).
 GROWTH: Final = 10
-#: What a client may say of slopes and curvatures: beyond, training has long failed.
+#: The largest slope or curvature that a client may report: beyond it, training has long failed.
 STEEPEST: Final = 1e9
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """How steep and how curved the loss is, and how different the clients are (§IV)."""
+    """The slope and curvature of the loss, and how much the clients differ (§IV)."""
 
     rho: float
     beta: float
@@ -112,7 +113,7 @@ class Adaptive(Algorithm):
         return State((state.weights.double() + change).float(), slots)
 
     def _next(self, estimates: Estimates, tau: int, eta: float, spent: float) -> int:
-        """The tau of the next round; where ρ or β are not known, as after the first round, what it was."""
+        """The tau of the next round; unchanged while ρ or β are unknown, as after the first round."""
         if estimates.rho > 0 and estimates.beta > 0:
             tau = min(range(1, min(GROWTH * tau, self.most) + 1), key=lambda t: self.bound(estimates, t, eta))
         affordable = int((self.budget - spent - self.round) / self.step)
@@ -147,7 +148,7 @@ class Adaptive(Algorithm):
 
 
 def _slots(tau: int, steps: int, spent: float) -> dict[str, Tensor]:
-    """The local steps of the next round, of all rounds so far, and what has been spent."""
+    """The local steps of the next round, those of all rounds so far, and the budget spent."""
     return {
         "tau": torch.tensor([tau]),
         "steps": torch.tensor([steps]),

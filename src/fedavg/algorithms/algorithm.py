@@ -43,7 +43,7 @@ class PlanOptions(Protocol):
 
     @property
     def world(self) -> object:
-        """The simulated world that clients live in; None if there is none."""
+        """The simulated world of the clients; None if there is none."""
 
     def schedule(self, name: str) -> Schedule:
         """E or B by round."""
@@ -75,16 +75,16 @@ class Algorithm(Pluggable, ABC):
 
     kind = "algorithm"
     name: str
-    #: A baseline that is not federated needs all data at one client.
+    #: True for a baseline that is not federated: it needs all data at one client.
     pools_data: bool = False
     #: True if the clients of a round may start from different versions of the model (`assign`).
     asynchronous: bool = False
     #: True if the client half keeps something between rounds in `client.state`.
     keeps_state: bool = False
-    #: What a client measures and sends along: the name of a number, whose mean over the cohort by n_k reaches the
-    #: server half, or a `Measure` (any metric is one), whose sums the client gives and whose value reaches it.
+    #: What a client measures and sends along: the name of a number, whose n_k-weighted mean over the cohort reaches the
+    #: server half, or a `Measure` (any metric is one), whose sums the client sends and whose value reaches it.
     metrics: tuple[str | Measure, ...] = ("train_loss",)
-    #: How many vectors of the model's size P the server shares, and a client sends back, end to end in one.
+    #: How many vectors of the model's size P the server shares, and a client sends back, concatenated.
     vectors_down: int = 1
     vectors_up: int = 1
 
@@ -99,7 +99,7 @@ class Algorithm(Pluggable, ABC):
         return State(weights)
 
     def adjust(self, state: State, work: Work) -> Work:
-        """The work of the round, where the algorithm decides it itself; the plan's otherwise."""
+        """The work of the round: the plan's, unless the algorithm decides it itself."""
         return work
 
     def shared(self, state: State) -> Tensor:
@@ -114,10 +114,10 @@ class Algorithm(Pluggable, ABC):
         rng: np.random.Generator,
         errands: Errands | None = None,
     ) -> tuple[State, Sequence[Part]]:
-        """Who trains from what in this round: here all of the cohort that was picked, from what is shared now.
+        """Which clients train from which model in this round: by default the whole cohort, from what is shared now.
 
-        An asynchronous algorithm keeps in the state who is still at work, and gives a part for each version in use.
-        In a simulated world, `errands` says how the clients that it starts fare.
+        An asynchronous algorithm keeps in the state which clients are still at work, and returns a part for each
+        version in use. In a simulated world, `errands` says how the clients that it starts will fare.
         """
         return state, [Part(cohort, self.shared(state))]
 
@@ -132,8 +132,8 @@ class Algorithm(Pluggable, ABC):
     def metric_bounds(self, work: Work, examples: int, optimizer: Optimizer) -> Mapping[str, tuple[float, float]]:
         """The bounds of the metrics of a client with this many examples, as far as they follow from the work.
 
-        The sums of a measure are called `name.0`, `name.1` and so on.
-        A server refuses an update with metrics outside of these bounds.
+        The sums of a measure are called `name.0`, `name.1` and so on. A server refuses an update with metrics outside
+        these bounds.
         """
         return {}
 

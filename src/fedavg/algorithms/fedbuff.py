@@ -7,9 +7,9 @@ Aggregation", Algorithms 1 and 2.
     client:  as FedAvg
 
 A round is one step of the server. Time is simulated: a client takes (1 - spread) + spread |z| with z ~ N(0, 1), which
-for spread = 1 is half-normal, as in the paper's experiments. All that arrives at one moment is dealt with before others
-are started then, from the newest version. So with spread = 0 and K = m it is FedAvg, bit for bit. The paper weighs
-clients alike; here by n_k, as FedAvg does.
+for spread = 1 is half-normal, as in the paper's experiments. All updates that arrive at one moment are handled before
+other clients are started, from the newest version. So with spread = 0 and K = m it is FedAvg, bit for bit. The paper
+weights clients equally; here they are weighted by n_k, as in FedAvg.
 """
 
 from collections import deque
@@ -29,8 +29,8 @@ from fedavg.types import Errands, Part, State, Sum, Work
 
 
 class Flight(NamedTuple):
-    """A client at work: when it ends, who it is, which version it was given. One that will drop out in the middle has
-    the number -1 - k: nobody knows before it ends."""
+    """A client at work: when it ends, its number, the version it was given. One that will drop out has the number
+    -1 - k: the server does not learn of it before it ends."""
 
     end: float
     client: int
@@ -43,7 +43,7 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True)
 class _WithoutWorld(Errands):
-    """Without a world: everybody is there, reports, and takes (1 - spread) + spread |z|."""
+    """Without a world: every client is there, reports, and takes (1 - spread) + spread |z|."""
 
     most: int
     spread: float
@@ -60,7 +60,7 @@ class _WithoutWorld(Errands):
 
 
 def _started(client: int, at: float, work: Work, world: Errands) -> list[Flight]:
-    """A client at work from now on; nothing if it is not there."""
+    """A client at work from now on; empty if it is not there."""
     found = world.start(client, at, work)
     return [Flight(found[0], client if found[1] else -1 - client, work.round - 1)] if found else []
 
@@ -121,9 +121,9 @@ class FedBuff(FedAvg):
     def _fill(
         self, flights: list[Flight], clock: float, work: Work, cohort: Sequence[int], world: Errands
     ) -> tuple[list[Flight], list[Flight], float]:
-        """Let time pass until the buffer is full: who landed, who is still at work, and what time it is.
+        """Let time pass until the buffer is full: which clients landed, which are still at work, and the time.
 
-        The cohort that was picked says who is to be started next.
+        The cohort says which clients to start next.
         """
         at_work = {flight.who for flight in flights}
         waiting = deque(k for k in cohort if k not in at_work)
@@ -133,11 +133,11 @@ class FedBuff(FedAvg):
                 flights += _started(waiting.popleft(), clock, work, world)
             if not flights:
                 clock, others = world.wait(clock)
-                if not others:  # nobody is left, and nobody will come
+                if not others:  # no client is left, and none will come
                     break
                 waiting = deque(others)
                 continue
-            # Stable: of those that end together, the first started is first.
+            # Stable: of clients that end together, the first started comes first.
             flights.sort(key=lambda flight: flight.end)
             clock = flights[0].end
             arriving = [flight for flight in flights if flight.end == clock][: self.buffer - len(landed)]
@@ -149,7 +149,7 @@ class FedBuff(FedAvg):
 
 
 def _slots(flights: list[Flight], clock: float, versions: dict[int, Tensor]) -> dict[str, Tensor]:
-    """What the server keeps: who is at work, the time, and the versions that they were given."""
+    """What the server keeps: the clients at work, the time, and the versions that they were given."""
     needed = sorted({flight.version for flight in flights})
     return {
         "flights": torch.tensor(flights, dtype=torch.float64).view(-1, 3),

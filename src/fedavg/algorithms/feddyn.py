@@ -4,9 +4,9 @@
                here by E epochs of SGD:  w -= eta (∇l(w; b) - g_k + alpha (w - w_t));   keeps g_k -= alpha (w^k - w_t)
     server:    h -= alpha (|S| / K) mean_S(w^k - w_t);   w_{t+1} = mean_S(w^k) - h / alpha
 
-g_k and h (at first 0) make the optimum of all a fixed point of the clients' own problems, which FedProx's pull alone
-does not. The means weigh clients by n_k as FedAvg does, which for clients of one size is the paper's. A client keeps
-one vector and sends one.
+g_k and h (initially 0) make the global optimum a fixed point of the clients' own problems, which FedProx's pull alone
+does not. The means weight clients by n_k, as in FedAvg; for clients of equal size this is the paper's mean. A client
+keeps one vector and sends one.
 """
 
 from dataclasses import dataclass

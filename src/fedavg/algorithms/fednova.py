@@ -5,8 +5,8 @@
 
     |a_i|_1 = tau_i for plain SGD; with momentum m, (tau_i - m (1 - m^tau_i) / (1 - m)) / (1 - m)
 
-A client that takes more steps, since it has more data, no longer pulls harder than its n_k says: what is minimised
-stays Σ p_i F_i. Where all take as many steps it is FedAvg, to rounding.
+A client that takes more steps because it has more data no longer counts for more than its n_k: the objective stays
+Σ p_i F_i. If all clients take the same number of steps it is FedAvg, up to rounding.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from fedavg.types import State, Sum, Update, Work
 if TYPE_CHECKING:
     from fedavg.client import Client
 
-#: A client's numbers travel in float32, so an honest |a_i|_1 may come out so much above the server's own.
+#: A client's numbers are sent in float32, so an honest |a_i|_1 may exceed the server's own by this much.
 ROUNDING: Final = 2.0**-23
 
 

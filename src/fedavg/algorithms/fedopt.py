@@ -7,8 +7,8 @@
              w_{t+1} = w_t + lr m / (√v + tau)
     client:  as FedAvg
 
-v starts at tau², the least that the paper allows, and m at 0; there is no correction of their bias. Algorithm 2 weighs
-clients alike; here they count by n_k, as in FedAvg. With beta1 = 0, beta2 = 1 and lr = 2 tau FedYogi and FedAdam are
+v starts at tau², the least that the paper allows, and m at 0; there is no bias correction. Algorithm 2 weights clients
+equally; here they are weighted by n_k, as in FedAvg. With beta1 = 0, beta2 = 1 and lr = 2 tau, FedYogi and FedAdam are
 FedAvg.
 """
 

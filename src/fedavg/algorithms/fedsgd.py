@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedSGD(Algorithm):
-    """The gradient over all data of the cohort, one step a round: the paper's baseline.
+    """The gradient over all data of the cohort, one step per round: the paper's baseline.
 
     >>> str(FedSGD())
     'fedsgd'

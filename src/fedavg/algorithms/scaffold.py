@@ -4,11 +4,12 @@
                c_i⁺ = c_i - c + (x - y) / (K eta);   sends (Δy, Δc) = (y - x, c_i⁺ - c_i);   keeps c_i = c_i⁺
     server:    x += lr mean_S(Δy);   c += (|S| / N) mean_S(Δc)
 
-The control variates c_i and c (at first 0) estimate the gradients of the client and of all; their difference takes out
-the drift of a client's steps towards its own optimum. The means weigh clients by n_k as FedAvg does, which for clients
-of one size is the paper's. The first round with lr = 1 is FedAvg, bit for bit. A client sends and is sent two vectors.
-With momentum K is how often gradients count in all, FedNova's |a_i|_1: else c_i would be a multiple of the gradient
-that it estimates, and since the drift passes through the momentum too, the clients' steps would run away.
+The control variates c_i and c (initially 0) estimate the gradients of the client and of all clients; their difference
+removes the drift of a client's steps towards its own optimum. The means weight clients by n_k, as in FedAvg; for
+clients of equal size this is the paper's mean. The first round with lr = 1 is FedAvg, bit for bit. A client sends and
+receives two vectors. With momentum, K is the total weight of the gradients, FedNova's |a_i|_1: otherwise c_i would be a
+multiple of the gradient that it estimates, and since the drift passes through the momentum too, the clients' steps
+would diverge.
 """
 
 from dataclasses import dataclass

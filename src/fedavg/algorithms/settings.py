@@ -1,4 +1,4 @@
-"""The checks that algorithms make of their own settings, and of the optimiser that they can work with."""
+"""The checks that algorithms make of their own settings and of the plan's optimiser."""
 
 from math import inf, isfinite
 
@@ -29,7 +29,7 @@ def require_plain_sgd(plan: PlanOptions, algorithm: str, reason: str) -> None:
 
 
 def require_linear(plan: PlanOptions, algorithm: str, reason: str) -> None:
-    """SGD with momentum will do; steps that are not sums of gradients times the rate, such as Adam's, will not."""
+    """Accept SGD with momentum; refuse steps that are not sums of gradients times the rate, such as Adam's."""
     if optimizer_of(plan).effective_steps(1) is None:
         raise PlanError(
             f"algorithm {algorithm}: got optimizer '{plan.optimizer}'; expected 'sgd', with momentum that is not kept "

@@ -1,14 +1,14 @@
-/* Scaled dot-product attention, forward and backward, head by head: what lies between never leaves the cache.
+/* Scaled dot-product attention, forward and backward, head by head: intermediate results never leave the cache.
  *
- * q, k, v and what comes out are (batch, heads, length, width), each with its own strides but the last, which is 1.
- * Scores and weights lie turned, keys by queries: what is found along the keys, such as their largest, is then found for
- * LANES queries at once, and no vector is ever added up across its lanes.
+ * q, k, v and the output are (batch, heads, length, width), each with its own strides, of which the last is 1. Scores
+ * and weights are stored transposed, keys by queries: a reduction over keys, such as their maximum, then runs for LANES
+ * queries at once, and no vector is ever summed across its lanes.
  */
 #pragma once
 #include "layers.h"
 #include "products.h"
 
-/* Queries handled at a time: so many numbers at most are in a row of weights. */
+/* Queries handled at a time: the most numbers in a row of weights. */
 #define QUERIES 64
 
 typedef struct {
@@ -22,7 +22,7 @@ typedef struct {
     int causal;
 } Attention;
 
-/* Some queries of a head: the first one, how many, with how many keys, and how far rows of their weights are apart. */
+/* Some queries of a head: the first one, how many, how many keys, and the distance between rows of their weights. */
 typedef struct {
     long first;
     int count, keys, wide, causal;
@@ -34,7 +34,7 @@ INLINE Matrix turned(const float *at, long row) { return (Matrix){at, 1, row}; }
 
 INLINE Block block_at(const Attention *how, long first) {
     const int count = (int)least(QUERIES, how->queries - first);
-    const long seen = how->causal ? least(how->keys, first + count) : how->keys; /* by any of them */
+    const long seen = how->causal ? least(how->keys, first + count) : how->keys; /* by any of these queries */
     return (Block){first, count, (int)seen, (count + LANES - 1) / LANES * LANES, how->causal};
 }
 
@@ -43,7 +43,7 @@ INLINE long seen_by(const Block *block, long query) {
     return block->causal ? least(block->keys, query + LANES) : block->keys;
 }
 
-/* The weights of keys that none of them sees. */
+/* Zeros for the weights of keys that none of them sees. */
 INLINE void clear_unseen(const Block *block, long seen, float *p) {
     for (long j = seen; j < block->keys; j++) store(p + j * block->wide, (vec){0});
 }
@@ -60,8 +60,8 @@ INLINE vec if_seen(const Block *block, long query, long key, vec value, float ot
     return chosen(lane_numbers() < all((float)(key - query)), all(otherwise), value);
 }
 
-/* Scores of LANES queries, one column below the other, become weights that sum to 1. Returns the logarithm of what they
- * were scaled by. */
+/* Turns the scores of LANES queries, a column each, into weights that sum to 1. Returns the logarithm of their
+ * normaliser. */
 INLINE vec weights_of(const Block *block, long query, float *p) {
     const long seen = seen_by(block, query);
     vec most = all(-__builtin_inff()), sum = {0};
@@ -81,14 +81,14 @@ INLINE vec weights_of(const Block *block, long query, float *p) {
     return most + logarithm(sum);
 }
 
-/* Their scores turned: scale k q'. */
+/* The transposed scores: scale k q'. */
 INLINE void scores(const Attention *how, const Block *block, const float *q, long q_row, const float *k, long k_row,
                    float *p) {
     product(block->keys, block->count, (int)how->width, rows_of(k, k_row), turned(q, q_row),
             into(p, block->wide, how->scale, 0));
 }
 
-/* `scratch` has QUERIES times `keys` numbers. Logarithms are noted for the way back: strides batch, head, row. */
+/* `scratch` has QUERIES times `keys` numbers. Logarithms are stored for the backward pass: strides batch, head, row. */
 static void attend(const Attention *how, const Heads *q, const Heads *k, const Heads *v, const Heads *out,
                    const Heads *logarithms, float *scratch) {
     for (long b = 0; b < how->batch; b++)
@@ -104,7 +104,8 @@ static void attend(const Attention *how, const Heads *q, const Heads *k, const H
             }
 }
 
-/* For LANES queries: scores become weights again, by their logarithms, and the gradients of weights those of scores. */
+/* For LANES queries: turns scores into weights again, by their logarithms, and the gradients of weights into those of
+ * scores. */
 INLINE void scores_back(const Block *block, long query, vec logarithms, float *p, float *dp) {
     const long seen = seen_by(block, query);
     vec inner = {0};
@@ -122,7 +123,7 @@ INLINE void scores_back(const Block *block, long query, vec logarithms, float *p
     clear_unseen(block, seen, dp);
 }
 
-/* Rows of zeros, for keys that none of the first queries sees. */
+/* Zero rows, for keys that none of the first queries sees. */
 INLINE void clear_rows(float *at, long row, long from, long to, long width) {
     for (long j = from; j < to; j++) memset(at + j * row, 0, width * sizeof(float));
 }

@@ -3,19 +3,19 @@
  * Planes of at most N x N are transformed, multiplied channel by channel at each frequency, and transformed back: an
  * eighth of the products that a 5 x 5 kernel on 14 x 14 planes takes directly. B images of H x W (h x w after), `in`
  * and `out` channels, each a multiple of LANES, K x K kernels, P zeros around an image with P < K and
- * max(H, W) + P <= N, so that what wraps around in a plane of N x N falls outside of what is read. All arrays are dense:
- * images (B, H, W, channels), kernels (out, in, K, K), bias (out). Single-threaded. What comes out may be pooled: see
- * vectors.h.
+ * max(H, W) + P <= N, so that what wraps around in a plane of N x N falls outside what is read. All arrays are dense:
+ * images (B, H, W, channels), kernels (out, in, K, K), bias (out). Single-threaded. The output may be pooled: see
+ * pooling.h.
  *
- * A spectrum of `rows` vectors of `width` channels lies as [frequency][row][width / LANES][real, imaginary][LANES].
- * Spectra are ten times as large as what they are of, so they are made for few images and LANES channels at a time, used
- * and made again: that is cheaper than to fetch them from beyond the cache.
+ * A spectrum of `rows` vectors of `width` channels is stored as [frequency][row][width / LANES][real,
+ * imaginary][LANES]. Spectra are ten times as large as their planes, so they are made for few images and LANES channels
+ * at a time, used and made again: that is cheaper than fetching them from beyond the cache.
  */
 #include <stdlib.h>
 
 #include "pooling.h"
 
-/* Rows of a product whose complex sums fit in the registers, and a divisor of LANES that does. */
+/* Rows of a product whose complex sums fit in the registers, and a divisor of LANES that fits. */
 #if LANES == 16
 #define ROWS 12
 #define DIVISOR 8
@@ -29,12 +29,13 @@
 #define PAIR (2 * LANES)
 
 #define N 16
-/* A real plane has N / 2 + 1 columns of its spectrum that differ, and in the first and last of them as many rows. */
+/* The spectrum of a real plane has N / 2 + 1 distinct columns, and in the first and last of them as many distinct
+ * rows. */
 #define HALF (N / 2 + 1)
 #define FREQUENCIES ((HALF - 2) * N + 2 * HALF)
 /* Images that are transformed at a time: the spectra of a few stay in the cache. */
 #define CHUNK 64
-/* Spectra of real planes come out doubled, and going there and back multiplies by N x N. */
+/* Spectra of real planes come out doubled, and a transform and its inverse multiply by N x N. */
 #define SCALE (1.0f / (4 * N * N))
 
 static inline int rows_of(int column) { return column == 0 || column == HALF - 1 ? HALF : N; }
@@ -59,7 +60,7 @@ INLINE void rotate(vec *re, vec *im, const int turn) {
     else if (turn) *re = a * cosine[turn] + b * sine[turn], *im = b * cosine[turn] - a * sine[turn];
 }
 
-/* In place, as four by four; with re and im exchanged, the inverse times N. */
+/* In place, as four by four; with re and im swapped, the inverse times N. */
 static void transform(vec re[N], vec im[N]) {
     vec part_re[4][4], part_im[4][4];
 #pragma GCC unroll 4
@@ -109,7 +110,7 @@ static void to_spectrum(const float *plane, long step, int height, int width, in
     }
 }
 
-/* Back, N x N times too large: the rows [first, first + height) of N columns each. */
+/* The inverse, N x N times too large: the rows [first, first + height) of N columns each. */
 static void from_spectrum(const float *in, long stride, int first, int height, vec plane[][N]) {
     vec re[HALF][N], im[HALF][N];
     for (int k = 0; k < HALF; k++) {
@@ -131,8 +132,8 @@ static void from_spectrum(const float *in, long stride, int first, int height, v
 
 /* ---- products of complex matrices, one for each frequency ---- */
 
-/* out (rows, LANES) = or += sum over k of left[k][row] right[k], with the conjugate of either if asked. Inlined for each
- * number of rows, so that the sums are registers. `left` is walked in `blocks` of `length`. */
+/* out (rows, LANES) = or += sum over k of left[k][row] right[k], with the conjugate of either if asked. Inlined for
+ * each number of rows, so that the sums are registers. `left` is walked in `blocks` of `length`. */
 INLINE void block(const int rows, const int conjugate_left, const int conjugate_right, const int add, int blocks,
                   int length, long step, const float *left, long row_step, const float *right, long right_step,
                   float *out, long out_step) {
@@ -162,13 +163,13 @@ INLINE void block(const int rows, const int conjugate_left, const int conjugate_
     }
 }
 
-/* out (rows, LANES) = left (rows, depth) right (depth, LANES), or += that by the conjugate of right. Rows of left and out
- * and of right are so many floats apart. */
+/* out (rows, LANES) = left (rows, depth) right (depth, LANES), or += the same with the conjugate of right. The steps
+ * are the distances between rows, in floats. */
 INLINE void product(const int conjugate, const int add, int rows, int depth, const float *left, long left_step,
                     const float *right, long right_step, float *out, long out_step) {
     const int parts = (rows + ROWS - 1) / ROWS;
     for (int part = 0, row = 0, count; part < parts; part++, row += count) {
-        count = (rows - row) / (parts - part); /* all of about the same size: few rows leave the units idle */
+        count = (rows - row) / (parts - part); /* parts of about the same size: few rows leave units idle */
 #define OF(n)                                                                                                         \
     case n:                                                                                                           \
         block(n, 0, conjugate, add, depth / LANES, LANES, 1, left + row * left_step, left_step, right, right_step,    \
@@ -193,10 +194,10 @@ static void transposed_product(int rows, int in, const float *left, const float 
 
 /* ---- the convolution ---- */
 
-/* From one frequency to the next; a little more than dense, since strides of a power of two share a few cache lines. */
+/* From one frequency to the next; a little more than dense, since strides of a power of two share few cache sets. */
 static long stride_of(int rows, int width) { return (long)rows * 2 * width + PAIR; }
 
-/* Memory that is kept for the next call of this thread: asking the system for it anew costs as much as the products. */
+/* Memory that is kept for the next call of this thread: a new allocation costs as much as the products. */
 static float *scratch(long floats) {
     static _Thread_local float *kept;
     static _Thread_local long size;
@@ -208,7 +209,7 @@ static float *scratch(long floats) {
     return kept;
 }
 
-/* Those of `some` of the `channels`. */
+/* For `some` of the `channels`. */
 static void images_to_spectrum(const float *images, int count, int height, int width, int channels, int some, int shift,
                                float *out) {
     for (int b = 0; b < count; b++)
@@ -217,7 +218,7 @@ static void images_to_spectrum(const float *images, int count, int height, int w
                         out + 2L * (b * some + c), stride_of(count, some));
 }
 
-/* The gradients of pooled images, LANES of the `channels`, spread over what was pooled. */
+/* The gradients of pooled images, for LANES of the `channels`, spread over the pixels that were pooled. */
 static void pooled_to_spectrum(const Pooling *how, const float *pooled, const unsigned char *from, int count, int height,
                                int width, int channels, int shift, float *out) {
     vec plane[N * N];
@@ -255,7 +256,7 @@ static void pooled_from_spectrum(const Pooling *how, const float *in, int count,
     }
 }
 
-/* [rows][width] of kernels turned around, where going to the next row or column of channels skips so many kernels. */
+/* [rows][width] of flipped kernels; the skips are the number of kernels to the next row or column of channels. */
 static void kernels_to_spectrum(const float *kernels, int K, int rows, long row_skip, int width, long column_skip,
                                 float *out) {
     float taps[N * N * LANES];
@@ -270,7 +271,7 @@ static void kernels_to_spectrum(const float *kernels, int K, int rows, long row_
         }
 }
 
-/* Added to the kernels (LANES, in, K, K), from [in][LANES]. */
+/* Adds the spectrum [in][LANES] to the kernels (LANES, in, K, K). */
 static void add_to_kernels(const float *spectrum, int K, int in, float *kernels) {
     vec plane[N][N];
     const int area = K * K;
@@ -285,7 +286,7 @@ static void add_to_kernels(const float *spectrum, int K, int in, float *kernels)
 
 int lanes(void) { return LANES; }
 
-/* y = convolution of x by w, plus bias; pooled unless `from` is null. Not zero if there is no memory. */
+/* y = convolution of x by w, plus bias; pooled unless `from` is null. Returns nonzero if out of memory. */
 int convolve(int batch, int H, int W, int in, int out, int K, int P, int window, int stride, int tall, int wide,
              int relu, const float *x, const float *w, const float *bias, float *y, unsigned char *from) {
     const Pooling how = {window, stride, tall, wide, relu};
@@ -314,12 +315,12 @@ int convolve(int batch, int H, int W, int in, int out, int K, int P, int window,
     return 0;
 }
 
-/* The gradients dw and db, and dx unless it is null, from that of y, which was pooled unless `from` is null. Not zero
- * if there is no memory. */
+/* The gradients dw and db, and dx unless it is null, from that of y, which was pooled unless `from` is null. Returns
+ * nonzero if out of memory. */
 int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, int window, int stride, int tall,
                       int wide, const float *dy, const unsigned char *from, const float *x, const float *w, float *dx,
                       float *dw, float *db) {
-    const Pooling how = {window, stride, tall, wide, 0}; /* what ReLU did, `from` says */
+    const Pooling how = {window, stride, tall, wide, 0}; /* `from` records what ReLU did */
     const int h = H + 2 * P - K + 1, width = W + 2 * P - K + 1, shift = K - 1 - P;
     const long of_x = FREQUENCIES * stride_of(CHUNK, in), of_w = FREQUENCIES * stride_of(in, LANES);
     float *images = scratch(2 * of_x + of_w + FREQUENCIES * stride_of(CHUNK, LANES));

@@ -1,8 +1,8 @@
 """Convolutions of small planes by Fourier transforms, in C where there is a compiler: three to four times as fast.
 
-`FastConvolutions` puts them in place of PyTorch's, forward and backward, in whatever module runs under it. The
-plain path never does: it is what this is tested against. They round differently (their error is of the same size), so a
-run's engine names them.
+`FastConvolutions` substitutes them for PyTorch's, forward and backward, in any module that runs under it. The plain
+path never uses them: it is what they are tested against. They round differently (their error is of the same size), so
+a run's engine names them.
 """
 
 from ctypes import CDLL
@@ -17,18 +17,18 @@ from fedavg import native
 
 aten = torch.ops.aten
 SOURCE: Final = Path(__file__).with_suffix(".c")
-#: The side of the planes that are transformed, and the products that a pair of channels then takes in one of them.
+#: The side of the transformed planes, and the products that a pair of channels then takes in one plane.
 SIDE: Final = 16
 PRODUCTS: Final = 4 * 130
-#: How many times as many products must be saved, so that the transforms are worth their time. The number of images is
-#: not asked: one way for batches of all sizes, and the engine's name is true of each.
+#: By what factor the number of products must shrink for the transforms to pay. It does not depend on the number of
+#: images: batches of all sizes take the same path, so the engine's name is true of each.
 SAVED: Final = 4
-#: In the place of a window, its stride, and the height and width of what comes out.
+#: Stands in for a window, its stride, and the height and width of the output.
 NOT_POOLED: Final = (0, 0, 0, 0)
 
 
 class FastConvolutions(TorchDispatchMode):
-    """Under it convolutions that fit run by Fourier transforms; `used` says whether one did."""
+    """Inside it, convolutions that fit run by Fourier transforms; `used` says whether any did."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -36,7 +36,7 @@ class FastConvolutions(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here meets torch.compile; the default would import all of it: a second and 80 MB per process."""
+        """Nothing here uses torch.compile; the default would import all of it: a second and 80 MB per process."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,7 +52,7 @@ class FastConvolutions(TorchDispatchMode):
 
 
 def _fits(x: Tensor, w: Tensor, stride: list[int], padding: list[int], *others: Any) -> bool:
-    """Whether this convolution can be done so, and is worth it; depends only on its shape and the machine."""
+    """Whether this convolution can run by Fourier transforms and is worth it; depends only on shape and machine."""
     if x.device.type != "cpu" or {x.dtype, w.dtype} != {torch.float32}:
         return False
     if x.dim() != 4 or not is_plain(w.shape, stride, padding, *others):
@@ -78,7 +78,7 @@ def is_plain(
     output_padding: list[int],
     groups: int,
 ) -> bool:
-    """Square kernels, moved pixel by pixel over images with the same number of zeros on all sides."""
+    """Square kernels, stride 1, the same zero padding on all sides."""
     moved = stride == [1, 1] and dilation == [1, 1] and groups == 1 and not transposed
     return moved and len(kernels) == 4 and kernels[2] == kernels[3] and len(padding) == 2 and padding[0] == padding[1]
 
@@ -93,7 +93,7 @@ def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, padding: int) -> Ten
 
 
 def _convolution_backward(dy: Tensor, x: Tensor, w: Tensor, padding: int, back: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the images (nothing unless `back`), the kernels and the bias."""
+    """The gradients of the images (empty unless `back`), the kernels and the bias."""
     dx = torch.empty(x.shape if back else (0, 0, 0, 0), memory_format=torch.channels_last)
     dw, db = torch.empty(w.shape), torch.empty(len(w))
     tensors = (by_pixel(dy), None, by_pixel(x), w.contiguous(), dx if back else None, dw, db)
@@ -108,7 +108,7 @@ def built() -> CDLL:
 
 
 def sizes(x: Tensor, w: Tensor, padding: int) -> tuple[int, ...]:
-    """As the kernels in C take them."""
+    """The sizes that the C kernels take."""
     batch, inputs, height, width = x.shape
     return batch, height, width, inputs, w.shape[0], w.shape[2], padding
 

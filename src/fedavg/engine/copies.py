@@ -1,8 +1,8 @@
-"""Tensors that consist of pieces of others: what copies, joins and gradients of slices make, before it is made.
+"""Tensors that consist of pieces of others: the results of copies, joins and gradients of slices, before they are made.
 
-A step is full of copies that only change an order in memory. An instruction that takes any strides can read from where
-the numbers came; one that writes with any strides can write to where they go. Here is only the geometry: how places in
-one tensor become places in another. What is put off, and until when, is decided in `writer.py`.
+A step is full of copies that only change the order in memory. An instruction that takes any strides can read directly
+from the source; one that writes with any strides can write directly to the destination. This module is only the
+geometry: how places in one tensor map to places in another. `writer.py` decides what is deferred, and until when.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Fragment:
     root: str
     source: int
     dimensions: tuple[Dimension, ...]
-    #: Whether nobody else reads the source.
+    #: Whether nothing else reads the source.
     alone: bool
 
     @property
@@ -43,10 +43,10 @@ class Fragment:
 
 
 def through(start: int, wanted: Sequence[Dimension], table: Sequence[Dimension]) -> tuple[int, list[Dimension]] | None:
-    """The same places on the other side of a table of dimensions; None if there is no such beginning and strides.
+    """The same places on the other side of a table of dimensions; None if no offset and strides describe them.
 
-    A wanted dimension that goes over the end of one of the table's is split. The strides on the other side of what is
-    wanted stay as they are.
+    A wanted dimension that crosses the end of one of the table's is split. The third number of each wanted dimension,
+    the stride on its own other side, stays as it is.
 
     >>> through(6, [(2, 1, 100)], [(3, 4, 1), (4, 1, 3)])  # a row of (3, 4), where that lies turned
     (7, [(2, 3, 100)])
@@ -92,7 +92,7 @@ def disjoint(pieces: Sequence[Fragment]) -> bool:
 
 
 def _joined(table: Sequence[Dimension]) -> list[Dimension]:
-    """From the largest stride to the smallest, neighbours as one where they lie so on both sides."""
+    """From the largest stride to the smallest; neighbours that are contiguous on both sides are merged."""
     joined: list[Dimension] = []
     for size, inside, outside in sorted((entry for entry in table if entry[0] > 1), key=lambda entry: -entry[1]):
         if joined and joined[-1][1:] == (inside * size, outside * size):

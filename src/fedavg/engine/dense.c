@@ -3,7 +3,7 @@
  */
 #include "dense.h"
 
-/* Outputs by rows whose sums are held in registers. */
+/* The outputs and rows whose sums are held in registers. */
 #if LANES == 8
 #define ACROSS 2
 #define DOWN 5
@@ -11,7 +11,7 @@
 #define ACROSS 4
 #define DOWN 6
 #endif
-/* ACROSS outputs of `rows` rows. Inlined for each number, so that the sums are registers. */
+/* ACROSS outputs of `rows` rows. Inlined for each number of rows, so that the sums are registers. */
 INLINE void outputs_of(const int rows, int in, int out, const float *x, const float *w, const float *bias, float *y) {
     vec sums[ACROSS][DOWN];
     for (int o = 0; o < ACROSS; o++)
@@ -33,7 +33,7 @@ int dense(int rows, int in, int out, const float *x, const float *w, const float
     const int parts = (rows + DOWN - 1) / DOWN;
     for (int o = 0; o < out; o += ACROSS)
         for (int part = 0, row = 0, count; part < parts; part++, row += count) {
-            count = (rows - row) / (parts - part); /* all of about the same size */
+            count = (rows - row) / (parts - part); /* parts of about the same size */
 #define OF(n)                                                                                                         \
     case n:                                                                                                           \
         outputs_of(n, in, out, x + (long)row * in, w + (long)o * in, bias ? bias + o : NULL, y + (long)row * out + o); \

@@ -1,8 +1,9 @@
-/* Backward through a fully connected layer with many weights, together with its step of SGD.
+/* Backward through a fully connected layer with many weights, together with its SGD step.
  *
- * Such products take as long as the weights take to come from memory. They are read once, where two products read them
- * twice: the gradient of the input is made from the old weights while the new ones are written. `rows` of x have `in`
- * numbers, a multiple of LANES, and of y `out`, a multiple of OUTPUTS; w is (out, in). All arrays are dense.
+ * Such products are bound by reading the weights from memory. Two products would read them twice; here they are read
+ * once: the gradient of the input is made from the old weights while the new ones are written. The `rows` rows of x
+ * have `in` numbers, a multiple of LANES, those of y have `out`, a multiple of OUTPUTS; w is (out, in). All arrays are
+ * dense.
  */
 #pragma once
 #include "vectors.h"
@@ -13,7 +14,7 @@
 #else
 #define OUTPUTS 8
 #endif
-/* Rows at most. */
+/* The most rows. */
 #define ROWS 64
 
 /* dx = dy w, and then w += step' x, where `step` is dy times minus the learning rate. */
@@ -30,7 +31,7 @@ static void step_back(int rows, int in, int out, const float *dy, const float *s
             for (int k = 0; k < OUTPUTS; k++) before[k] = after[k] = load(w + (long)(o + k) * in + i);
             for (int r = 0; r < rows; r++) {
                 const vec value = load(x + (long)r * in + i);
-                vec even = load(dx + (long)r * in + i), odd = {0}; /* two sums, since one would wait for itself */
+                vec even = load(dx + (long)r * in + i), odd = {0}; /* two sums, to shorten the dependency chain */
                 for (int k = 0; k < OUTPUTS; k += 2) {
                     even += errors[r][k] * before[k];
                     odd += errors[r][k + 1] * before[k + 1];

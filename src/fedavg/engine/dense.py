@@ -1,7 +1,7 @@
-"""Fully connected layers with many weights: backward and step of SGD as one operator, in C where there is a compiler.
+"""Fully connected layers with many weights: backward and SGD step as one operator, in C where there is a compiler.
 
-With the small batches of federated learning such a layer takes as long as its weights take to come from memory. Two
-products read them twice to find the gradient of the layer's input and to take the step; here they are read once.
+With the small batches of federated learning such a layer is bound by the time to read its weights from memory. Two
+products read them twice, for the gradient of the layer's input and for the step; here they are read once.
 `fuse_steps` finds such layers on a tape. They round differently, so a run's engine names them.
 """
 
@@ -17,9 +17,9 @@ from fedavg.engine.tape import Op, Ref, Tape
 
 aten = torch.ops.aten
 SOURCE: Final = Path(__file__).with_suffix(".c")
-#: Weights that are too many for a core's cache; with fewer, calling this costs more than it saves.
+#: More weights than fit a core's cache; with fewer, calling this costs more than it saves.
 MANY: Final = 2**18
-#: Rows of a batch for which it is faster; with more, PyTorch's products do the same. Backward as in the source.
+#: The most rows of a batch for which it is faster; with more, PyTorch's products are as fast. Backward as in dense.h.
 ROWS_FORWARD: Final = 32
 ROWS_BACKWARD: Final = 64
 
@@ -30,7 +30,7 @@ T: Final = aten.t.default
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A layer's weight w (which is `turned`), and the operators for y = x w', dx = dy w and the gradient dy' x."""
+    """A layer's weight w, its transpose `turned`, and the operators for y = x w', dx = dy w and the gradient dy' x."""
 
     weight: str
     turned: Op
@@ -49,9 +49,9 @@ class DenseLayer:
 
 
 def fuse_steps(tape: Tape) -> Tape:
-    """The same step of SGD, with one operator for what such a layer does backward; its gradient is never made.
+    """The same SGD step, with one operator for the backward of such a layer; its weight's gradient is never made.
 
-    The new operator stands where the gradient of the layer's input was made, and takes the step of its weight there.
+    The new operator replaces the one that made the gradient of the layer's input, and steps the weight there.
     """
     layers = [layer for name in tape.parameters if (layer := _layer(name, tape))]
     ops, gradients = tape.ops, list(tape.gradients)
@@ -66,7 +66,7 @@ def is_fused(op: Op) -> bool:
 
 
 def _layer(weight: str, tape: Tape) -> DenseLayer | None:
-    """The layer of a weight that is large enough and used as in `Linear`, once: forward first, then backward."""
+    """The layer of a weight that is large enough and used once, as in `Linear`: forward first, then backward."""
     made = tape.gradients[tape.parameters.index(weight)]
     readers = _readers(weight, tape)
     if made is None or not _fits(tape.forms[weight]) or [op.func for op in readers] != [T, MM]:
@@ -116,7 +116,7 @@ def _fits(weight: Tensor) -> bool:
 
 
 def _alone(layer: DenseLayer, tape: Tape) -> bool:
-    """Nobody else reads what goes, and nobody writes to what is read."""
+    """Nothing else reads what is removed, and nothing writes to what is read."""
     gradient = _out(layer.gradient).name
     others = len(_readers(_out(layer.turned_dy).name, tape)) > 1 or _readers(gradient, tape)
     mutated = {tape.roots[name] for op in tape.ops for name in op.written}

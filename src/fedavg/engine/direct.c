@@ -1,14 +1,14 @@
 /* The convolution of a first layer, whose images have few channels, with pooling, and its gradients.
  *
  * B images of H x W, `in` channels before and `out` after, a multiple of LANES; K x K kernels, P zeros around an image.
- * All arrays are dense: images (B, H, W, channels), kernels (out, in, K, K), bias (out). What comes out is pooled
- * (vectors.h): of what lies before pooling, and of its gradient, there is one plane at a time. Single-threaded.
+ * All arrays are dense: images (B, H, W, channels), kernels (out, in, K, K), bias (out). The output is pooled
+ * (pooling.h): only one plane of the values before pooling, or of their gradient, exists at a time. Single-threaded.
  */
 #include <stdlib.h>
 
 #include "pooling.h"
 
-/* Pixels side by side, or taps of a kernel, whose sums fit in the registers. */
+/* Adjacent pixels, or taps of a kernel, whose sums fit in the registers. */
 #if LANES == 8
 #define MOST 10
 #else
@@ -38,7 +38,7 @@ static void turn_back(const float *turned, int out, int in, int taps, float *ker
                 kernels[((long)o * in + c) * taps + t] = turned[((long)t * in + c) * out + o];
 }
 
-/* LANES channels of `pixels` neighbours in a row. Inlined for each number, so that the sums are registers. */
+/* LANES channels of `pixels` neighbours in a row. Inlined for each number of pixels, so that the sums are registers. */
 INLINE void pixels_of(const int pixels, int K, int in, int out, const float *x, long row, const float *w, vec *y) {
     vec sums[MOST];
     for (int p = 0; p < pixels; p++) sums[p] = (vec){0};
@@ -61,7 +61,7 @@ INLINE void taps_of(const int taps, int in, int out, int height, int width, cons
     for (int t = 0; t < taps; t++) store(dw + t * out, sums[t]);
 }
 
-/* Calls OF(n) for a number that is known when it runs. */
+/* Calls OF(n) for an n that is known only at run time. */
 #if MOST == 10
 #define EACH OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10)
 #else
@@ -72,7 +72,7 @@ static void plane_of(int K, int in, int out, int height, int width, const float 
     const int parts = (width + MOST - 1) / MOST;
     for (int i = 0; i < height; i++)
         for (int part = 0, j = 0, count; part < parts; part++, j += count) {
-            count = (width - j) / (parts - part); /* all of about the same size */
+            count = (width - j) / (parts - part); /* parts of about the same size */
 #define OF(n)                                                                                                         \
     case n:                                                                                                           \
         pixels_of(n, K, in, out, x + i * row + j * in, row, w, y + i * width + j);                                    \
@@ -99,7 +99,7 @@ static void kernels_of(int K, int in, int out, int height, int width, const floa
 
 int lanes(void) { return LANES; }
 
-/* y = convolution of x by w, plus bias (which may be null), pooled. Not zero if there is no memory. */
+/* y = convolution of x by w, plus bias (which may be null), pooled. Returns nonzero if out of memory. */
 int convolve(int batch, int H, int W, int in, int out, int K, int P, int window, int stride, int tall, int wide,
              int relu, const float *x, const float *w, const float *bias, float *y, unsigned char *from) {
     const Pooling how = {window, stride, tall, wide, relu};
@@ -121,11 +121,11 @@ int convolve(int batch, int H, int W, int in, int out, int K, int P, int window,
     return 0;
 }
 
-/* The gradients dw and db from that of the pooled y; w and dx are not used. Not zero if there is no memory. */
+/* The gradients dw and db from that of the pooled y; w and dx are not used. Returns nonzero if out of memory. */
 int convolve_backward(int batch, int H, int W, int in, int out, int K, int P, int window, int stride, int tall,
                       int wide, const float *dy, const unsigned char *from, const float *x, const float *w, float *dx,
                       float *dw, float *db) {
-    const Pooling how = {window, stride, tall, wide, 0}; /* what ReLU did, `from` says */
+    const Pooling how = {window, stride, tall, wide, 0}; /* `from` records what ReLU did */
     const int height = H + 2 * P - K + 1, width = W + 2 * P - K + 1;
     const long row = (W + 2L * P) * in, image = (H + 2 * P) * row, area = (long)height * width * LANES;
     float *plane = aligned_alloc(64, (area + image + (long)K * K * in * out + 15) / 16 * 64);

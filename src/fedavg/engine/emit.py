@@ -1,7 +1,7 @@
 """Writes a tape as TorchScript source: a whole local epoch, with the optimiser's steps folded into it.
 
 A weight whose gradient is a matrix product is stepped by that product, without a gradient in between: W -= lr A B, or
-with momentum V = mu V + A B. All steps stand at the end, when nothing reads the old weights any more.
+with momentum V = mu V + A B. All weight steps come at the end, when nothing reads the old weights any more.
 """
 
 from dataclasses import dataclass
@@ -16,33 +16,33 @@ from fedavg.engine.tape import Op, Ref, Tape
 aten = torch.ops.aten
 #: Views of a parameter stay valid while it is updated in place, so they are made once, before the loop over batches.
 VIEWS: Final = {aten.t.default, aten.transpose.int, aten.view.default, aten.permute.default, aten.unsqueeze.default}
-#: Up to so many rows are added to a bias one by one, which rounds each to the bias's last digit. Of more, as a language
-#: model has, the sum is taken first: the time of one more operator is little there, and the error would grow.
+#: Up to this many rows are added to a bias one by one, which rounds each to the bias's last digit. With more rows, as
+#: in a language model, they are summed first: the error would grow, and one more operator costs little there.
 FEW_ROWS: Final = 64
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is done with the gradients of a batch. Which numbers it is done with is said at each call."""
+    """What is done with the gradients of a batch. The numbers to use are arguments of each call."""
 
-    #: They are given back, for an optimiser that needs them whole; nothing is stepped.
+    #: They are returned, for an optimiser that needs them whole; nothing is stepped.
     whole: bool = False
     momentum: bool = False
     nesterov: bool = False
-    #: The gradient has a part in w: pull (w - towards), of a correction or of weight decay.
+    #: The gradient has a term in w: pull (w - towards), from a correction or weight decay.
     pulled: bool = False
-    #: The gradient has a constant part.
+    #: The gradient has a constant term.
     drifted: bool = False
 
     @property
     def steps_weights(self) -> bool:
-        """True if a weight is stepped by its own gradient alone, wherever in the step that stands."""
+        """True if a weight's step depends only on its own gradient, so that it can come anywhere in the step."""
         return not (self.whole or self.momentum or self.pulled)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Where a gradient goes. `scales` are the arguments of a product that is added to it; `rest` is for any other."""
+    """Where a gradient goes. `scales` are the arguments if it is added as a product; `rest` is for any other."""
 
     target: str
     scales: str
@@ -59,7 +59,7 @@ def _fold(kind: Kind) -> Fold:
 
 
 def _before(kind: Kind) -> list[str]:
-    """What is done to the flat vectors before the gradients are folded in."""
+    """The operations on the flat vectors before the gradients are folded in."""
     if kind.nesterov:
         return ["earlier = v.clone()"]
     if kind.pulled and not kind.momentum:  # w -= lr pull (w - towards)
@@ -68,7 +68,7 @@ def _before(kind: Kind) -> list[str]:
 
 
 def _after(kind: Kind) -> list[str]:
-    """What is done to the flat vectors after that."""
+    """The operations on the flat vectors after that."""
     if not kind.momentum:
         return ["w.sub_(drift, alpha=lr)"] if kind.drifted else []
     lines = ["v.add_(w, alpha=pull)"] if kind.pulled else []
@@ -83,14 +83,14 @@ class Emitter:
 
     Its arguments: the tensors of all examples, the batch size, [lr, pull, momentum], the parameters, the rest of the
     module's state, the flat vectors [w, towards, drift, v] and, for each parameter, the tensor that its gradient goes
-    to if that is not the parameter itself. What a kind does not need is empty.
+    to if that is not the parameter itself. Arguments that a kind does not need are empty.
     """
 
     def __init__(self, tape: Tape, kind: Kind = Kind()) -> None:  # noqa: B008
         self._tape, self._kind, self._fold = tape, kind, _fold(kind)
         self._folding = Folding(tape)
         self._mutated = {tape.roots[name] for op in tape.ops for name in op.written}
-        #: By how many rows they have: ones to sum rows with.
+        #: By number of rows: vectors of ones to sum rows with.
         self._ones: dict[int | PerRow, str] = {}
 
     def source(self) -> str:
@@ -135,19 +135,19 @@ class Emitter:
         )
 
     def _starts_backward(self, op: Op) -> bool:
-        """The gradient of the loss by itself: the same 1 in every step."""
+        """Whether this makes the gradient of the loss with respect to itself: 1 in every step."""
         is_one = op.func is aten.ones_like.default and op.args[0].name == self._tape.loss
         return is_one and not self._tape.forms[self._tape.loss].shape and op.outputs[0] not in self._mutated
 
     def _update(self, place: int, gradient: str) -> list[str]:
-        """The lines that take the gradient of one parameter to where it goes."""
+        """The lines that add the gradient of one parameter to its target."""
         to = f"{self._fold.target}{place}"
         product = self._product(to, gradient)
         folded = [product] if product else self._row_sum(to, self._tape.parameters[place], gradient)
         return folded or [self._fold.rest.format(to=to, g=gradient)]
 
     def _product(self, to: str, gradient: str) -> str:
-        """Where the gradient is a matrix product, it is added to its target as it is computed."""
+        """If the gradient is a matrix product, add it to its target as it is computed."""
         found = self._folding.product(gradient)
         if found is None:
             return ""
@@ -155,7 +155,7 @@ class Emitter:
         return f"{to}.addmm_({a}, {b}{self._fold.scales})"
 
     def _row_sum(self, to: str, parameter: str, gradient: str) -> list[str]:
-        """Where it is the sum over the rows of a matrix, as for a bias, that is a product with ones if they are few."""
+        """If it is the sum over a matrix's rows, as for a bias, take it as a product with ones if the rows are few."""
         matrix = self._folding.row_sum(parameter, gradient)
         if matrix is None:
             return []

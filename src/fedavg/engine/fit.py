@@ -1,7 +1,7 @@
 """How a module wants its tensors: the memory layout of images, and the type of targets, found by trying.
 
-Images go channels-last, where pooling is ten times faster on the CPU and convolutions as fast; a module that cannot
-take them so (`x.view(-1, 400)`) gets them as PyTorch has them. Targets stay as they are if the loss takes them; else
+Images are channels-last, where pooling is ten times faster on the CPU and convolutions as fast; a module that cannot
+take that (`x.view(-1, 400)`) gets PyTorch's default layout. Targets stay as they are if the loss takes them; otherwise
 bool and integers are tried as int64 (classes), then as float32 (binary and multi-label losses). No value changes.
 """
 
@@ -20,11 +20,11 @@ class Fit:
     """What is done to a batch before the module sees it."""
 
     channels_last: bool = True
-    #: What bool and integer targets become; None: they stay.
+    #: The type that bool and integer targets are converted to; None: they stay.
     targets: torch.dtype | None = None
 
 
-#: What is tried, the best first. The second leaves everything as it is.
+#: The forms to try, best first. The second leaves everything as it is.
 CANDIDATES: Final = tuple(
     Fit(channels_last, targets) for targets in (None, torch.int64, torch.float32) for channels_last in (True, False)
 )
@@ -32,7 +32,7 @@ AS_IT_IS: Final = CANDIDATES[1]
 
 
 def input_form(x: Tree, fit: Fit) -> Tree:
-    """The module's input with the layout that it takes, in float32 where it is float64, as the weights are."""
+    """The module's input in the layout that it takes; float64 becomes float32, the type of the weights."""
     return trees.changed(x, _channels_last if fit.channels_last else _as_pytorch)
 
 

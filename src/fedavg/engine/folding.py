@@ -1,4 +1,4 @@
-"""Gradients that need not be made: those that are a product or a sum of rows can be added to their target at once."""
+"""Gradients that need not be made: a product or a sum of rows can be added to its target directly."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Product:
-    """a b, or if it is `turned`, the transpose of that."""
+    """a b, or if `turned`, the transpose of that."""
 
     a: str
     b: str
@@ -20,18 +20,18 @@ class Product:
 
 
 class Folding:
-    """Finds them on a tape. What was asked for and found is `folded`: the operators that make it are not needed."""
+    """Finds them on a tape. `folded` has those that were found: the operators that make them are not needed."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._maker: dict[str, Op] = {name: op for op in tape.ops for name in op.outputs if name}
         self._uses = [name for op in tape.ops for name in op.refs] + [tape.loss, *filter(None, tape.gradients)]
-        #: What a product that stands at the end must not be made from: there, parameters may have been stepped.
+        #: Tensors that a product at the end of the step must not use: parameters may have been stepped by then.
         self._unsafe = {tape.roots[name] for op in tape.ops for name in op.written} | set(tape.parameters)
         self.folded: set[str] = set()
 
     def product(self, gradient: str) -> Product | None:
-        """The factors, where the gradient is a matrix product for this alone."""
+        """The factors, if the gradient is a matrix product that nothing else uses."""
         chain = self._chain(gradient, aten.t.default)
         if not self._foldable(chain, aten.mm.default):
             return None
@@ -40,7 +40,7 @@ class Folding:
         return Product(a, b, turned=len(chain) % 2 == 0)
 
     def row_sum(self, parameter: str, gradient: str) -> str | None:
-        """The matrix, where the gradient is the sum over its rows, as for a bias."""
+        """The matrix, if the gradient is the sum over its rows, as for a bias."""
         chain = self._chain(gradient, aten.view.default)
         if not self._foldable(chain, aten.sum.dim_IntList) or self._maker[chain[-1]].args[1] != [0]:
             return None
@@ -54,7 +54,7 @@ class Folding:
         self.folded.update(self._chain(gradient, aten.view.default))
 
     def _chain(self, name: str, passed: Any) -> list[str]:
-        """The gradient, and what it is a view of by one kind of operator, back to where it was computed."""
+        """The gradient and the tensors that it views through one kind of operator, back to where it was computed."""
         chain = [name]
         while name in self._maker and self._maker[name].func is passed:
             name = self._maker[name].args[0].name
@@ -62,7 +62,7 @@ class Folding:
         return chain
 
     def _foldable(self, chain: list[str], computed_by: Any) -> bool:
-        """Computed so, for this update alone, from what nobody overwrites before the end of the step."""
+        """Computed by this operator, only for this update, from tensors that nothing overwrites during the step."""
         maker = self._maker.get(chain[-1])
         return (
             maker is not None

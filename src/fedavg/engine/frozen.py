@@ -1,6 +1,6 @@
-"""`Frozen`: the weights of a module that are not trained. They never travel; all processes of a machine may share them.
+"""`Frozen`: the weights of a module that are not trained. They are never sent; processes of a machine may share them.
 
-What is frozen is known by its fingerprint: a run goes on, and a device takes part, only with the same.
+Frozen weights are identified by a fingerprint: to resume a run, or to take part as a device, it must be the same.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,11 +18,11 @@ from fedavg.errors import TaskError
 class Frozen:
     """The frozen weights by name; empty for a module that is trained whole.
 
-    Nobody may change them: `check` finds who did. They can therefore be in memory that others read too.
+    Nothing may change them, and `check` detects a change. So they can be in memory that other processes read too.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], constants: Mapping[str, Tensor]) -> None:
-        """`constants`: buffers that belong to them."""
+        """`constants` are the buffers that belong to the frozen parameters."""
         self._parameters, self._constants = parameters, constants
         self._note_versions()
 
@@ -34,7 +34,7 @@ class Frozen:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters only: a buffer is small."""
+        """The parameters only: buffers are small."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     @property
@@ -43,7 +43,7 @@ class Frozen:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of names, shapes and values; empty if nothing is frozen."""
+        """A hash of names, shapes and values; empty if nothing is frozen."""
         if not self._parameters and not self._constants:
             return ""
         digest = sha256()
@@ -53,7 +53,7 @@ class Frozen:
         return digest.hexdigest()[:32]
 
     def adopt(self, shared: Mapping[str, Tensor]) -> None:
-        """Take the same weights from memory that others look at too, and let go of your own."""
+        """Use the same weights from shared memory, and free the own copy."""
         if list(shared) != list(self._parameters):
             raise TaskError("the task built a module with other frozen weights here; expected the same in each process")
         for name, parameter in self._parameters.items():
@@ -66,17 +66,17 @@ class Frozen:
         self._note_versions()
 
     def check(self) -> None:
-        """Refuse a module that has written to its frozen parameters, as far as PyTorch noticed."""
+        """Refuse a module that has written to its frozen parameters, as far as PyTorch can tell."""
         for (name, parameter), version in zip(self._parameters.items(), self._versions, strict=True):
             if parameter._version != version:
                 raise _changed(name)
 
     def checksums(self) -> list[int]:
-        """Numbers that differ, all but surely, after any change."""
+        """Checksums that almost certainly differ after any change."""
         return [int(part.sum(dtype=torch.int64)) for each in self._parameters.values() for part in _words_of(each)]
 
     def check_against(self, before: list[int]) -> None:
-        """Refuse a module that has written to its frozen parameters since, also behind PyTorch's back (`.data`)."""
+        """Refuse a module that has written to its frozen parameters since, even behind PyTorch's back (`.data`)."""
         self.check()
         if self.checksums() != before:
             raise _changed("")

@@ -2,13 +2,13 @@
 
 The gradients of one batch are recorded as a flat list of ATen operators, once for batches of every length
 (`lengths.py`), the optimiser's step is folded into it (`emit.py`), and the whole epoch is emitted as TorchScript
-source, which PyTorch's own C++ interpreter runs without Python or autograd in between. What is gained, in order of
-size: no Python between operators; no gradient buffer for a weight whose gradient is a matrix product
-(`W -= lr * A @ B` is one BLAS call); no optimiser pass.
-Convolutions that fit are done by Fourier transforms (`convolution.py`), and together with the pooling after them
-(`pooled.py`); a large layer's step is taken while its gradient is passed on (`dense.py`).
+source, which PyTorch's own C++ interpreter runs without Python or autograd in between. The gains, largest first: no
+Python between operators; no gradient buffer for a weight whose gradient is a matrix product (`W -= lr * A @ B` is one
+BLAS call); no optimiser pass.
+Convolutions that fit run by Fourier transforms (`convolution.py`), fused with the pooling after them (`pooled.py`); a
+large layer's step is taken during its backward pass (`dense.py`).
 
-An optimiser that needs whole gradients (Adam, clipping, a user's own) has them made by the same native code, batch by
+For an optimiser that needs whole gradients (Adam, clipping, a user's own), the same native code makes them, batch by
 batch.
 """
 
@@ -32,35 +32,35 @@ from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, re
 from fedavg.optimizers.optimizer import Steps, step_with
 from fedavg.types import Examples
 
-#: A batch of so many examples can be compared with a shorter one that is still more than one: of one, layers may make
-#: other tensors.
+#: A batch of this size can be compared with a shorter one that still has more than one example: with only one, layers
+#: may make other tensors.
 ENOUGH: Final = 3
 
 
 @final
 class GraphEpochs:
-    """Local epochs of one model: compiles one native function per shape of examples and kind of step, and keeps it.
+    """Local epochs of one model: compiles and caches one native function per shape of examples and kind of step.
 
-    It serves batches of every length, if the module does the same for every length; else there is one for each.
+    It serves batches of every length if the module does the same for each; otherwise there is one per length.
     """
 
     def __init__(self, model: Model) -> None:
-        #: What stands in for PyTorch's own kernels, in evaluation too.
+        #: Replaces PyTorch's own kernels, in evaluation too.
         self.kernels = FastConvolutions()
-        #: The kinds of layers that have kernels of our own.
+        #: The kinds of layers that run on our own kernels.
         self.native: set[str] = set()
         self._model = model
         self._parameters = [p.detach() for p in model.parameters.values()]
         self._calls = StepCalls(model)
         self._compiled: dict[Any, Epoch] = {}
-        #: By the shape of examples: a step for all lengths; None where there is no such thing.
+        #: By the shape of examples: one step for all lengths; None if there is none.
         self._recordings: dict[Any, Recording | None] = {}
         self._arena = Arena()
-        #: How many native functions were compiled.
+        #: The number of compiled native functions.
         self.compilations = 0
 
     def epoch_for(self, piece: Piece, steps: Steps) -> Epoch:
-        """The native function for such examples and steps; compiled when first asked for."""
+        """The native function for such examples and steps; compiled at first use."""
         return self.prepare(piece, self._calls.of(steps).kind)
 
     def prepare(self, piece: Piece, kind: Kind = Kind()) -> Epoch:  # noqa: B008
@@ -89,7 +89,7 @@ class GraphEpochs:
         return OwnSteps(epoch, self._model.trainable, self._calls.gradient) if kind.whole else epoch
 
     def _native(self, recording: Recording, kind: Kind) -> Epoch:
-        """By our own kernels if each operator has one, else as TorchScript."""
+        """By our own kernels if every operator has one, otherwise as TorchScript."""
         whole = recording.joined()
         assert whole, "looked at when it was recorded"
         tape = recording.joined(fuse_steps) or whole if kind.steps_weights and self._on_cpu else whole
@@ -106,12 +106,12 @@ class GraphEpochs:
         return compile_epoch(tape, kind, self._parameters, self._calls)
 
     def one_by_one(self) -> None:
-        """From now on each length of batches is recorded for itself."""
+        """From now on, record each length of batches separately."""
         self._recordings = dict.fromkeys(self._recordings)
         self._compiled = {}
 
     def _recorded(self, batch: Examples) -> Tape:
-        """A step, which does not count."""
+        """Record a step; the model is restored afterwards."""
         with self._model.unchanged(), torch.random.fork_rng(devices=[]):
             try:
                 return record(self._model, batch, self.kernels)
@@ -120,7 +120,7 @@ class GraphEpochs:
                     return record(self._model, batch, self.kernels)
 
     def _fused(self, tape: Tape, kind: Kind) -> Tape:
-        """The same step, with operators of our own where there are any."""
+        """The same step, with our own operators where they exist."""
         if not self._on_cpu:
             return tape
         tape = fuse_pooling(tape)
@@ -133,10 +133,10 @@ class GraphEpochs:
 
 @final
 class OwnSteps:
-    """Steps of an optimiser that needs the whole gradient: native code makes it, batch by batch."""
+    """Steps of an optimiser that needs the whole gradient, which native code makes batch by batch."""
 
     def __init__(self, gradients: Epoch, weights: Tensor, gradient: Tensor) -> None:
-        """`gradients` leaves that of a batch in `gradient`, shape (P,)."""
+        """`gradients` writes a batch's gradient to `gradient`, shape (P,)."""
         self._gradients, self._weights, self._gradient = gradients, weights, gradient
 
     def __call__(self, piece: Piece, steps: Steps) -> Tensor:
@@ -152,7 +152,7 @@ def _first_batch(piece: Piece) -> Examples:
 
 
 def compile_epoch(tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepCalls) -> Epoch:
-    """The epoch as TorchScript, for batches shaped like what was recorded."""
+    """The epoch as TorchScript, for batches shaped like the recorded one."""
     try:
         unit = torch.jit.CompilationUnit(Emitter(tape, kind).source())
     except RuntimeError as error:
@@ -161,8 +161,8 @@ def compile_epoch(tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepC
     def epoch(piece: Piece, steps: Steps) -> Tensor:
         told = calls.of(steps)
         kept = (parameters, tape.state_tensors, told.flat, told.targets)
-        # Nothing here requires a gradient. Gradients are enabled since some operators (oneDNN's LSTM) keep what their
-        # backward needs only then; operators are called below autograd since there is nothing for it to do.
+        # Nothing here requires a gradient. Gradients are enabled because some operators (oneDNN's LSTM) save what their
+        # backward needs only then; operators are called below autograd because it has nothing to do.
         below_autograd = torch._C._AutoDispatchBelowAutograd()
         with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             loss: Tensor = unit.epoch(piece.leaves, piece.batch, told.numbers, *kept)

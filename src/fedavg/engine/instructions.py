@@ -1,4 +1,4 @@
-"""The instructions that most operators are made of: what is done to each number, products and sums."""
+"""The instructions that most operators are made of: pointwise operations, products and sums."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +15,7 @@ from fedavg.engine.writer import (
     merged,
 )
 
-#: A number that is known, or the name of one that is told at each call.
+#: A known number, or the name of one that is an argument of each call.
 Scalar = KnownScalar | str
 ONE: Final = KnownScalar(1.0)
 
@@ -56,9 +56,9 @@ def product(
     bias: Spot = NOWHERE,
     added: Spot = NOWHERE,
 ) -> None:
-    """to = alpha a b + beta to + bias, matrices or as many of them as there are.
+    """to = alpha a b + beta to + bias, for matrices or batches of matrices.
 
-    What is `added`, in place of `to`, has the same strides.
+    `added`, if given, takes the place of `to` on the right, and has the same strides.
     """
     if to.strides[-1] != 1 and to.shape[-1] != 1:
         raise Unsupported("a product whose rows are not dense")

@@ -31,7 +31,7 @@ def _layer_norm_back(w: Writer, op: Op) -> None:
 
 
 def _pixels(w: Writer, ref: Any) -> Spot:
-    """Images whose channels lie side by side."""
+    """Images with contiguous channels."""
     view = w.view(ref)
     images, channels, *sides = view.shape
     turned = TensorView(
@@ -74,7 +74,7 @@ def _softmax(back: bool, logarithms: bool) -> Callable[[Writer, Op], None]:
 
 
 def _class_sizes(w: Writer, x: Any) -> tuple[int, int, int]:
-    """Examples, classes and what follows, of (examples, classes, ...)."""
+    """The sizes of (examples, classes, the rest), for a tensor (examples, classes, ...)."""
     shape = w.dense(x).shape
     if len(shape) < 2:
         raise Unsupported("a loss of one example without a batch")

@@ -1,17 +1,17 @@
-/* Norms, softmax, the loss over classes and embeddings, forward and backward. All arrays are dense, unless it is said. */
+/* Norms, softmax, the loss over classes and embeddings, forward and backward. Arrays are dense unless stated. */
 #pragma once
 #include <stdint.h>
 
 #include "pointwise.h"
 
-/* Sums of a row, of numbers and of products. */
+/* The sum of a row, and of products of two rows. */
 INLINE float sum_of(long n, const float *x) {
     vec sum = {0};
     for (long i = 0; i < n; i += LANES) sum += load_some(x + i, (int)least(LANES, n - i));
     return total(sum);
 }
 
-/* v times numbers of w, if there are any. */
+/* v times numbers of w, unless w is null. */
 INLINE vec times(vec v, const float *w, int count) {
     if (w) v *= load_some(w, count);
     return v;
@@ -39,7 +39,7 @@ static void layer_norm(long rows, long n, const float *x, const float *w, const 
     }
 }
 
-/* dx, and dw and db if they are asked for. */
+/* dx, and dw and db unless they are null. */
 static void layer_norm_back(long rows, long n, const float *dy, const float *x, const float *mean, const float *scale,
                             const float *w, float *dx, float *dw, float *db) {
     if (dw) memset(dw, 0, n * sizeof(float));
@@ -53,7 +53,7 @@ static void layer_norm_back(long rows, long n, const float *dy, const float *x, 
             if (dw) store_some(dw + i, load_some(dw + i, count) + g * z, count);
             if (db) store_some(db + i, load_some(db + i, count) + g, count);
             const vec gw = times(g, w ? w + i : NULL, count);
-            first += gw, second += gw * z; /* g is 0 behind the end */
+            first += gw, second += gw * z; /* g is 0 past the end */
         }
         if (!dx) continue;
         const float a = total(first) / n, c = total(second) / n;
@@ -65,8 +65,8 @@ static void layer_norm_back(long rows, long n, const float *dy, const float *x, 
     }
 }
 
-/* Over all pixels, for LANES channels: the sums of x, of (x - middle)^2, or of dy and dy x. Four sums at a time, since one
- * would wait for itself. */
+/* Over all pixels, for LANES channels: the sums of x, of (x - middle)^2, or of dy and dy x. Four partial sums shorten
+ * the dependency chain. */
 #define OVER_PIXELS(first, second)                                                                                    \
     vec sums[4] = {{0}}, others[4] = {{0}};                                                                           \
     for (long p = 0; p < pixels; p++) {                                                                               \
@@ -89,7 +89,7 @@ INLINE void pixel_products(long pixels, long channels, int count, const float *x
     OVER_PIXELS(load_some(dy + p * channels, count), load_some(dy + p * channels, count) * value)
 }
 
-/* Images (count, pixels, channels), whose channels lie side by side, normed over the pixels of each group of channels.
+/* Images (count, pixels, channels) with contiguous channels, normalised over the pixels of each group of channels.
  * `a` and `b` are scratch of `channels` numbers each. */
 static void group_norm(long images, long pixels, long channels, long groups, const float *x, const float *w,
                        const float *bias, float eps, float *y, float *mean, float *scale, float *a, float *b) {
@@ -175,7 +175,7 @@ static void group_norm_back(long images, long pixels, long channels, long groups
     }
 }
 
-/* n numbers become exponentials, or their logarithms, that sum to 1. */
+/* The softmax of n numbers, or its logarithms. */
 INLINE void softmax_row(long n, const float *x, int logarithms, float *y) {
     const float most = largest_of(n, x);
     vec sum = {0};
@@ -194,7 +194,7 @@ INLINE void softmax_row(long n, const float *x, int logarithms, float *y) {
     }
 }
 
-/* The gradient by x, from that by y. */
+/* The gradient with respect to x, from that with respect to y. */
 INLINE void softmax_row_back(long n, const float *dy, const float *y, int logarithms, float *dx) {
     vec sum = {0};
     for (long i = 0; i < n; i += LANES) {
@@ -210,7 +210,7 @@ INLINE void softmax_row_back(long n, const float *dy, const float *y, int logari
     }
 }
 
-/* What softmax does with the rows of three arrays, whose strides are those of (outer, inner, the row itself). */
+/* Softmax, or its backward, on the rows of arrays, whose strides are those of (outer, inner, the row itself). */
 static void softmax(const long *shape, const float *x, const long *xs, const float *y, const long *ys, int back,
                     int logarithms, float *to, const long *ts, float *scratch) {
     const long n = shape[2];
@@ -237,8 +237,8 @@ static void softmax(const long *shape, const float *x, const long *xs, const flo
         }
 }
 
-/* Minus the mean, or the sum, of the targets' logarithms. `x` is (outer, classes, inner), `target` (outer, inner). Returns
- * 1 if a target is no class. */
+/* Minus the mean, or the sum, of the targets' logarithms. `x` is (outer, classes, inner), `target` (outer, inner).
+ * Returns 1 if a target is not a class. */
 static int class_loss(long outer, long classes, long inner, const float *x, const int64_t *target, long ignored, int mean,
                       float *loss, float *weight) {
     double sum = 0;
@@ -266,8 +266,8 @@ static void class_loss_back(long outer, long classes, long inner, const float *d
         }
 }
 
-/* Rows of numbers, one for each class, of which a target names one. Strides are those of (outer, inner, classes); `row` is
- * scratch of twice as many numbers as there are classes. */
+/* Rows with a number for each class, and a target class for each row. Strides are those of (outer, inner, classes);
+ * `row` is scratch of twice as many numbers as there are classes. */
 typedef struct {
     long outer, inner, classes;
     const float *x;
@@ -285,8 +285,8 @@ INLINE const float *numbers_of(const Rows *how, long i, long j) {
     return how->row;
 }
 
-/* Minus the mean, or the sum, of the logarithms of the targets' shares in softmax. The logarithm of what a row's shares
- * are scaled by is noted. Returns 1 if a target is no class. */
+/* Minus the mean, or the sum, of the targets' log-softmax. Stores the logarithm of each row's normaliser. Returns 1 if
+ * a target is not a class. */
 static int cross_entropy(const Rows *how, float *loss) {
     double sum = 0;
     long count = 0;
@@ -309,7 +309,7 @@ static int cross_entropy(const Rows *how, float *loss) {
     return 0;
 }
 
-/* The gradient by x: each share, less 1 for the target; nothing in rows that are ignored. */
+/* The gradient with respect to x: the softmax, minus 1 for the target; zero in ignored rows. */
 static void cross_entropy_back(const Rows *how, const float *dy, float *to, const long *strides) {
     const float by = how->mean ? *dy / *how->counted : *dy;
     for (long i = 0; i < how->outer; i++)

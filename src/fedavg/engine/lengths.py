@@ -1,8 +1,8 @@
 """One tape for batches of every length, from recordings of two lengths.
 
-The two must be the same list of operators, on tensors of the same make. A number in which they differ has to be in
-proportion to the length: it becomes `PerRow`. Where that does not hold (a loss over all pairs of examples, a layer that
-counts its rows in another way), each length is recorded for itself.
+The two must be the same list of operators, on tensors of the same kind. A number in which they differ must be
+proportional to the length: it becomes `PerRow`. Where that does not hold (a loss over all pairs of examples, a layer
+that counts its rows in another way), each length is recorded separately.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from fedavg.engine.tape import Layout, Op, Tape
 
 @dataclass(frozen=True)
 class PerRow:
-    """A number that is so many times the length of the batch."""
+    """A number that is proportional to the length of the batch."""
 
     times: int
-    #: True where it stands as a float, for a float.
+    #: True where it stands for a float.
     is_float: bool = False
 
     def at(self, length: int) -> int | float:
@@ -29,23 +29,23 @@ class PerRow:
 
 @dataclass(frozen=True)
 class Recording:
-    """A step as it was recorded at one length of batches, or at two of which one tape can be made."""
+    """A step recorded at one length of batches, or at two lengths from which one tape can be made."""
 
     tapes: list[Tape]
     lengths: list[int]
 
     def joined(self, change: Callable[[Tape], Tape] = lambda tape: tape) -> Tape | None:
-        """Its tape, after a change; None if there is no one tape for both."""
+        """Its tape, after a change; None if the two lengths cannot share one tape."""
         tapes = [change(tape) for tape in self.tapes]
         return tapes[0] if len(tapes) == 1 else for_all_lengths(tapes[0], self.lengths[0], tapes[1], self.lengths[1])
 
 
 class Differs(Exception):
-    """The two recordings are not of one form."""
+    """The two recordings do not have the same form."""
 
 
 def for_all_lengths(first: Tape, first_length: int, second: Tape, second_length: int) -> Tape | None:
-    """The tape in which what grows with the batch stands as `PerRow`; None if there is none."""
+    """A tape in which numbers that grow with the batch are `PerRow`; None if there is none."""
     both = _Both(first_length, second_length)
     try:
         if len(first.ops) != len(second.ops) or _names(first) != _names(second) or not _same_constants(first, second):
@@ -58,7 +58,7 @@ def for_all_lengths(first: Tape, first_length: int, second: Tape, second_length:
 
 
 def batch_lengths(sizes: np.ndarray, batch: float, drop_last: bool) -> list[int]:
-    """The lengths of all batches of clients of these sizes.
+    """The lengths of all batches of clients with these sizes.
 
     >>> batch_lengths(np.array([3, 10, 24]), 10, drop_last=False)
     [3, 4, 10]
@@ -70,7 +70,7 @@ def batch_lengths(sizes: np.ndarray, batch: float, drop_last: bool) -> list[int]
 
 
 def at_length(tape: Tape, length: int) -> Tape:
-    """Such a tape for batches of one length."""
+    """A tape for all lengths, specialised to one length."""
     ops = [replace(op, args=_at(op.args, length), kwargs=_at(op.kwargs, length)) for op in tape.ops]
     layouts = {name: _layout_at(layout, length) for name, layout in tape.layouts.items()}
     return replace(tape, ops=ops, layouts=layouts)
@@ -82,7 +82,7 @@ class _Both:
     second: int
 
     def join(self, a: Any, b: Any) -> Any:
-        """What stands for a value of the first recording and its like of the second."""
+        """The common value for a value of the first recording and its counterpart in the second."""
         if type(a) is not type(b):
             raise Differs
         if isinstance(a, tuple | list):
@@ -107,7 +107,7 @@ def _names(tape: Tape) -> Any:
 
 
 def _same_constants(first: Tape, second: Tape) -> bool:
-    """What a step has beside its batch must not depend on it."""
+    """Whether the constants of the step are the same: they must not depend on the batch."""
     pairs = zip(first.state_tensors, second.state_tensors, strict=True)
     return all(a is b or (a.shape == b.shape and torch.equal(a, b)) for a, b in pairs)
 

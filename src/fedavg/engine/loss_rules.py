@@ -1,4 +1,4 @@
-"""Cross entropy as one instruction forward and one backward, in place of a softmax and a loss over its logarithms."""
+"""Cross entropy as one instruction forward and one backward, instead of a log-softmax and a loss over it."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -24,7 +24,7 @@ def _softmax(w: Writer, op: Op) -> None:
 
 
 def _cross_entropy(w: Writer, op: Op) -> CrossEntropy | None:
-    """If nothing but a loss over classes and its gradient looks at these logarithms."""
+    """The fused loss, if only a loss over classes and its gradient read these logarithms."""
     root = w.tape.roots[op.outputs[0] or ""]
     readers = {kind: reader for reader in w.readers[root] if reader for kind in [_kind(reader)]}
     if len(w.readers[root]) != 3 or set(readers) != {"loss", "back", "softmax"}:
@@ -50,7 +50,7 @@ def _kind(op: Op) -> str:
 
 
 def _rows(view: TensorView) -> TensorView | None:
-    """(examples, classes, ...) as (examples, ..., classes) with one dimension between, if that has one stride."""
+    """(examples, classes, ...) as (examples, rest, classes), if the rest can be one dimension with one stride."""
     if len(view.shape) < 2:
         return None
     between, step = 1, 0
@@ -64,7 +64,7 @@ def _rows(view: TensorView) -> TensorView | None:
 
 
 def _told(w: Writer, loss: CrossEntropy) -> list[Any]:
-    """What both instructions begin with."""
+    """The arguments that both instructions begin with."""
     target = w.whole_numbers(loss.target)
     row = w.scratch(2 * loss.x.shape[2])
     return [loss.x.shape, loss.x.spot, loss.x.strides, target, loss.ignored, loss.mean, loss.counted, loss.noted, row]
@@ -79,7 +79,7 @@ def _loss(w: Writer, op: Op) -> None:
 
 
 def _loss_back(w: Writer, op: Op) -> None:
-    if w.tape.roots[op.args[1].name] not in w.losses:  # else it is a part of the softmax's gradient
+    if w.tape.roots[op.args[1].name] not in w.losses:  # otherwise it is part of the softmax's gradient
         LAYERS[op.func](w, op)
 
 

@@ -1,4 +1,4 @@
-"""What each operator becomes in a program (`program.py`), and what is done with the gradients."""
+"""How each operator is translated to a program (`program.py`), and what is done with the gradients."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,7 +18,7 @@ from fedavg.engine.window_rules import WINDOWS
 from fedavg.engine.writer import NOWHERE, KnownScalar, PendingProduct, Spot, TensorView, Unsupported, Writer, roots_read
 
 aten = torch.ops.aten
-#: Only another look at the same memory.
+#: Operators that are only views of the same memory.
 VIEWS: Final = {
     aten.t.default, aten.transpose.int, aten.view.default, aten._unsafe_view.default, aten.permute.default,
     aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.select.int,
@@ -42,7 +42,7 @@ def lower(writer: Writer, op: Op) -> None:
 
 
 def readers(tape: Tape) -> dict[str, list[Op | None]]:
-    """The operators that read the memory of each tensor; None for who asks for the loss or a gradient."""
+    """The operators that read the memory of each tensor; None stands for the caller, which reads loss and gradients."""
     found: dict[str, list[Op | None]] = {}
     for op in tape.ops:
         if not _is_view(tape, op):
@@ -61,7 +61,7 @@ def _is_view(tape: Tape, op: Op) -> bool:
 
 
 def lower_flat(w: Writer, kind: Kind, folding: Folding) -> Callable[[], None]:
-    """Decides what is done with each gradient; gives back what writes that down, at the end of the step."""
+    """Decides what is done with each gradient; returns the function that writes it, to call at the end of the step."""
     tape = w.tape
     given = [(place, name) for place, name in enumerate(tape.gradients) if name]
     products = {name: found for _, name in given if (found := folding.product(name))}
@@ -105,7 +105,7 @@ def _vector(w: Writer, name: str) -> TensorView:
 
 
 def _before(w: Writer, kind: Kind) -> None:
-    """As `emit._before`."""
+    """Like `emit._before`."""
     if kind.nesterov:
         velocity = _vector(w, "v")
         w.sizes["earlier"] = 4 * velocity.count
@@ -116,7 +116,7 @@ def _before(w: Writer, kind: Kind) -> None:
 
 
 def _after(w: Writer, kind: Kind) -> None:
-    """As `emit._after`."""
+    """Like `emit._after`."""
     weights, velocity = _vector(w, "w"), _vector(w, "v")
     drifting = weights if not kind.momentum else velocity
     if kind.momentum and kind.pulled:
@@ -134,7 +134,7 @@ def _unary(what: str) -> Callable[[Writer, Op], None]:
 
 
 def _gradient(what: str) -> Callable[[Writer, Op], None]:
-    """Of an operator whose gradient is made from that of its result and one more tensor."""
+    """The rule for a gradient that is made from the gradient of the result and one more tensor."""
     return lambda w, op: pointwise(w, what, w.made(op), w.view(op.args[0]), w.view(op.args[1]))
 
 
@@ -279,7 +279,7 @@ def _mm(w: Writer, op: Op) -> None:
 
 
 def _product_later(w: Writer, op: Op, a: TensorView, b: TensorView, bias: Spot) -> None:
-    """a b + bias, now or, if it is one side of a sum, together with that."""
+    """a b + bias: now, or together with the sum if it is one side of a sum."""
     to = w.made(op)
     waits = [reader and reader.func for reader in w.readers.get(to.root, [])] == [aten.add.Tensor]
     if not waits or len(to.shape) != 2 or not w.is_kept(to.root) or w.written & {a.root, b.root}:
@@ -290,7 +290,7 @@ def _product_later(w: Writer, op: Op, a: TensorView, b: TensorView, bias: Spot) 
 
 
 def _product_and(w: Writer, op: Op) -> bool:
-    """Whether a sum was written as a product to which something is added."""
+    """Write a sum as a product plus something, if possible; returns whether it was."""
     to = w.made(op)
     for ref, other in (op.args[1::-1], op.args[:2]):
         x, y = w.unmade(ref), w.unmade(other)

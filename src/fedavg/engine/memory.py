@@ -1,4 +1,4 @@
-"""How processes of a run keep and let go of memory. Elsewhere than on Linux with glibc most of it does nothing."""
+"""How processes of a run keep and release memory. Except on Linux with glibc, most of it does nothing."""
 
 import ctypes
 import gc
@@ -12,13 +12,13 @@ M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 KEEP_BYTES: Final = 1 << 30
 MADV_DONTNEED: Final = 4
-#: Mappings of which less is in memory are not worth a call.
+#: Mappings with less than this in memory are not worth a call.
 WORTHWHILE_KB: Final = 256
 
 
 def keep_freed_memory() -> None:
-    """Activations are freed and wanted again every step; without this glibc unmaps large ones, and each step pays
-    for page faults."""
+    """Keep freed memory in the process: activations are freed and allocated again every step, and glibc would unmap
+    large ones, so that each step pays for page faults."""
     mallopt = _libc("mallopt")
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
@@ -26,21 +26,21 @@ def keep_freed_memory() -> None:
 
 
 def trim() -> None:
-    """Gives freed memory back to the system."""
+    """Returns freed memory to the system."""
     malloc_trim = _libc("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 def let_go_of_cycles() -> None:
-    """Frees what only cycles of references keep, and gives it back to the system."""
+    """Frees objects that only reference cycles keep alive, and returns the memory to the system."""
     gc.collect()
     trim()
 
 
 def settle_before_fork() -> None:
-    """What is garbage now would be garbage in every worker. What is not is left alone by their collectors, since
-    looking at an object copies its page; `gc.unfreeze` takes that back."""
+    """Collect garbage, which would otherwise be copied to every worker. Objects that remain are frozen, since a
+    collector that looks at an object copies its page; `gc.unfreeze` undoes that."""
     let_go_of_start_up()
     _START_UP.over = True
     gc.collect(1)
@@ -50,7 +50,7 @@ def settle_before_fork() -> None:
 
 @dataclass
 class StartUp:
-    """Over when the process has forked workers once: what came into memory after that is in use."""
+    """Over when the process has forked workers once: memory loaded after that is in use."""
 
     over: bool = False
 
@@ -59,15 +59,15 @@ _START_UP: Final = StartUp()
 
 
 def let_go_of_start_up() -> None:
-    """Frees what was needed only to import PyTorch. It takes 0.2 s, so the later of many short runs go without."""
+    """Frees what was needed only to import PyTorch. It takes 0.2 s, so of many short runs only the first does it."""
     if not _START_UP.over:
         gc.collect()
         unmap_libraries()
 
 
 def unmap_libraries() -> None:
-    """The system maps those pages that are needed again from its cache, at their first use. A mapping that was written
-    to is left alone."""
+    """Unmap library pages; the system maps those that are needed again from its cache, at their first use. A mapping
+    that was written to is left alone."""
     madvise = _libc("madvise")
     if madvise is None:
         return
@@ -79,14 +79,14 @@ def unmap_libraries() -> None:
 
 @dataclass(frozen=True)
 class Mapping:
-    """A range of addresses, as /proc/self/smaps tells of it."""
+    """A range of addresses, as listed in /proc/self/smaps."""
 
     start: int
     end: int
     read_only: bool
     of_file: bool
     resident_kb: int
-    #: Of pages that are no longer those of the file.
+    #: The size of pages that differ from the file.
     changed_kb: int
 
 

@@ -1,9 +1,9 @@
 """A module whose floating state lives in one flat float32 vector.
 
 The vector holds the trainable parameters, then the floating buffers (batch-norm statistics), each once. Buffers are
-therefore averaged like weights. Everything else stays as the task built it: it never travels, and every client starts
-from it. Integer counters and buffers that are built with an infinity or NaN, such as a causal mask, are put back for
-each client; frozen parameters (`frozen.py`) may not be changed at all.
+therefore averaged like weights. Everything else stays as the task built it: it is never sent, and every client starts
+from it. Integer counters, and buffers built with an infinity or NaN, such as a causal mask, are reset for each client;
+frozen parameters (`frozen.py`) may not be changed at all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,13 +22,13 @@ from fedavg.engine.frozen import Frozen
 from fedavg.errors import TaskError
 from fedavg.tasks.task import Task
 
-#: PyTorch has one generator for all threads: two modules that are built at once would share its draws.
+#: PyTorch has one generator for all threads: two modules built at the same time would share its draws.
 _DRAWING: Final = RLock()
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one named tensor of the module stands in the flat vector."""
+    """The place of one named tensor of the module in the flat vector."""
 
     name: str
     shape: torch.Size
@@ -43,7 +43,7 @@ class Model:
     """The task's module with its parameters and buffers as views of `vector`, shape (P,)."""
 
     def __init__(self, task: Task, seed: int, device: str = "cpu", frozen: Mapping[str, Tensor] | None = None) -> None:
-        """`frozen` is memory that has the frozen parameters already; others may look at it too."""
+        """`frozen` is memory that already holds the frozen parameters; other processes may read it too."""
         self.task = task
         built = _built(task, seed)
         self.module = built.module.train().to(device)
@@ -68,11 +68,11 @@ class Model:
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
 
     def split(self, trainable: Tensor) -> list[Tensor]:
-        """A vector like `trainable` as views, one shaped like each parameter."""
+        """Views of a vector like `trainable`, one in the shape of each parameter."""
         return [slot.view(trainable) for slot in self.slots if slot.trainable]
 
     def load(self, weights: Tensor) -> None:
-        """Start again from `weights`: also puts back the buffers that are not in the vector."""
+        """Start again from `weights`; also resets the buffers that are not in the vector."""
         self.frozen.check()
         self.vector.copy_(weights)
         for tensor, original in self._kept.values():
@@ -80,7 +80,7 @@ class Model:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Whatever happens inside, the vector and the other buffers are afterwards as they were."""
+        """Restores the vector and the other buffers on exit, whatever happens inside."""
         state = [self.vector, *(tensor for tensor, _ in self._kept.values())]
         before = [tensor.clone() for tensor in state]
         try:
@@ -95,7 +95,7 @@ class Model:
         return {name: tensor.detach().clone() for name, tensor in named if tensor not in self.frozen}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """The other way round: the frozen ones may be missing, but not be others."""
+        """The inverse of `trained_tensors`. Frozen tensors may be missing, but may not differ."""
         frozen = {n: t for n, t in self.module.state_dict(keep_vars=True).items() if t in self.frozen}
         for name, tensor in frozen.items():
             if name in tensors and not torch.equal(tensor.detach(), tensors[name]):
@@ -111,7 +111,7 @@ class Model:
             raise TaskError(f"it has {', '.join(found.unexpected_keys)} besides")
 
     def check_buffers(self) -> None:
-        """After a step of training: refuse changes of buffers that would be lost without a word."""
+        """After a training step: refuse changes to buffers that would be silently lost."""
         now = dict(self.module.named_buffers())
         for name, buffer in self._buffers.items():
             if now.get(name) is not buffer and not _alike(now.get(name), buffer):
@@ -139,7 +139,7 @@ class Model:
 
 
 def _alike(a: Tensor | None, b: Tensor) -> bool:
-    """The same numbers, where NaN is NaN."""
+    """The same numbers, where NaN equals NaN."""
     return a is not None and a.shape == b.shape and bool((a.eq(b) | (a.ne(a) & b.ne(b))).all())
 
 
@@ -149,7 +149,7 @@ def model_sha256(weights: Tensor) -> str:
 
 
 def build(task: Task, seed: int) -> nn.Module:
-    """The task's module with the initial parameters that belong to `seed`; the global generator is left alone."""
+    """The task's module with the initial parameters for `seed`; the global generator is left unchanged."""
     return _built(task, seed).module.train()
 
 

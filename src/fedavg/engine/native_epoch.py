@@ -1,4 +1,4 @@
-"""Local epochs by a program of our own kernels (`program.py`), called as the TorchScript ones are."""
+"""Local epochs by a program of our own kernels (`program.py`), called like the TorchScript ones."""
 
 import ctypes
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ SOURCE: Final = Path(__file__).with_name("program.c")
 
 
 class Arena:
-    """Memory for what a step makes: as much as the largest needs, kept from step to step."""
+    """Memory for the tensors of a step: as much as the largest step needs, kept from step to step."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def start(self, size: int) -> int:
-        """The address of so many bytes."""
+        """The address of `size` bytes."""
         if len(self._memory) < size + ALIGNED:
             self._memory = np.empty(size + ALIGNED, np.uint8)
         return -(-self._memory.ctypes.data // ALIGNED) * ALIGNED
@@ -38,19 +38,19 @@ class Arena:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The program for batches of one length, how its inputs lie in memory, and the words that a call fills in."""
+    """The program for batches of one length, the memory layout of its inputs, and the words that a call fills in."""
 
     program: Program
     layouts: list[Layout]
-    #: Where each array begins: the inputs, what is kept, what each call is told, the arena.
+    #: Where each array begins: the inputs, what is kept, the arguments of each call, the arena.
     arrays: "ctypes.Array[ctypes.c_int64]"
     scalars: "ctypes.Array[ctypes.c_float]"
-    #: By how many bytes each input moves on from batch to batch.
+    #: The bytes by which each input advances from batch to batch.
     moves: "ctypes.Array[ctypes.c_int64]"
 
 
 class NativeEpoch:
-    """The epochs of one tape, for batches of all lengths or of one; each has its program, written when first met."""
+    """The epochs of one tape, for batches of all lengths or of one; each length has a program, written at first use."""
 
     def __init__(self, tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepCalls, arena: Arena) -> None:
         self._tape, self._kind, self._calls, self._arena = tape, kind, calls, arena
@@ -101,7 +101,7 @@ def built() -> ctypes.CDLL | None:
 def native_epoch(
     tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepCalls, arena: Arena, length: int
 ) -> NativeEpoch | None:
-    """The epochs of a tape by our own kernels; None if there are none here, or an operator has none."""
+    """The epochs of a tape by our own kernels; None if this machine has none, or an operator has none."""
     if built() is None:
         return None
     epoch = NativeEpoch(tape, kind, parameters, calls, arena)
@@ -117,7 +117,7 @@ def _addresses(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _laid_out(leaf: Tensor, layout: Layout, batch: int) -> Tensor:
-    """The examples in memory as they were when the step was recorded."""
+    """The examples in the memory layout that they had when the step was recorded."""
     pairs = zip(leaf.shape[1:], leaf.stride()[1:], layout.strides[1:], strict=True)
     same = all(size == 1 or now == then for size, now, then in pairs)
     if same and (batch == 1 or leaf.stride(0) == layout.strides[0]):

@@ -1,4 +1,4 @@
-/* Matrices with any strides, and columns of them copied to where they lie side by side. */
+/* Matrices with any strides, and copies of their columns with dense rows. */
 #pragma once
 #include "vectors.h"
 
@@ -7,13 +7,13 @@ typedef struct {
     long row, column;
 } Matrix;
 
-/* The rows from `row` on, in parts of about the same size. */
+/* The size of the next part when the rows from `row` on are split into parts of about the same size. */
 INLINE int part_of(int rows, int row, int most) {
     const int left = rows - row, parts = (left + most - 1) / most;
     return (left + parts - 1) / parts;
 }
 
-/* Four numbers of each of LANES columns that lie along k, turned: four vectors. */
+/* Four numbers of each of LANES columns that are contiguous along k, transposed: four vectors. */
 #if LANES == 16
 INLINE __m512 every_fourth(const float *at, long column) {
     const __m256 low = _mm256_loadu2_m128(at + 4 * column, at), high = _mm256_loadu2_m128(at + 12 * column, at + 8 * column);
@@ -42,7 +42,7 @@ INLINE void turn_four(const float *at, long column, float *to, long row) {
 #endif
 }
 
-/* `across` columns of b, up to LANES, side by side, with zeros behind them. */
+/* `across` columns of b, up to LANES, as dense rows, padded with zeros. */
 static void pack_turned(int k, int across, int padded, Matrix b, float *to) {
     int p = 0;
     if (across == LANES && b.row == 1)
@@ -52,7 +52,7 @@ static void pack_turned(int k, int across, int padded, Matrix b, float *to) {
             to[(long)p * padded + x] = x < across ? b.at[p * b.row + x * b.column] : 0.0f;
 }
 
-/* Columns of b, side by side, with zeros up to a whole number of vectors. */
+/* Columns of b as dense rows, padded with zeros to a whole number of vectors. */
 static void pack(int k, int width, int padded, Matrix b, float *to) {
     if (b.column == 1)
         for (int p = 0; p < k; p++)

@@ -1,4 +1,5 @@
-"""What an engine takes at once: prepared examples in batches of one length, and a function that steps through them."""
+"""What an engine processes in one call: prepared examples in batches of one length, and a function that steps through
+them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class Piece:
 
     examples: Examples
     batch: int
-    #: Raw examples for each row: a task's `collate` may make several into one.
+    #: Raw examples per row: a task's `collate` may combine several into one.
     share: float = 1.0
 
     @cached_property
@@ -26,16 +27,16 @@ class Piece:
         return [*trees.leaves(self.examples.x), *trees.leaves(self.examples.y)]
 
     def of_raw(self, loss: Tensor) -> Tensor:
-        """A sum over rows as one over the raw examples that they stand for."""
+        """Converts a sum over rows to one over the raw examples that they stand for."""
         return loss if self.share == 1 else loss * self.share
 
 
-#: Takes one step for each batch of a piece, in order. Returns the sum of the losses met on the way.
+#: Takes one step for each batch of a piece, in order. Returns the sum of the losses.
 Epoch = Callable[[Piece, Steps], Tensor]
 
 
 class Epochs(Protocol):
-    """An engine: it has a function for pieces of each form, and for each kind of step."""
+    """An engine: it has a function for each form of piece and each kind of step."""
 
     def epoch_for(self, piece: Piece, steps: Steps) -> Epoch: ...
 

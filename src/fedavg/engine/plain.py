@@ -1,4 +1,4 @@
-"""The plain path: local steps by autograd, as anyone would write them. The fast path is tested against it."""
+"""The plain path: local steps by autograd, written in the obvious way. The fast path is tested against it."""
 
 from typing import final
 
@@ -16,7 +16,7 @@ PLAIN_SGD = Folded()
 
 
 def gradients(model: Model, batch: Examples) -> tuple[Tensor, list[Tensor]]:
-    """The batch's mean loss and its gradient for each trainable parameter (zero for one that is not used)."""
+    """The batch's mean loss and its gradient for each trainable parameter (zero for an unused one)."""
     parameters = list(model.parameters.values())
     with torch.enable_grad():
         loss = model.task.loss(trees.call(model.module, batch.x), batch.y)
@@ -56,7 +56,7 @@ class PlainEpochs:
 
 
 def _sgd_step(model: Model, grads: list[Tensor], steps: Steps) -> None:
-    """Plain SGD, parameter by parameter, as in every textbook; a correction is taken off beside it."""
+    """Plain SGD, parameter by parameter, as in every textbook; a correction is subtracted separately."""
     w = model.trainable
     change = change_of(steps.correction, w)
     for parameter, gradient in zip(model.parameters.values(), grads, strict=True):

@@ -1,4 +1,4 @@
-"""What convolutions become in a program."""
+"""How convolutions are translated to a program."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -10,14 +10,14 @@ from fedavg.engine.tape import Op
 from fedavg.engine.writer import KnownScalar, Spot, TensorView, Unsupported, Writer
 
 aten = torch.ops.aten
-#: The side of a kernel, at most, as in planes.h.
+#: The largest side of a kernel, as in planes.h.
 WIDEST: Final = 7
-#: More numbers than a vector has on any machine.
+#: At least as many numbers as a vector has on any machine.
 VECTOR: Final = 16
 
 
 def by_pixel(w: Writer, view: TensorView) -> Spot:
-    """Images whose channels lie side by side: a copy, if they do not."""
+    """Images with contiguous channels: a copy, if the channels are not contiguous."""
     if _is_by_pixel(view):
         return view.spot
     _, channels, height, width = view.shape
@@ -34,7 +34,7 @@ def _is_by_pixel(view: TensorView) -> bool:
 
 
 def _sizes(x: TensorView, weight: TensorView, y: TensorView, options: Sequence[Any]) -> tuple[int, ...]:
-    """The sizes of a convolution, if it is one that there are instructions for."""
+    """The sizes of a convolution, if there are instructions for it."""
     stride, padding, dilation, transposed, _, groups = options[:6]
     side = weight.shape[-1]
     plain = len(x.shape) == 4 and len({*stride}) == len({*padding}) == 1 and {*dilation} == {1}
@@ -46,8 +46,8 @@ def _sizes(x: TensorView, weight: TensorView, y: TensorView, options: Sequence[A
 
 
 def _room(w: Writer, sizes: tuple[int, ...], back: str = "") -> tuple[Spot, Spot]:
-    """For the images with zeros around them and what the gradient of images or of kernels needs besides, and for the
-    kernels with their last size in whole vectors."""
+    """Scratch for the zero-padded images and what the gradient of images or kernels needs as well, and for the kernels
+    with their last dimension in whole vectors."""
     images, height, width, channels, rows, columns, out, side, _, padding = sizes
     frame = images * (height + 2 * padding) * (width + 2 * padding) * channels
     if back == "images":

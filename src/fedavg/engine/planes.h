@@ -1,23 +1,23 @@
-/* Convolutions of images whose channels lie side by side: (count, height, width, channels), with any stride and padding.
+/* Convolutions of images with contiguous channels: (count, height, width, channels), with any stride and padding.
  *
- * Each is a sum over `taps`, kernel rows or places: of a run of numbers beside a pixel with a matrix. Images are first
- * copied to where zeros stand around them, so that no tap looks over the edge. The sums of some pixels by all or some of
- * the channels that come out are registers.
+ * Each is a sum over `taps`, which are kernel rows or positions: the product of a run of numbers at a pixel with a
+ * matrix. Images are first copied with zeros around them, so that no tap reads past the edge. The sums of some pixels
+ * by all or some of the output channels are registers.
  */
 #pragma once
 #include "products.h"
 
 /* Pixels of a row handled at a time. */
 #define PIXELS 6
-/* What it costs to add a number to another in memory, in multiplications. */
+/* The cost of adding to a number in memory, in multiplications. */
 #define SPREAD 12
-/* Taps at most: a kernel of 7 x 7. */
+/* The most taps: a kernel of 7 x 7. */
 #define TAPS 49
 
 typedef struct {
-    long images, height, width, channels; /* what comes in */
-    long rows, columns, out;              /* what comes out */
-    long side, stride, padding;           /* of the kernel: square, or rows and columns alike */
+    long images, height, width, channels; /* input */
+    long rows, columns, out;              /* output */
+    long side, stride, padding;           /* of the kernel: the same for rows and columns */
 } Planes;
 
 /* The images with `top` rows and `left` columns of zeros before them, in `rows` x `columns`. */
@@ -36,7 +36,7 @@ static void framed(long images, long height, long width, long channels, long top
     }
 }
 
-/* The images with their padding: themselves, if there is none. */
+/* The images with their padding: the images themselves if there is none. */
 static float *padded_images(const Planes *how, const float *x, float *frame) {
     const long around = how->padding, rows = how->height + 2 * around, columns = how->width + 2 * around;
     if (!around) return (float *)x;
@@ -44,7 +44,7 @@ static float *padded_images(const Planes *how, const float *x, float *frame) {
     return frame;
 }
 
-/* A place beside a pixel where a run of numbers begins, and where their weights do: `run` rows of `padded` numbers. */
+/* Where a run of numbers begins relative to a pixel, and where its weights begin: `run` rows of `padded` numbers. */
 typedef struct {
     long from, weights;
 } Tap;
@@ -54,10 +54,10 @@ typedef struct {
     int count, run;
     const float *weights;
     long padded; /* a row of weights */
-    long step;   /* from a pixel to the next one, where it is read */
-    long move;   /* and where it is written */
+    long step;   /* from one pixel to the next, in the input */
+    long move;   /* and in the output */
     int width;   /* channels written */
-    const float *start; /* what sums begin with, by channel, in whole vectors; null: zeros */
+    const float *start; /* initial sums, by channel, in whole vectors; null: zeros */
 } Taps;
 
 INLINE void tap_sums(const int pixels, const int vecs, const Taps *how, const float *x, int channel, float *y, int width) {
@@ -95,7 +95,7 @@ OF_WIDTH(4)
 #endif
 
 #if LANES == 16
-/* The same for up to 8 channels, by half vectors, of which a core does two at a time; for twice as many pixels. */
+/* The same for up to 8 channels, with half vectors, of which a core runs two at a time; for twice as many pixels. */
 #define HALF 8
 typedef float half __attribute__((vector_size(4 * HALF), aligned(4), may_alias));
 
@@ -159,12 +159,12 @@ static void tapped(const Taps *how, long pixels, const float *x, float *y) {
 
 INLINE long whole_vectors(long n) { return (n + LANES - 1) / LANES * LANES; }
 
-/* Numbers of the images with their padding. */
+/* The number of values in the images with their padding. */
 INLINE long framed_size(const Planes *how) {
     return how->images * (how->height + 2 * how->padding) * (how->width + 2 * how->padding) * how->channels;
 }
 
-/* Pixels (count, channels) with zeros behind the channels of each, to whole vectors. */
+/* Pixels (count, channels) with the channels of each padded with zeros to whole vectors. */
 static const float *filled(long count, long channels, const float *from, float *to) {
     const long padded = whole_vectors(channels);
     if (padded == channels) return from;
@@ -174,7 +174,7 @@ static const float *filled(long count, long channels, const float *from, float *
     return to;
 }
 
-/* A matrix (rows, columns) of dense rows to where it lies with other strides, block by block. */
+/* Copies a matrix (rows, columns) with dense rows to one with other strides, block by block. */
 static void turn(long rows, long columns, const float *from, long row, float *to, long to_row, long to_column) {
     for (long i = 0; i < rows; i += LANES)
         for (long j = 0; j < columns; j += LANES)
@@ -182,7 +182,7 @@ static void turn(long rows, long columns, const float *from, long row, float *to
                 for (long x = i; x < least(i + LANES, rows); x++) to[x * to_row + y * to_column] = from[x * row + y];
 }
 
-/* Kernels (out, channels, side, side) as (side, side, channels, out), with zeros behind. */
+/* Kernels (out, channels, side, side) as (side, side, channels, out), padded with zeros. */
 static void kernels_by_place(const Planes *how, const float *w, float *to) {
     const long padded = whole_vectors(how->out), places = how->side * how->side;
     if (padded > how->out) memset(to, 0, places * how->channels * padded * sizeof(float));
@@ -209,7 +209,7 @@ static void convolve(const Planes *how, const float *x, const float *w, const fl
             tapped(&sums, how->columns, frame + (image * rows + r * how->stride) * row, y);
 }
 
-/* Kernels as (side, side, out, channels), with zeros behind. */
+/* Kernels as (side, side, out, channels), padded with zeros. */
 static void kernels_turned(const Planes *how, const float *w, float *to) {
     const long padded = whole_vectors(how->channels), places = how->side * how->side;
     if (padded > how->channels) memset(to, 0, places * how->out * padded * sizeof(float));
@@ -219,16 +219,16 @@ static void kernels_turned(const Planes *how, const float *w, float *to) {
                 to[(p * how->out + o) * padded + c] = w[(o * how->channels + c) * places + p];
 }
 
-/* Whether dx is made faster from dy's side: what each of its pixels gives to the places of the kernel, added up. Looking
- * from dx's side, sums go over the zeros around dy, and of vectors that channels do not fill. Depends on the sizes alone. */
+/* Whether dx is faster to scatter from dy: each pixel of dy adds to the pixels under the kernel. To gather it at dx
+ * would sum over the zeros around dy, with vectors that the channels do not fill. Depends only on the sizes. */
 INLINE int gives_less(const Planes *how) {
     const double looked = (double)how->height * how->width * how->out * whole_vectors(how->channels) / (how->stride * how->stride);
     const double given = (double)how->rows * how->columns * (how->out + SPREAD) * how->channels;
     return given < looked;
 }
 
-/* dx by a product of a row of pixels of dy, (columns, out), with all kernels, (out, side * side * channels), of which each
- * row is then added to where it belongs. `w` is (out, side, side, channels); `given` has room for the product. */
+/* dx by the product of a row of pixels of dy, (columns, out), with all kernels, (out, side * side * channels); each row
+ * of the result is then added to its place. `w` is (out, side, side, channels); `given` has room for the product. */
 static void give_back(const Planes *how, const float *dy, const float *w, float *dx, float *frame, float *given) {
     const long run = how->side * how->channels, all_places = how->side * run;
     const long rows = how->height + 2 * how->padding, columns = how->width + 2 * how->padding, row = columns * how->channels;
@@ -267,8 +267,8 @@ static void kernels_by_pixel(const Planes *how, const float *w, float *to) {
                 to[(o * places + p) * how->channels + c] = w[(o * how->channels + c) * places + p];
 }
 
-/* dx: each pixel (i, j) of it is met by the places (a, b) of the kernel for which (i + padding - a) / stride is whole;
- * which they are depends on the rests of i and j. `frame` has room for dy with `side` zeros around it. */
+/* dx: its pixel (i, j) uses the kernel positions (a, b) for which (i + padding - a) / stride is an integer, and
+ * likewise for j; these depend on the remainders of i and j. `frame` has room for dy with `side` zeros around it. */
 static void convolve_back(const Planes *how, const float *dy, const float *w, float *dx, float *frame, float *packed) {
     const long around = how->side, rows = how->rows + 2 * around, columns = how->columns + 2 * around;
     const long padded = whole_vectors(how->channels), row = columns * how->out;
@@ -298,7 +298,7 @@ static void convolve_back(const Planes *how, const float *dy, const float *w, fl
         }
 }
 
-/* `rows` numbers beside each pixel, times some channels of dy, whose pixels are `step` apart, summed over all pixels. */
+/* `rows` numbers at each pixel, times some channels of dy, whose pixels are `step` apart, summed over all pixels. */
 INLINE void pixel_sums(const int rows, const int vecs, const Planes *how, const float *frame, long frame_rows, long row,
                        const float *dy, float *to, long step) {
     vec sums[TALL][WIDE];
@@ -338,7 +338,7 @@ BY_WIDTH(4)
 #endif
 
 #if LANES == 16
-/* The same for up to 8 channels, by half vectors, for twice as many numbers. */
+/* The same for up to 8 channels, with half vectors, for twice as many numbers. */
 INLINE void half_pixel_sums(const int rows, const Planes *how, const float *frame, long frame_rows, long row,
                             const float *dy, float *to, long step) {
     half sums[2 * TALL];
@@ -371,8 +371,8 @@ static void pixels_by_halves(const Planes *how, int run, const float *frame, lon
 }
 #endif
 
-/* dw (out, side, side, channels) or (out, channels, side, side), by its strides; `frame` has room for the images with their
- * padding, and dy in whole vectors, `packed` for the sums (side, side, channels, out). */
+/* dw (out, side, side, channels) or (out, channels, side, side), by its strides; `frame` has room for the images with
+ * their padding and for dy in whole vectors, `packed` for the sums (side, side, channels, out). */
 static void kernel_gradient(const Planes *how, const float *x, const float *dy, float *dw, const long *strides,
                             float *frame, float *packed) {
     const long rows = how->height + 2 * how->padding, columns = how->width + 2 * how->padding;

@@ -1,14 +1,14 @@
-/* What is done to each number for itself, with broadcasting over strides of zero; sums over some of the dimensions. */
+/* Pointwise operations, with broadcasting by strides of zero; sums over some of the dimensions. */
 #pragma once
 #include "vectors.h"
 
 #define DIMENSIONS 6
-/* Numbers gathered at a time where they do not lie side by side. */
+/* Numbers gathered at a time where they are not contiguous. */
 #define CHUNK 256
 
 INLINE vec chosen(ints which, vec yes, vec no) { return (vec)choose(which, (ints)yes, (ints)no); }
 INLINE vec all(float value) { return (vec){0} + value; }
-/* The larger one; b if one is no number. */
+/* The larger one; b if either is NaN. */
 INLINE vec larger_of(vec a, vec b) {
 #if LANES == 16
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -30,7 +30,7 @@ INLINE vec held(vec x, float low, float high) {
 #endif
 }
 
-/* p 2^n for whole n: infinity if that is too large. */
+/* p 2^n for integer n: infinity if that is too large. */
 INLINE vec scaled(vec p, vec n) {
 #if LANES == 16
     return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
@@ -40,10 +40,10 @@ INLINE vec scaled(vec p, vec n) {
 #endif
 }
 
-/* e^x within 2 units of the last place; overflows to infinity, NaN stays. */
+/* e^x within 2 units in the last place; overflows to infinity, NaN stays. */
 INLINE vec exponential(vec x) {
-    const vec within = held(x, -104.0f, 89.0f); /* beyond, the result is 0 or infinite all the same */
-    const vec magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to whole numbers */
+    const vec within = held(x, -104.0f, 89.0f); /* outside, the result is 0 or infinity anyway */
+    const vec magic = all(12582912.0f); /* 1.5 * 2^23: adding it rounds to integers */
     const vec whole = (within * 1.44269504f + magic) - magic;
     const vec rest = (within - whole * 0.693359375f) + whole * 2.12194440e-4f;
     vec power = all(1.9875691500e-4f);
@@ -56,7 +56,7 @@ INLINE vec exponential(vec x) {
     return scaled(power, whole);
 }
 
-/* The natural logarithm of positive numbers (Cephes), within 2 units of the last place. */
+/* The natural logarithm of positive numbers (Cephes), within 2 units in the last place. */
 INLINE vec logarithm(vec x) {
     const ints bits = (ints)x, exponent = ((bits >> 23) & 255) - 126;
     vec m = (vec)((bits & 0x007fffff) | 0x3f000000); /* from 0.5 to 1 */
@@ -77,7 +77,7 @@ INLINE vec logarithm(vec x) {
     return m + y + e * 0.693359375f;
 }
 
-/* The largest of some numbers, of those that are numbers. */
+/* The largest of some numbers, ignoring NaN. */
 INLINE float largest_of(long n, const float *x) {
     float most = -__builtin_inff();
     long i = 0;
@@ -140,7 +140,7 @@ INLINE vec root(vec x) {
     return load(parts);
 }
 
-/* In the order of `POINTWISE` in lowering.py: a name and the value of a, b and the number s. */
+/* In the order of `POINTWISE` in writer.py: a name, and the value for a, b and the number s. */
 #define EACH                                                                                                          \
     DO(copy, a) DO(add, a + s * b) DO(multiply, a *b) DO(divide, a / b) DO(scale, a *s) DO(shift, a + s)              \
     DO(relu, chosen(a <= 0.0f, all(0.0f), a)) DO(threshold_back, chosen(b <= s, all(0.0f), a))                        \
@@ -168,7 +168,7 @@ typedef void (*Each)(long n, const float *x, const float *y, float s, float *to)
 static const Each each[] = {EACH};
 #undef DO
 
-/* The numbers of a row as they lie, or gathered to `buffer`. */
+/* The numbers of a row in place if contiguous, otherwise gathered to `buffer`. */
 INLINE const float *gathered(const float *from, long stride, int count, float *buffer) {
     if (stride == 1) return from;
     if (stride == 0)
@@ -210,8 +210,8 @@ static void pointwise(Each what, const long *shape, const long *ts, const long *
     }
 }
 
-/* to = alpha sum(x) + beta to, over three dimensions; kept are three more, of which the last lies side by side or not.
- * Every 64 numbers are added up for themselves, so that a long sum loses no digits. */
+/* to = alpha sum(x) + beta to, over three dimensions; three more are kept, of which the last may be contiguous or not.
+ * Every 64 numbers are summed separately, so that a long sum loses no digits. */
 static void sum_over(const long *kept, const long *ts, const long *ks, const long *gone, const long *gs, const float *x,
                      float alpha, float beta, float *to) {
     for (long i = 0; i < kept[0]; i++)

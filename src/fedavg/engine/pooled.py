@@ -1,9 +1,9 @@
 """A convolution, the max pooling after it and their ReLU as one operator, in C where there is a compiler.
 
-What lies between them is four times as large as what comes out, or more, and with its gradient most of what a step of a
+The intermediate result is at least four times as large as the output and, with its gradient, most of what a step of a
 convolutional network would write to memory; here it never leaves the cache. `fuse_pooling` finds such layers on a
-tape, in whichever order ReLU and pooling stand. It takes convolutions that are done by Fourier transforms already, and
-those of a first layer, of images with few channels, which come from here (`direct.c`).
+tape, with ReLU and pooling in either order. It takes convolutions that already run by Fourier transforms, and those of
+a first layer, on images with few channels, which are implemented here (`direct.c`).
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from fedavg.engine.tape import Op, Ref, Tape
 
 aten = torch.ops.aten
 SOURCE: Final = Path(__file__).with_name("direct.c")
-#: Channels of a first layer's images, at most: grey or coloured.
+#: The most channels of a first layer's images: grey or colour.
 FEW: Final = 3
-#: Pixels of a window each way, at most: which of them was the largest is noted in a byte, with one number to spare.
+#: The largest side of a window: the position of its maximum is stored in a byte, with one value to spare.
 WIDEST: Final = 15
 
 RELU: Final = aten.relu.default
@@ -37,7 +37,7 @@ BACKWARD: Final = {
     BY_FOURIER: torch.ops.fedavg.convolution_backward.default,
     BY_PYTORCH: aten.convolution_backward.default,
 }
-#: What may stand after a convolution, the longest first. ReLU and pooling give the same in either order.
+#: What may follow a convolution, longest first. ReLU and pooling give the same result in either order.
 ORDERS: Final = ((POOL, RELU), (RELU, POOL), (POOL,))
 
 
@@ -58,7 +58,7 @@ class PooledLayer:
 
     @property
     def inner(self) -> list[str]:
-        """What is made on the way: all but the output, and the gradients of the convolution."""
+        """The intermediate tensors: all but the output, and the gradients of the convolution."""
         made = [name for op in (*self.forward, *self.backward[:-1]) for name in op.outputs]
         return [name for name in made if name and name != self.output]
 
@@ -88,7 +88,7 @@ def _layer(op: Op, tape: Tape) -> PooledLayer | None:
 
 
 def _followed(op: Op, order: Sequence[Any], tape: Tape) -> PooledLayer | None:
-    """The layer that begins with a convolution and goes on in this order, if it does."""
+    """The layer that begins with this convolution and continues in this order, if there is one."""
     forward = [op]
     for func in order:
         after = [
@@ -113,7 +113,7 @@ def _is_gradient_of(other: Op, own: Op) -> bool:
 
 
 def _alone(layer: PooledLayer, tape: Tape) -> bool:
-    """Nobody else reads what is made on the way, or writes to it."""
+    """Nothing else reads the intermediate tensors or writes to them."""
     inner = set(layer.inner)
     asked = {tape.loss, *tape.gradients} & inner
     return not asked and not any(inner & set(op.refs) for op in tape.ops if not layer.has(op))
@@ -131,8 +131,8 @@ def _fits(layer: PooledLayer, tape: Tape) -> bool:
         x.dtype == w.dtype == torch.float32
         and convolution.is_plain(w.shape, *first.args[3:])
         and w.shape[1] <= FEW
-        and y.is_contiguous(memory_format=torch.channels_last)  # as it will be: others may have been recorded for it
-        and not layer.backward[-1].args[-1][0]  # the gradient of the images: a first layer is not asked for it
+        and y.is_contiguous(memory_format=torch.channels_last)  # the kernel's layout, which later operators rely on
+        and not layer.backward[-1].args[-1][0]  # the gradient of the images: not needed for a first layer
         and (built := native.library(SOURCE)) is not None
         and w.shape[0] % built.lanes() == 0
     )
@@ -145,15 +145,15 @@ def _is_plain(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> bool:
-    """Square windows, moved by as much each way, without padding. A rest at the end may count or not (`ceil_mode`)."""
+    """Square windows, equal strides, no padding. A partial window at the end may count or not (`ceil_mode`)."""
     square = len({*window}) == 1 and window[0] <= WIDEST and len({*stride}) <= 1
     return square and {*padding} == {0} and {*dilation} == {1}
 
 
 def _replaced(ops: list[Op], layer: PooledLayer, size: Sequence[int]) -> list[Op]:
-    """The layer's operators go; the two that stand for them come in the places of the last of either kind.
+    """Replaces the layer's operators with two: each takes the place of the last operator that it replaces.
 
-    `size`: the height and width of what comes out.
+    `size` is the height and width of the output.
     """
     first, last, gradients = layer.forward[0], layer.forward[-1], layer.backward[-1]
     x, w, bias = first.args[:3]
@@ -179,7 +179,7 @@ def _replaced(ops: list[Op], layer: PooledLayer, size: Sequence[int]) -> list[Op
 def _pooled_convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, padding: int, window: int, stride: int, size: list[int], relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """The pooled images, and which pixel of its window each came from (`vectors.h`)."""
+    """The pooled images, and the pixel of the window that each value came from (`pooling.h`)."""
     y = torch.empty((x.shape[0], w.shape[0], *size), memory_format=torch.channels_last)
     origin = torch.empty_like(y, dtype=torch.uint8)
     numbers = (*convolution.sizes(x, w, padding), window, stride, *size, int(relu))
@@ -198,7 +198,7 @@ def _pooled_convolution_backward(
     size: list[int],
     back: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the images (nothing unless `back`), the kernels and the bias."""
+    """The gradients of the images (empty unless `back`), the kernels and the bias."""
     dx = torch.empty(x.shape if back else (0, 0, 0, 0), memory_format=torch.channels_last)
     dw, db = torch.empty(w.shape), torch.empty(len(w))
     numbers = (*convolution.sizes(x, w, padding), window, stride, *size)
@@ -208,7 +208,7 @@ def _pooled_convolution_backward(
 
 
 def _built(x: Tensor) -> CDLL:
-    """Of images with few channels the direct kernel, else the one by Fourier transforms."""
+    """The direct kernel for images with few channels, otherwise the one by Fourier transforms."""
     library = native.library(SOURCE) if x.shape[1] <= FEW else convolution.built()
     assert library, "_fits() said so"
     return library

@@ -1,20 +1,20 @@
 /* Pooling, over channels.
  *
- * A pooled plane has the largest of the pixels in a window that is moved over the plane, after ReLU if asked; a window
- * that stands over the end has fewer pixels. `from` says which pixel of the window it was (row by row), the first if
- * several are the same, and NOWHERE if ReLU made it 0: that is all that the gradient needs.
+ * A pooled plane has the maximum of each window that slides over the plane, after ReLU if asked; a window that extends
+ * past the end has fewer pixels. `from` says which pixel of the window it was (row by row), the first if several are
+ * equal, and NOWHERE if ReLU made it 0: the gradient needs nothing else.
  */
 #pragma once
 #include "vectors.h"
 
 #define NOWHERE 255
 
-/* A window of so many pixels each way, moved by `stride`; the size of what comes out; whether ReLU is taken. */
+/* The side of a square window and its `stride`; the size of the output; whether to apply ReLU. */
 typedef struct {
     int window, stride, height, width, relu;
 } Pooling;
 
-/* The largest of (rows, columns) pixels, and its place in a window. As PyTorch pools: what is not a number wins. */
+/* The largest of (rows, columns) pixels, and its place in a window. As in PyTorch's pooling, NaN wins. */
 INLINE void largest(const int window, const int rows, const int columns, const vec *plane, int row, vec added,
                     vec *best, ints *place) {
     *best = *plane + added, *place = (ints){0};
@@ -52,12 +52,12 @@ INLINE void pool_by(const int window, const Pooling *how, const vec *plane, int 
 
 static void pool(const Pooling *how, const vec *plane, int row, int rows, int columns, vec added, long step, float *y,
                  unsigned char *from) {
-    if (how->window == 2) pool_by(2, how, plane, row, rows, columns, added, step, y, from); /* the usual ones, faster */
+    if (how->window == 2) pool_by(2, how, plane, row, rows, columns, added, step, y, from); /* faster for usual sizes */
     else if (how->window == 3) pool_by(3, how, plane, row, rows, columns, added, step, y, from);
     else pool_by(how->window, how, plane, row, rows, columns, added, step, y, from);
 }
 
-/* The gradient by the dense planes (rows, columns), from that of the pooled ones. */
+/* The gradient of the dense planes (rows, columns), from that of the pooled ones. */
 static void spread(const Pooling *how, const float *dy, const unsigned char *from, long step, int rows, int columns,
                    vec *plane) {
     memset(plane, 0, (long)rows * columns * sizeof(vec));

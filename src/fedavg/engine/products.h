@@ -1,8 +1,8 @@
-/* Matrix products of the sizes that training on small batches has: c = alpha a b + beta d + bias, in float32.
+/* Matrix products of the sizes that occur in training on small batches: c = alpha a b + beta d + bias, in float32.
  *
- * `a` is (m, k), `b` (k, n), both with any strides; the rows of c and d are dense, and d may be c. The sums of a tile of c are registers. Wide
- * panels of b are copied to where they are dense; where that would cost more than it saves (few rows of a, or a short k)
- * b is read as it lies. Sums over k are taken in order, in pieces of PIECE. Single-threaded.
+ * `a` is (m, k), `b` (k, n), both with any strides; the rows of c and d are dense, and d may be c. The sums of a tile
+ * of c are registers. Wide panels of b are copied so that they are dense; where that would cost more than it saves (few
+ * rows of a, or a short k) b is read in place. Sums over k are taken in order, in pieces of PIECE. Single-threaded.
  */
 #pragma once
 #include "packing.h"
@@ -14,18 +14,18 @@
 #define WIDE 4
 #endif
 #define TALL 6
-/* Rows of a narrow tile, whose sums fill the registers too, and vectors of the widest such tile. */
+/* Rows of a narrow tile, whose sums also fill the registers, and vectors of the widest such tile. */
 #define TALLEST 12
 #define NARROW (WIDE / 2)
 #define PANEL (WIDE * LANES)
 #define PIECE 512
-/* Up to so many rows of a, a transposed b is read along its own rows. */
+/* Up to this many rows of a, a transposed b is read along its own rows. */
 #define FEW_ROWS 16
-/* Up to this k, what is added to c is added row by row: c is what takes the time. */
+/* Up to this k, the product is added to c row by row: c takes most of the time. */
 #define SHORT 32
-/* How many rows ahead an `a` that lies across k is fetched: its lines may share few places in the cache. */
+/* How many rows ahead to prefetch an `a` that is strided along k: its lines may compete for few cache sets. */
 #define AHEAD 12
-/* Numbers in a line of the cache. */
+/* Numbers in a cache line. */
 #define LINE 16
 
 /* What happens to the sums, and where they go. */
@@ -51,7 +51,7 @@ INLINE void finish(const Target *to, int row, int column, int width, vec sum) {
     store_some(to->at + row * to->row + column, value, width);
 }
 
-/* For all sums of a tile, which stay in registers: loops over them are unrolled. */
+/* Loops over the sums of a tile are unrolled, so that the sums stay in registers. */
 #define EACH_ROW _Pragma("GCC unroll 12") for (int i = 0; i < rows; i++)
 #define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < vecs; v++)
 
@@ -88,7 +88,7 @@ INLINE void finish_tile(const int rows, const int vecs, vec sums[TALLEST][WIDE],
     }
 }
 
-/* Rows of a that the next tile reads come to the cache. */
+/* Prefetches the rows of a that the next tile reads. */
 INLINE void fetch(const int rows, const float *a, long across) {
     EACH_ROW __builtin_prefetch(a + i * across, 0, 2);
 }
@@ -119,7 +119,8 @@ INLINE void tile(const int rows, const int vecs, int k, const float *a, const lo
 
 typedef void (*Tile)(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, int width);
 
-/* A row of `a` alone may have any strides; more of them lie along k or across it, so that there is less to compile. */
+/* A single row of `a` may have any strides; several are dense along k or across it, so that there is less to
+ * compile. */
 #define TILE(rows, vecs)                                                                                              \
     static void tile_##rows##_##vecs(int k, Matrix a, const float *b, long step, const Target *to, int row, int column, \
                                      int width) {                                                                     \
@@ -167,7 +168,7 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
     }
 }
 
-/* c = beta d + a b for some rows of c and `vecs` vectors of each; `a` lies as (k, rows). */
+/* c = beta d + a b for some rows of c and `vecs` vectors of each; `a` is stored as (k, rows). */
 INLINE void rank(const int rows, const int vecs, int k, const float *a, const float *b, long step, const Target *to,
                  int row, int column, int width) {
     const float *d = to->added + row * to->added_row + column;
@@ -225,7 +226,7 @@ INLINE void totals(const vec *sums, float *to) {
 #endif
 }
 
-/* One step of sums along k: of LANES numbers, or of fewer at the end. */
+/* One step of the sums along k: LANES numbers, or fewer at the end. */
 INLINE void dots_step(const int rows, const int columns, int count, Matrix a, Matrix b, int p, vec sums[TALL][WIDE]) {
     vec values[WIDE];
     for (int j = 0; j < columns; j++) values[j] = load_some(b.at + j * b.column + p, count);
@@ -235,7 +236,7 @@ INLINE void dots_step(const int rows, const int columns, int count, Matrix a, Ma
     }
 }
 
-/* Sums along k of `rows` rows of a with `columns` columns of b, both of which lie along k. */
+/* Dot products of `rows` rows of a with `columns` columns of b, both contiguous along k. */
 INLINE void dots(const int rows, const int columns, int k, Matrix a, Matrix b, const Target *to, int row, int column) {
     vec sums[TALL][WIDE];
     for (int i = 0; i < rows; i++)

@@ -1,8 +1,8 @@
-/* Runs a training step that `program.py` has written down as a list of instructions, batch after batch.
+/* Runs a training step, which `program.py` wrote as a list of instructions, batch after batch.
  *
- * An instruction is its number, how many words follow, and these: whole numbers; places in memory (which array, and how
- * many bytes from its beginning; array -1 is nothing); numbers of scalars. The arrays, of which the first ones are the
- * examples, and the scalars are told at each call. Single-threaded; nothing is allocated.
+ * An instruction is its number, how many words follow, and the words: integers; places in memory (an array and an
+ * offset in bytes; array -1 is nothing); indexes of scalars. The arrays, the first of which are the examples, and the
+ * scalars are arguments of each call. Single-threaded; nothing is allocated.
  */
 #include "attention.h"
 #include "dense.h"
@@ -34,7 +34,7 @@ INLINE Heads heads(Reader *r) {
     return (Heads){at, strides[0], strides[1], strides[2]};
 }
 
-/* Over three dimensions of whole numbers, of which there are few; where each is, by its strides. */
+/* Over three dimensions of integers, of which there are few; strides say where each one is. */
 #define EACH_NUMBER                                                                                                   \
     for (long i = 0; i < shape[0]; i++)                                                                               \
         for (long j = 0; j < shape[1]; j++)                                                                           \
@@ -322,9 +322,9 @@ static int (*const instructions[])(Reader *) = {
 
 int lanes(void) { return LANES; }
 
-/* The step, on `batches` batches one after another. From one batch to the next the first `inputs` arrays move on by
- * `moves` bytes each. Adds each batch's loss, which is found at (array, offset), to `total`. Returns 1 where a class or a
- * row of an embedding is asked for that there is not. */
+/* The step, on `batches` batches one after another. After each batch the first `inputs` arrays advance by `moves` bytes
+ * each. Adds each batch's loss, which is at (array, offset), to `total_loss`. Returns 1 if a target class or a row of
+ * an embedding does not exist. */
 int epoch(const int64_t *code, long words, char **arrays, const float *scalars, int batches, int inputs,
           const int64_t *moves, long loss_array, long loss_offset, double *total_loss) {
     for (int batch = 0; batch < batches; batch++) {

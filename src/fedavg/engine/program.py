@@ -1,8 +1,8 @@
-"""A recorded step as a program for kernels of our own: the whole local epoch is one call, without operators of PyTorch.
+"""A recorded step as a program for our own kernels: the whole local epoch is one call, without PyTorch's operators.
 
-`write_program` translates a tape, at one length of batches, to the instructions of `program.c`. Where each tensor of
-the step lies is decided here: those that are not needed at once share their place. What an operator becomes is in
-`lowering.py`. A step that has an operator without instructions runs as TorchScript (`emit.py`).
+`write_program` translates a tape, at one length of batches, to the instructions of `program.c`. It decides where each
+tensor of the step is in memory: tensors that are not needed at the same time share memory. The rules for operators are
+in `lowering.py`. A step that has an operator without instructions runs as TorchScript (`emit.py`).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fedavg.engine.lowering import lower, lower_flat, readers
 from fedavg.engine.tape import Layout, Ref, Tape
 from fedavg.engine.writer import NOWHERE, KnownScalar, Spot, Unsupported, Writer
 
-#: The scalars that every program has, whose values are told at each call.
+#: The scalars of every program, whose values are arguments of each call.
 SCALARS: Final = ("zero", "one", "-lr", "mu", "lr pull", "pull", "-lr (1 + mu)", "lr mu")
 #: The flat vectors that follow the tensors of a step among the arrays.
 FLAT: Final = ("w", "towards", "drift", "v")
@@ -26,7 +26,7 @@ ARENA: Final = "arena"
 
 @dataclass(frozen=True)
 class Program:
-    """The words of the instructions; the arrays that they name, in order; constants that follow the scalars told."""
+    """The words of the instructions; the arrays that they name, in order; constants that follow a call's scalars."""
 
     code: torch.Tensor
     arrays: tuple[str, ...]
@@ -83,7 +83,7 @@ def _assembled(writer: Writer, kind: Kind) -> Program:
 
 
 def _places(lines: list[tuple[int, list[Any]]], sizes: dict[str, int], lasts: str) -> tuple[dict[str, int], int]:
-    """Bytes from the beginning of the arena for each tensor, such that no two that are needed at once overlap."""
+    """The offset of each tensor in the arena, in bytes, so that no two that are needed at the same time overlap."""
     spans: dict[str, tuple[int, int]] = {}
     for line, (_, words) in enumerate(lines):
         for word in words:
@@ -92,7 +92,7 @@ def _places(lines: list[tuple[int, list[Any]]], sizes: dict[str, int], lasts: st
     if lasts in spans:
         spans[lasts] = (spans[lasts][0], len(lines))
     places: dict[str, int] = {}
-    live: list[tuple[int, int, str]] = []  # the place and the end of each, in the order of places
+    live: list[tuple[int, int, str]] = []  # the start and end of each, in order of start
     top = 0
     for root, (first, last) in sorted(spans.items(), key=lambda item: item[1][0]):
         live = [entry for entry in live if spans[entry[2]][1] >= first]
@@ -111,4 +111,4 @@ def _places(lines: list[tuple[int, list[Any]]], sizes: dict[str, int], lasts: st
 
 def _bytes(layout: Layout) -> int:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(layout.shape, layout.strides, strict=True))
-    return int(extent * (4 if layout.dtype == torch.bool else layout.dtype.itemsize))  # truth values are numbers here
+    return int(extent * (4 if layout.dtype == torch.bool else layout.dtype.itemsize))  # booleans are float32 here

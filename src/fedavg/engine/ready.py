@@ -1,4 +1,4 @@
-"""What a run will need is compiled before it starts: which lengths batches have is known from the clients' sizes."""
+"""Compiles what a run will need before it starts: the clients' sizes determine the lengths of the batches."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,14 +9,14 @@ from fedavg.engine.lengths import batch_lengths
 from fedavg.engine.trainer import Trainer
 from fedavg.types import Examples
 
-#: Lengths of batches that the step is proved on before round 1, at most: the shortest ones, and the longest.
+#: The most lengths of batches on which the step is checked before round 1: the shortest ones, and the longest.
 PROVED: Final = 12
 
 
 def make_ready(
     trainer: Trainer, examples: Examples, sizes: np.ndarray, batches: Iterable[float], drop_last: bool
 ) -> None:
-    """Prove the trainer's step on batches of the lengths that clients of these sizes will have, and compile it.
+    """Check the trainer's step on batches of the lengths that clients of these sizes will have, and compile it.
 
     `batches` are the values of B that the run will have.
     """

@@ -2,17 +2,17 @@
  *
  * T steps, B rows, H units (a multiple of STRIP), G = 4H gates in the order i, f, g, o. All arrays are dense and
  * row-major: gates and dz (T, B, G), h, c and tanh_c (T, B, H), w_hh (G, H), peephole (3, H), keep (T, B), which is 0
- * where a sequence starts and else 1. Single-threaded.
+ * where a sequence starts and otherwise 1. Single-threaded.
  *
  * Two things make it fast: the product of the few rows of a batch with the recurrent weights keeps its results in
- * registers while it streams the weights once, packed in the order in which they are read; and what follows it in a
- * time step is one pass over the gates while they are in the cache.
+ * registers while it streams the weights once, packed in the order in which they are read; and the rest of a time step
+ * is one pass over the gates while they are in the cache.
  */
 #pragma once
 #include "packing.h"
 #include "pointwise.h"
 
-/* Columns of weights that are packed side by side, and rows of a batch whose sums fit in the registers beside them. */
+/* Columns of weights that are packed together, and rows of a batch whose sums fit in registers with them. */
 #define STRIP (2 * LANES)
 #if LANES == 8
 #define STRIP_ROWS 6
@@ -20,7 +20,7 @@
 #define STRIP_ROWS 12
 #endif
 
-/* Near 0 it loses digits that a gate has no use for. */
+/* tanh. Near 0 it loses digits, which do not matter for a gate. */
 INLINE vec bounded(vec x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
 /* w (K, N), strip by strip. */
@@ -57,7 +57,7 @@ static void strip_of(int rows, int K, const float *x, const float *strip, float 
 #undef OF_ROWS
 }
 
-/* out (B, N) = x (B, K) w (K, N), with w packed; rows in blocks of even size. */
+/* out (B, N) = x (B, K) w (K, N), with w packed; rows in blocks of about the same size. */
 static void by_strips(int B, int K, int N, const float *x, const float *packed, float *out) {
     for (int n = 0; n < N; n += STRIP)
         for (int row = 0, rows; row < B; row += rows) {

@@ -1,6 +1,6 @@
-"""The recurrence of a peephole LSTM, and what it is told of texts: where a token begins one, and targets turned.
+"""The recurrence of a peephole LSTM, and its inputs about texts: which tokens begin one, and transposed targets.
 
-Truth values are numbers of float32 in a program, 0 or 1.
+In a program, booleans are float32 numbers, 0 or 1.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def _equals(w: Writer, op: Op) -> None:
 
 
 def copy_numbers(w: Writer, op: Op) -> None:
-    """Of int64, such as targets in another order."""
+    """Copies int64 numbers, such as targets in another order."""
     to, numbers = w.numbers(w.out(op)), w.numbers(op.args[0])
     dimensions = merged([*zip(to.shape, to.strides, numbers.strides, strict=True)], NUMBER_DIMENSIONS)
     spots = [Spot(view.root, 8 * view.offset) for view in (to, numbers)]
@@ -67,7 +67,7 @@ def _not(w: Writer, op: Op) -> None:
 
 
 def _as_numbers(w: Writer, op: Op) -> None:
-    """Truth values as float32."""
+    """Booleans as float32."""
     pointwise(w, "copy", w.made(op), w.truths(op.args[0]))
 
 

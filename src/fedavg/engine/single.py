@@ -1,4 +1,4 @@
-"""Batches of one example: a module with batch normalisation cannot be trained on one, and epochs may end with one."""
+"""Batches of one example: an epoch may end with one, and batch normalisation cannot be trained on it."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from fedavg.engine.trainer import Trainer
 from fedavg.errors import TaskError
 from fedavg.types import Examples
 
-#: Clients named in the message, at most.
+#: The most clients named in the message.
 NAMED = 5
 
 

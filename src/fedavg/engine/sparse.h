@@ -1,4 +1,4 @@
-/* Products of which one factor is mostly zeros, such as pixels and what ReLU leaves: the zeros are skipped.
+/* Products in which one factor is mostly zeros, such as pixels and outputs of ReLU: the zeros are skipped.
  *
  * Each sum is taken over the other numbers in the order of `by_panels`, so its bits are the same. Who is mostly zeros
  * is found by looking at a few rows: that changes the time, never a bit.
@@ -9,14 +9,14 @@
 
 /* Vectors of sums in registers. */
 #define REACH (LANES == 16 ? 14 : 12)
-/* Products of fewer rows or columns are over before it pays. */
+/* Products with fewer rows or columns are too short for it to pay. */
 #define ENOUGH 64
-/* One row of so many is looked at. */
+/* One in this many rows is sampled. */
 #define LOOKED_AT 16
-/* It pays if no more than this part of the numbers is not zero. */
+/* It pays if at most this fraction of the numbers is nonzero. */
 #define OTHERS (LANES == 16 ? 0.3f : 0.25f)
 
-/* The numbers of a row that are not zero, and where they stand. */
+/* The nonzero numbers of a row, and their positions. */
 typedef struct {
     int count;
     int32_t where[PIECE + LANES];
@@ -95,14 +95,14 @@ static int rounds_alike(int n, const Target *to) {
     return to->alpha == 1.0f || (n % LANES == 0 && to->beta == 1.0f && !to->bias);
 }
 
-/* A vector of sums to its place. */
+/* Writes a vector of sums to its place. */
 INLINE void put(const Target *to, int row, int column, int n, vec sum) {
     float *c = to->at + row * to->row + column;
     if (to->alpha == 1.0f) finish(to, row, column, smaller(LANES, n - column), sum);
     else store(c, plus(load(c), to->alpha, sum));
 }
 
-/* Rows of a, which lie along k, are mostly zeros. */
+/* The product when the rows of a, contiguous along k, are mostly zeros. */
 static void by_sparse_rows(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
     vec sums[REACH];
     for (int p = 0; p < k; p += PIECE) {
@@ -122,7 +122,7 @@ static void by_sparse_rows(int m, int n, int k, Matrix a, Matrix b, const Target
     }
 }
 
-/* Up to LANES columns of b, whose rows are dense, so that each lies along k. */
+/* Transposes up to LANES columns of b, whose rows are dense, so that each is contiguous along k. */
 static void stand(int k, int columns, Matrix b) {
     int p = 0;
     if (columns == LANES)
@@ -132,7 +132,7 @@ static void stand(int k, int columns, Matrix b) {
         for (int x = 0; x < columns; x++) standing[x * PIECE + p] = b.at[p * b.row + x];
 }
 
-/* Columns of b, whose rows are dense, are mostly zeros: LANES of them at a time. */
+/* The product when the columns of b, whose rows are dense, are mostly zeros: LANES of them at a time. */
 static void by_sparse_columns(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
     vec sums[LANES * REACH], tile[LANES];
     for (int p = 0; p < k; p += PIECE) {
@@ -163,7 +163,7 @@ static void by_sparse_columns(int m, int n, int k, Matrix a, Matrix b, const Tar
     }
 }
 
-/* True if no number of some rows is infinite or NaN: those times zero would not be zero. */
+/* True if no number of some rows is infinite or NaN: zero times those would not be zero. */
 static int all_finite(long rows, long n, const float *at, long row) {
     for (long i = 0; i < rows; i++) {
         vec zeros = {0};
@@ -173,13 +173,13 @@ static int all_finite(long rows, long n, const float *at, long row) {
     return 1;
 }
 
-/* The same of a matrix whose rows or columns are dense. */
+/* The same for a matrix whose rows or columns are dense. */
 static int is_finite(long rows, long columns, Matrix x) {
     if (x.column == 1) return all_finite(rows, columns, x.at, x.row);
     return x.row == 1 && all_finite(columns, rows, x.at, x.column);
 }
 
-/* True if rows, one in LOOKED_AT of which is looked at, are dense in memory and mostly zeros. */
+/* True if rows are dense in memory and mostly zeros; one in LOOKED_AT is sampled. */
 static int mostly_zeros(int rows, int n, Matrix x) {
     int seen = 0, found = 0;
     if (x.column != 1) return 0;
@@ -188,7 +188,7 @@ static int mostly_zeros(int rows, int n, Matrix x) {
     return (float)found < OTHERS * (float)seen;
 }
 
-/* True if the product was done so. */
+/* True if the product was done this way. */
 static int skip_zeros(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
     if (m < ENOUGH || n < ENOUGH || k < ENOUGH || !rounds_alike(n, to)) return 0;
     if (mostly_zeros(m, k, a) && is_finite(k, n, b)) {

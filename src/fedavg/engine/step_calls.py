@@ -1,4 +1,4 @@
-"""The steps of a client as native code is told them: a kind, numbers and flat vectors."""
+"""The steps of a client in the form that native code takes: a kind, numbers and flat vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ WHOLE: Final = Kind(whole=True)
 
 @dataclass(frozen=True)
 class StepCall:
-    """What one call of a native epoch is told beside its data."""
+    """The arguments of one call of a native epoch besides its data."""
 
     kind: Kind
     numbers: list[float]
@@ -29,7 +29,7 @@ class StepCall:
 
 
 class StepCalls:
-    """Of one model: made once for each client's steps, and kept as long as those are."""
+    """The step calls of one model: made once for each client's steps, and kept as long as those exist."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -38,7 +38,7 @@ class StepCalls:
 
     @cached_property
     def gradient(self) -> Tensor:
-        """Where whole gradients go, for optimisers that need them."""
+        """The buffer for whole gradients, for optimisers that need them."""
         return torch.empty_like(self._model.trainable)
 
     def of(self, steps: Steps) -> StepCall:
@@ -48,13 +48,13 @@ class StepCalls:
         return made
 
     def _make(self, steps: Steps) -> StepCall:
-        """The gradient has pull (w - towards) + drift added to it."""
+        """A call that adds pull (w - towards) + drift to the gradient."""
         folded = steps.optimizer.folded
         if folded is None:
             return StepCall(WHOLE, [0.0, 0.0, 0.0], [self._empty] * 4, self._model.split(self.gradient))
         pull, towards, drift = _joined(folded.weight_decay, steps.correction, self._model.trainable)
         kind = Kind(momentum=folded.momentum > 0, nesterov=folded.nesterov, pulled=pull != 0, drifted=drift is not None)
-        if pull and not kind.momentum:  # both parts in one pass: pull (w - (towards - drift / pull))
+        if pull and not kind.momentum:  # both terms in one pass: pull (w - (towards - drift / pull))
             towards = _minus(towards, drift, 1 / pull, self._model.trainable)
             kind, drift = Kind(pulled=True), None
         elif pull and towards is not None:
@@ -67,7 +67,7 @@ class StepCalls:
 
 
 def _joined(decay: float, correction: Correction | None, w: Tensor) -> tuple[float, Tensor | None, Tensor | None]:
-    """Weight decay and a correction as one: pull, towards, drift, cut to the weights that are trained."""
+    """Weight decay and a correction combined: pull, towards, drift, restricted to the trained weights."""
     if correction is None:
         return decay, None, None
     towards, drift = (v if v is None else v[: len(w)] for v in (correction.towards, correction.drift))

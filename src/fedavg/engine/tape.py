@@ -1,8 +1,8 @@
 """Records one training step as a flat list of ATen operators, by watching the plain path take it.
 
-A tensor is known by its place in memory and its geometry; all tensors of the step are kept alive while it is
-recorded, so no two of them are confused. What a replay could not repeat for other data (control flow that looks at
-values, shapes that depend on them) raises `Untraceable`.
+A tensor is identified by its address and its geometry; all tensors of the step are kept alive while it is recorded, so
+no two of them are confused. What a replay could not repeat for other data (control flow that depends on values, or
+shapes that do) raises `Untraceable`.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Untraceable(Exception):
 
 
 class LooksAtData(Untraceable):
-    """What it does depends on the values of its data."""
+    """What the module does depends on the values of its data."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator call. Tensors among the arguments stand as `Ref`; `outputs` has None where none came back."""
+    """One operator call. Tensors among the arguments are `Ref`s; `outputs` has None where no tensor was returned."""
 
     func: Any
     args: tuple[Any, ...]
@@ -64,9 +64,9 @@ class Op:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the numbers of a tensor stand in memory, from the beginning of the tensor that it is a view of.
+    """Where the numbers of a tensor are in memory, relative to the beginning of the tensor that it is a view of.
 
-    On a tape for all lengths of batches (`lengths.py`), what grows with the batch stands as `Rows`.
+    On a tape for all lengths of batches (`lengths.py`), numbers that grow with the batch are `PerRow`.
     """
 
     shape: tuple[Any, ...]
@@ -87,18 +87,18 @@ class Tape:
     state_tensors: list[Tensor]
     loss: str
     gradients: list[str | None]
-    #: For each name the name of the tensor whose memory it is a view of; itself if of none.
+    #: For each name, the name of the tensor whose memory it is a view of; itself if it is not a view.
     roots: dict[str, str]
-    #: For each name a tensor of its shape, type and layout, without data.
+    #: For each name, a tensor of its shape, type and layout, without data.
     forms: dict[str, Tensor]
     layouts: dict[str, Layout]
 
 
 def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] | None = None) -> Tape:
-    """Take the gradients of a batch, whose tensors are named x0, x1, ... and y0, y1, ... on the tape. The model's
-    buffers are changed by it.
+    """Take the gradients of a batch, whose tensors are named x0, x1, ... and y0, y1, ... on the tape. This changes the
+    model's buffers.
 
-    `kernels` may put other operators in place of PyTorch's while the step is taken.
+    `kernels` may replace PyTorch's operators while the step is taken.
     """
     parameters = {f"p{i}": p.detach() for i, p in enumerate(model.parameters.values())}
     others = [t for n, t in model.module.named_parameters() if n not in model.parameters]
@@ -115,7 +115,7 @@ def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] |
             loss, grads = plain.gradients(model, batch)
     except Untraceable:
         raise
-    except Exception as error:  # whatever a user's module does while watched, the plain path can still run it
+    except Exception as error:  # whatever fails while recording, the plain path can still run the module
         raise Untraceable(f"{type(error).__name__}: {error}") from error
     constants = recorder.constants
     names = [recorder.name_of(tensor) for tensor in (loss, *grads)]
@@ -137,8 +137,8 @@ def record(model: Model, batch: Examples, kernels: AbstractContextManager[Any] |
 
 @contextmanager
 def as_a_compiler() -> Iterator[None]:
-    """Inside, `torch.compiler.is_compiling()`: libraries then leave out shortcuts that look at the values of their
-    data, such as a look whether a mask masks anything, and take the way that is right for all."""
+    """Inside, `torch.compiler.is_compiling()` is true: libraries then skip shortcuts that depend on the values of their
+    data, such as a check whether a mask masks anything, and take the path that is right for all values."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -148,7 +148,7 @@ def as_a_compiler() -> Iterator[None]:
 
 
 def _apart(batch: Examples) -> Examples:
-    """Tensors are known by their place in memory: what is both input and target, as for an autoencoder, is copied."""
+    """Copies a tensor that is both input and target, as for an autoencoder: tensors are identified by address."""
     seen: set[Any] = set()
 
     def own(leaf: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def _apart(batch: Examples) -> Examples:
 class _TapeRecorder(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here meets torch.compile; the default would import all of it: a second and 80 MB per process."""
+        """Nothing here uses torch.compile; the default would import all of it: a second and 80 MB per process."""
         return False
 
     def __init__(self, inputs: dict[str, Tensor]) -> None:
@@ -189,7 +189,7 @@ class _TapeRecorder(TorchDispatchMode):
         known = [self.name_of(out) for out in outputs]
         names = tuple(self._output(out, named_args) for out in outputs)
         op = Op(func, named_args, named_kwargs, names)
-        if not all(known) or op.written or op.draws:  # what gives back its argument (detach) needs no replay
+        if not all(known) or op.written or op.draws:  # an operator that returns its argument (detach) needs no replay
             self.ops.append(op)
         return result
 
@@ -234,7 +234,7 @@ class _TapeRecorder(TorchDispatchMode):
 
 
 def _depends_on_values(func: Any, args: Any) -> bool:
-    """Whether what comes out, or its shape, depends on values; picking rows by their numbers does not."""
+    """Whether Python values or shapes depend on the data; selecting rows by index does not count."""
     if func is torch.ops.aten.index.Tensor:
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
@@ -254,8 +254,8 @@ def _refs(values: Any) -> Iterator[str]:
 
 
 def _needed(ops: list[Op], wanted: set[str], lasting: set[str], roots: dict[str, str]) -> list[Op]:
-    """Without the operators that nothing asks for. Those that draw stay, and those that write to what lasts longer than
-    the step, or to what is asked for."""
+    """Removes operators whose results are not needed. It keeps those that draw random numbers, and those that write to
+    tensors that outlast the step or are wanted."""
     kept = []
     read = {roots[name] for name in wanted}
     for op in reversed(ops):

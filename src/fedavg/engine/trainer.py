@@ -26,7 +26,7 @@ from fedavg.tasks.task import Task
 from fedavg.trees import Tree
 from fedavg.types import Examples
 
-#: How far a traced step may be from the plain one, relative to its length: far above rounding, far below a wrong graph.
+#: The largest error of a traced step, relative to the plain step's length: far above rounding, far below a wrong graph.
 AGREEMENT = 1e-3
 #: What PyTorch raises when a module, a loss or a metric does not fit the data it is given.
 USER_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -51,7 +51,7 @@ class Trainer:
         optimizer: Optimizer | None = None,
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`frozen` is memory that has the frozen parameters already (`Model`)."""
+        """`frozen` is memory that already holds the frozen parameters (`Model`)."""
         self.model = Model(task, seed, device, frozen)
         self.task = task
         self.optimizer = optimizer or SGD()
@@ -70,7 +70,7 @@ class Trainer:
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """PyTorch's generator, from which modules draw (dropout), seeded; what it was before is put back after."""
+        """Seeds PyTorch's generator, from which modules draw (dropout); restores its state on exit."""
         if self._device != "cpu":
             torch.manual_seed(seed)
             yield
@@ -104,7 +104,7 @@ class Trainer:
         return trees.changed(tree, lambda leaf: leaf.to(self._device))
 
     def collated(self, batch: Examples) -> Examples:
-        """A batch of raw examples in the form that the task gives it."""
+        """A batch of raw examples in the form that the task's `collate` gives it."""
         if self.task.collate is None:
             return batch
         made = self.task.collate(batch.x, batch.y)
@@ -113,7 +113,7 @@ class Trainer:
         return Examples(*made)
 
     def batches(self, examples: Examples, size: int, rng: np.random.Generator | None) -> Iterator[tuple[int, Examples]]:
-        """What the module is trained on, in order: each batch with the number of raw examples that it is made of."""
+        """What the module is trained on, in order: each batch with the number of its raw examples."""
         if self.task.collate is None:
             whole = Examples(self.inputs(examples.x, rng), self.targets(examples.y))
             yield from ((len(batch), batch) for batch in trees.batches(whole, size))
@@ -123,14 +123,14 @@ class Trainer:
             yield len(batch), Examples(self.inputs(made.x, rng), self.targets(made.y))
 
     def steps(self, lr: float, correction: Correction | None = None) -> Steps:
-        """Local steps at this rate, with nothing carried yet."""
+        """Local steps at this rate, with fresh optimiser state."""
         if correction is not None:
             towards, drift = (v if v is None else v.to(self._device) for v in (correction.towards, correction.drift))
             correction = replace(correction, towards=towards, drift=drift)
         return fresh(self.optimizer, len(self.model.trainable), lr, correction, self._device)
 
     def pieces(self, examples: Examples, size: int, rng: np.random.Generator | None) -> Iterator[Piece]:
-        """One pass over raw examples, in order, in batches: what `epoch_for` has functions for."""
+        """One pass over raw examples, in order, in batches: the pieces that `epoch_for` has functions for."""
         if self.task.collate is None:
             yield from cut(Examples(self.inputs(examples.x, rng), self.targets(examples.y)), size)
             return
@@ -150,7 +150,7 @@ class Trainer:
         """If the module cannot be `what` ('trained', 'evaluated') on raw examples, the error says on which, and why."""
         try:
             yield
-        except Untraceable as error:  # a shape that the probe did not meet
+        except Untraceable as error:  # a shape that the probe did not have
             raise TaskError(f"'{self.task.name}' on {_form(examples)}: {error}; use engine 'plain'") from error
         except USER_ERRORS as error:
             raise self._refusal(what, examples, error) from error
@@ -165,7 +165,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, examples: Examples, metrics: Mapping[str, Metric] | None = None) -> dict[str, Tensor]:
-        """The sums of each metric, of the task's unless others are given, over all examples, float64.
+        """The sums of each metric over all examples, float64; the task's metrics unless others are given.
 
         Runs in evaluation mode.
         """
@@ -214,13 +214,13 @@ class Trainer:
         self.engine = Engine(marked("graph" + fast + self._loops()), "traced, agrees with the plain path")
 
     def ready_for(self, lengths: Sequence[int], examples: Examples) -> None:
-        """Compile what batches of these lengths need, so that nothing is compiled later, and prove it on them.
+        """Compile what batches of these lengths need, so that nothing is compiled later, and check it on them.
 
-        A module may do something else for some length; then each length is compiled for itself.
+        If the module behaves differently at some length, each length is compiled separately.
         """
         graph = self._graph
         if graph is None or self.task.collate is not None:
-            return  # what collate makes of a batch is known when it is made
+            return  # what collate makes of a batch is not known in advance
         with self.model.unchanged():
             batches = [self._prepared(_repeated(examples, length)) for length in lengths]
             if not all(self._agrees(graph, batch) for batch in batches):
@@ -231,14 +231,14 @@ class Trainer:
     def _agrees(self, graph: GraphEpochs, batch: Examples) -> bool:
         try:
             expected = self._step(self._plain, batch)
-        except USER_ERRORS:  # whoever meets such a batch is told so
+        except USER_ERRORS:  # reported when a client has such a batch
             return True
         return not self._gap(graph, batch, expected)
 
     def fit(self, examples: Examples) -> None:
         """Find the form in which the module takes such examples, for a model that is only judged here.
 
-        Where none will do, judging it says why.
+        If there is none, judging it says why.
         """
         if self.trial(examples):
             self._fit = Fit()
@@ -246,12 +246,12 @@ class Trainer:
             self._fitted(examples)
 
     def _fitted(self, examples: Examples) -> tuple[Examples, Examples, Tensor]:
-        """A batch in the form that the module takes, which is kept; another of its rows; and a plain step on that."""
+        """A batch in the form that the module takes, which is kept; another batch of its rows; a plain step on that."""
         errors: dict[Fit, Exception] = {}
         for self._fit in CANDIDATES:
             try:
                 batch = self._prepared(examples)
-                doubled = torch.arange(len(batch), device=self._device) // 2  # other data than what is recorded
+                doubled = torch.arange(len(batch), device=self._device) // 2  # other data than the recorded batch
                 rows = trees.take(batch, doubled)
                 other = Examples(input_form(rows.x, self._fit), target_form(rows.y, self._fit))
                 return batch, other, self._step(self._plain, other)
@@ -260,7 +260,7 @@ class Trainer:
         raise self._refusal("trained", examples, errors[AS_IT_IS]) from errors[AS_IT_IS]
 
     def _check_adapters(self, batch: Examples) -> None:
-        """Adapters that the module never calls would be trained in vain, and nobody would notice."""
+        """Refuse adapters that the module never calls: they would silently be trained to no effect."""
         if self.task.adapters is not None and (idle := plain.unused(self.model, batch)):
             more = ", ..." if len(idle) > 1 else ""
             raise TaskError(
@@ -274,7 +274,7 @@ class Trainer:
         return Examples(self.inputs(made.x, rng), self.targets(made.y))
 
     def trial(self, examples: Examples) -> str:
-        """Why a step on these examples fails; empty if it does not. Nothing is changed by it."""
+        """Why a step on these examples fails; empty if it does not. Changes nothing."""
         before = self._fit
         try:
             self._fitted(examples)
@@ -285,16 +285,16 @@ class Trainer:
         return ""
 
     def _refusal(self, what: str, examples: Examples, error: Exception) -> TaskError:
-        """PyTorch's reason is the last line, whatever its interpreter has written above it."""
-        text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # else only the key would be told
+        """PyTorch's reason is the last line, whatever its interpreter wrote above it."""
+        text = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)  # else only the key is shown
         lines = text.strip().splitlines() or [type(error).__name__]
         reason = lines[-1] if "TorchScript" in lines[0] else "\n".join(lines)
         return TaskError(f"'{self.task.name}' cannot be {what} on {_form(examples)}: {reason}")
 
     def _loops(self) -> str:
-        """Which kernels of their own layers run: it depends on the machine, and kernels round differently.
+        """Which layers run their own kernels: this depends on the machine, and kernels round differently.
 
-        A layer that has any says so by an attribute `kernel_name`, such as 'native LSTM'.
+        Such a layer has an attribute `kernel_name`, such as 'native LSTM'.
         """
         kinds = {getattr(layer, "kernel_name", None) for layer in self.model.module.modules()}
         return "".join(f" with {kind}" for kind in sorted(filter(None, kinds)))
@@ -308,7 +308,7 @@ class Trainer:
         return self._gap(graph, other, expected)
 
     def _gap(self, graph: GraphEpochs, batch: Examples, expected: Tensor) -> str:
-        """How far the graph's step is from the one expected; empty if that is rounding."""
+        """How far the graph's step is from the expected one; empty if the difference is only rounding."""
         try:
             gap, length = float((self._step(graph, batch) - expected).norm()), float(expected.norm())
         except Untraceable as error:
@@ -320,7 +320,7 @@ class Trainer:
         return ""
 
     def _step(self, epochs: Epochs, batch: Examples) -> Tensor:
-        """How one step of plain SGD at rate 1 changes the weights; they are put back."""
+        """How one step of plain SGD at rate 1 changes the weights, which are restored."""
         before, piece, steps = self.model.vector.clone(), Piece(batch, len(batch)), Steps(SGD(), 1.0)
         with self.model.unchanged(), self.seeded(0):
             epoch = epochs.epoch_for(piece, steps)
@@ -330,7 +330,7 @@ class Trainer:
 
 
 def _repeated(examples: Examples, length: int) -> Examples:
-    """So many examples, some of them several times if there are not enough."""
+    """`length` examples, with repeats if there are not enough."""
     return trees.take(examples, torch.arange(length) % len(examples))
 
 
@@ -339,7 +339,7 @@ def _form(examples: Examples) -> str:
 
 
 def _range(y: Tree) -> str:
-    """The least and the largest of integer targets: one that is no class is easily seen."""
+    """The smallest and largest integer target, so that one that is not a class is easy to see."""
     if isinstance(y, Tensor) and not y.is_floating_point() and y.numel() and y.dtype != torch.bool:
         return f" from {int(y.min())} to {int(y.max())}"
     return ""

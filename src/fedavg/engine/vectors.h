@@ -27,7 +27,7 @@ INLINE int smaller(int a, int b) { return a < b ? a : b; }
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE ints choose(ints which, ints yes, ints no) { return (which & yes) | (~which & no); }
 
-/* The first `count` numbers of a vector, and zeros; nothing behind them is touched. */
+/* The first `count` numbers of a vector, then zeros; nothing past them is read. */
 INLINE vec load_some(const float *from, int count) {
     if (count >= LANES) return load(from);
 #if LANES == 16
@@ -59,7 +59,7 @@ INLINE void store_some(float *to, vec v, int count) {
 #endif
 }
 
-/* The first `count` numbers of v, and zeros. */
+/* The first `count` numbers of v, then zeros. */
 INLINE vec first_of(vec v, int count) {
     if (count >= LANES) return v;
 #if LANES == 16

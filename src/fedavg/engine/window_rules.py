@@ -1,4 +1,4 @@
-"""What pooling becomes in a program."""
+"""How pooling is translated to a program."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -14,12 +14,12 @@ MAX_BACK: Final = aten.max_pool2d_with_indices_backward.default
 
 
 def _both(value: Sequence[int]) -> tuple[int, int]:
-    """Downwards and across, where one number is for both."""
+    """Vertical and horizontal values; a single number is for both."""
     return (value[0], value[-1])
 
 
 def _sizes(x: TensorView, y: TensorView, window: Any, moved: Any, around: Any, counts_padding: bool) -> tuple[int, ...]:
-    """As windows.h has them."""
+    """The sizes in the order of windows.h."""
     if len(x.shape) != 4:
         raise Unsupported("pooling of one image without a batch")
     images, channels, height, width = x.shape
@@ -28,7 +28,7 @@ def _sizes(x: TensorView, y: TensorView, window: Any, moved: Any, around: Any, c
 
 
 def _given(options: Sequence[Any], *defaults: Any) -> list[Any]:
-    """The window, and the other options, of which some may not be given."""
+    """The window and the other options, with defaults for those not given."""
     return [*options, *defaults[len(options) - 1 :]]
 
 
@@ -42,7 +42,7 @@ def _max_sizes(x: TensorView, y: TensorView, options: Sequence[Any]) -> tuple[in
 def _max_pool(w: Writer, op: Op) -> None:
     x, y, place = w.view(op.args[0]), w.made(op), str(op.outputs[1])
     if any(place in reader.refs and reader.func is not MAX_BACK for reader in w.tape.ops):
-        raise Unsupported("pooling whose places are asked for")  # they are kept in another form
+        raise Unsupported("pooling whose places are asked for")  # the program stores them in another form
     w.add("max_pool", _max_sizes(x, y, op.args[1:]), by_pixel(w, x), made_by_pixel(y), Spot(place, 0))
 
 
@@ -61,7 +61,7 @@ def _mean_sizes(x: TensorView, y: TensorView, options: Sequence[Any]) -> tuple[i
 
 
 def _evenly(x: TensorView, y: TensorView, options: Sequence[Any]) -> tuple[int, ...]:
-    """Adaptive pooling to a size that divides the image's is pooling of one window after another."""
+    """Adaptive pooling to a size that divides the image's is ordinary pooling with adjacent windows."""
     parts = [(n, m) for n, m in zip(x.shape[2:], y.shape[2:], strict=True)]
     if any(n % m for n, m in parts):
         raise Unsupported("adaptive pooling to windows of unlike sizes")

@@ -1,21 +1,21 @@
-/* Pooling of images whose channels lie side by side: the largest, or the mean, of a window that is moved over them.
+/* Pooling of images with contiguous channels: the maximum or the mean of a window that slides over them.
  *
- * A window may stand over the edge, where there is padding or nothing. Of the largest, `place` says which it was, row by
- * row in the window, as a float: the first if several are the same, as in PyTorch; what is not a number wins.
+ * A window may extend past the edge, where there is padding or nothing. For a maximum, `place` says which pixel it was,
+ * row by row in the window, as a float: the first if several are equal, as in PyTorch; NaN wins.
  */
 #pragma once
 #include "pointwise.h"
 
 typedef struct {
-    long images, height, width, channels; /* what comes in */
-    long rows, columns;                   /* what comes out */
+    long images, height, width, channels; /* input */
+    long rows, columns;                   /* output */
     long down, across;                    /* the window */
     long move_down, move_across, above, left;
     long counts_padding;
 } Windows;
 
-/* The pixels of one window that there are: rows from `top` to `bottom`, columns from `first` to `last`, in an image; where
- * the whole window begins; and what a mean is divided by. */
+/* The pixels of one window that exist: rows from `top` to `bottom`, columns from `first` to `last`, in an image; where
+ * the whole window begins; and the divisor of a mean. */
 typedef struct {
     long top, bottom, first, last, start_row, start_column;
     float share;
@@ -30,7 +30,8 @@ INLINE Window window_at(const Windows *how, long i, long j) {
     return (Window){top, bottom, first, last, row, column, 1.0f / (float)(rows * columns)};
 }
 
-/* All windows of all images; `how`, `w`, `count` channels at `c`, and where `x`, `y` and `place` are, are known in `body`. */
+/* All windows of all images. `body` can use `how`, `w`, `count` channels at `c`, and the current `x`, `y` and
+ * `place`. */
 #define EACH_WINDOW(body)                                                                                             \
     const long image_size = how->height * how->width * how->channels;                                                 \
     for (long image = 0; image < how->images; image++)                                                                \
@@ -45,7 +46,7 @@ INLINE Window window_at(const Windows *how, long i, long j) {
                 }                                                                                                     \
             }
 
-/* All pixels of a window: `pixel` is one's place behind `from`, `tap` its number. */
+/* All pixels of a window: `pixel` is the offset of each from `from`, `tap` its number. */
 #define EACH_PIXEL(body)                                                                                              \
     for (long r = w.top; r < w.bottom; r++)                                                                           \
         for (long q = w.first; q < w.last; q++) {                                                                     \

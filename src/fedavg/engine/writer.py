@@ -1,7 +1,7 @@
-"""What a program is written with: places, views of tensors, and the `Writer` that collects instructions.
+"""The tools to write a program: places, views of tensors, and the `Writer` that collects instructions.
 
-What an operator becomes is said by rules (`lowering.py`) in these words; `program.py` puts the instructions together.
-Some tensors are made only when an instruction needs them: by then it may be known that they need not be.
+Rules (`lowering.py`) translate operators with these tools; `program.py` assembles the instructions. Some tensors are
+made only when an instruction needs them: by then they may have turned out to be unnecessary.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Spot:
-    """A place in memory: an array, or a tensor of the step, and bytes from its beginning."""
+    """A place in memory: an array or a tensor of the step, and an offset in bytes."""
 
     root: str
     offset: int
@@ -47,14 +47,14 @@ NOWHERE: Final = Spot("", 0)
 
 @dataclass(frozen=True)
 class KnownScalar:
-    """A scalar that is known when the program is written."""
+    """A scalar known when the program is written."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class TensorView:
-    """A tensor of float32 as an instruction takes it: strides are in numbers, not bytes."""
+    """A float32 tensor as an instruction takes it: strides are in elements, not bytes."""
 
     root: str
     offset: int
@@ -88,7 +88,7 @@ class PendingProduct:
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """A loss over classes that is made with its softmax: of numbers (examples, what follows the classes, classes)."""
+    """A loss over classes that is fused with its softmax, over (examples, dimensions after the classes, classes)."""
 
     x: TensorView
     target: Any
@@ -97,13 +97,13 @@ class CrossEntropy:
     #: The gradient of the loss.
     dy: Any
     counted: Spot
-    #: Where the logarithm of what a row's shares are scaled by is noted for the way back.
+    #: Where the logarithm of each row's normaliser is stored for the backward pass.
     noted: Spot
 
 
 @dataclass
 class Movable:
-    """A tensor that an instruction can make with any strides, of which it is told the first `told`; others are 1."""
+    """A tensor that an instruction can make with any strides: it takes the first `told`, the others are 1."""
 
     view: TensorView
     told: int
@@ -130,25 +130,25 @@ class Writer:
     """Collects instructions for one tape, whose sizes are numbers."""
 
     tape: Tape
-    #: The operators that read the memory of a tensor, by its root; None for who asks for the loss or a gradient.
+    #: The operators that read the memory of a tensor, by its root; None is the caller, which reads loss and gradients.
     readers: dict[str, list[Op | None]]
     lines: list[tuple[int, list[Any]]] = field(default_factory=list)
     #: Bytes of each tensor that the step makes, and of scratch.
     sizes: dict[str, int] = field(default_factory=dict)
-    #: What makes tensors that are not made yet, and of some of them the pieces that they consist of.
+    #: Functions that make deferred tensors, and for some of these the pieces that they consist of.
     later: dict[str, Callable[[], None]] = field(default_factory=dict)
     pieces: dict[str, list[Fragment]] = field(default_factory=dict)
     products: dict[str, PendingProduct] = field(default_factory=dict)
-    #: By the logarithms that are never made.
+    #: By the name of the logarithms, which are never made.
     losses: dict[str, CrossEntropy] = field(default_factory=dict)
-    #: What can be made elsewhere.
+    #: Tensors that can be made elsewhere.
     movable: dict[str, Movable] = field(default_factory=dict)
 
     def add(self, name: str, *words: Any) -> None:
         self.lines.append((INSTRUCTIONS.index(name), _flat(words)))
 
     def settled(self) -> list[tuple[int, list[Any]]]:
-        """All instructions, when it is known where everything is made."""
+        """All instructions, once it is decided where each tensor is made."""
         assert not self.later, "all is made before"
         return [
             (number, [item for word in words for item in (word.words if isinstance(word, Movable) else [word])])
@@ -156,7 +156,7 @@ class Writer:
         ]
 
     def scratch(self, numbers: int) -> Spot:
-        """Place for so many float32 during the instruction that names it."""
+        """Space for this many float32 numbers during the instruction that names it."""
         name = f"scratch {len(self.sizes)}"
         self.sizes[name] = 4 * numbers
         return Spot(name, 0)
@@ -167,17 +167,17 @@ class Writer:
         return self.tape.layouts[ref.name]
 
     def view(self, ref: Any) -> TensorView:
-        """A tensor of float32, which is made by now."""
+        """A float32 tensor, which is made first if it was deferred."""
         view = self.unmade(ref)
         self.make(view.root)
         return view
 
     def unmade(self, ref: Any) -> TensorView:
-        """The same, though it may not be made yet."""
+        """The same, without making it."""
         return self._typed(ref, torch.float32)
 
     def anywhere(self, ref: Any) -> TensorView:
-        """A tensor of float32 for an instruction that takes any strides: where its numbers came from, if that does."""
+        """A float32 tensor for an instruction that takes any strides: a view of the copy's source, if possible."""
         view = self.unmade(ref)
         wanted = [(size, stride, 0) for size, stride in zip(view.shape, view.strides, strict=True)]
         for piece in self.pieces.get(view.root, []):
@@ -189,17 +189,17 @@ class Writer:
         return self.view(ref)
 
     def make(self, root: str) -> None:
-        """Write the instructions that make a tensor, if that was put off."""
+        """Write the instructions that make a tensor, if it was deferred."""
         if make := self.later.pop(root, None):
             make()
 
     def make_all(self) -> None:
-        """What was put off can be put off no longer: something is about to be written over."""
+        """Make all deferred tensors: something is about to be overwritten."""
         for root in list(self.later):
             self.make(root)
 
     def forget(self, op: Op) -> None:
-        """Drop what only this operator was left to read, if it did without: it is never made."""
+        """Drop deferred tensors that only this operator still had to read, if it did without: they are never made."""
         for root in roots_read(self.tape, op):
             self._unread[root] -= 1
             if not self._unread[root] and root in self.later:
@@ -212,7 +212,7 @@ class Writer:
         return {root: len(readers) for root, readers in self.readers.items()}
 
     def is_kept(self, root: str) -> bool:
-        """Whether the step makes it and never writes over it, so that it can be read, or made, later."""
+        """Whether the step makes it and never overwrites it, so that it can be read, or made, later."""
         return root in self.sizes and root not in self.written
 
     @cached_property
@@ -220,14 +220,14 @@ class Writer:
         return {self.tape.roots[name] for op in self.tape.ops for name in op.written}
 
     def assemble(self, to: TensorView, parts: Sequence[tuple[TensorView, Any]]) -> None:
-        """`to`, a whole tensor, consists of these, each at its place within it, and of zeros elsewhere."""
+        """`to`, a whole tensor, consists of these parts, each at its place, and of zeros elsewhere."""
         pieces = [piece for place, ref in parts for piece in self._pieces(place, ref)]
         self.pieces[to.root], self.later[to.root] = pieces, partial(self._put_together, to.root)
         if not all(map(self.is_kept, (to.root, *(piece.root for piece in pieces)))):
             self.make(to.root)
 
     def unite(self, to: TensorView, refs: Sequence[Any]) -> bool:
-        """Whether a sum of tensors could be put off, as each has only zeros where another has numbers."""
+        """Defer a sum of tensors, if each is zero where another is not; returns whether it was deferred."""
         views = [self.unmade(ref) for ref in refs]
         alike = all((view.offset, view.shape, view.strides) == (to.offset, to.shape, to.strides) for view in views)
         if not alike or not all(view.root in self.pieces for view in views) or not self.is_kept(to.root):
@@ -290,11 +290,11 @@ class Writer:
         return view
 
     def spot(self, ref: Any) -> Spot:
-        """Where a dense tensor of float32 is; nowhere if it is None."""
+        """Where a dense float32 tensor is; nowhere if it is None."""
         return NOWHERE if ref is None else self.dense(ref).spot
 
     def densely(self, ref: Any) -> Spot:
-        """Where a dense tensor of float32 is, or a dense copy of another."""
+        """Where a dense float32 tensor is; if it is not dense, a dense copy."""
         view = self.view(ref)
         if view.is_dense:
             return view.spot
@@ -304,18 +304,18 @@ class Writer:
         return copy.spot
 
     def whole_numbers(self, ref: Any) -> Spot:
-        """Where a dense tensor of int64 is."""
+        """Where a dense int64 tensor is."""
         view = self.numbers(ref)
         if not view.is_dense:
             raise Unsupported("whole numbers that are not dense")
         return Spot(view.root, 8 * view.offset)
 
     def numbers(self, ref: Any) -> TensorView:
-        """A tensor of int64: its spot is at 8 bytes for each number."""
+        """An int64 tensor: offsets count 8 bytes per number."""
         return self._typed(ref, torch.int64)
 
     def truths(self, ref: Any) -> TensorView:
-        """Truth values, which are float32 in a program."""
+        """Booleans, which are float32 in a program."""
         view = self._typed(ref, torch.bool)
         if view.root not in self.sizes:
             raise Unsupported("truth values among the examples")
@@ -332,7 +332,7 @@ class Writer:
         return Ref(name) if name else None
 
     def made(self, op: Op, place: int = 0) -> TensorView:
-        """What an operator makes."""
+        """The output of an operator."""
         ref = self.out(op, place)
         if ref is None:
             raise Unsupported("an output that is not asked for")
@@ -340,12 +340,12 @@ class Writer:
 
 
 def roots_read(tape: Tape, op: Op) -> set[str]:
-    """The tensors whose memory an operator reads; a rate of learning is no tensor."""
+    """The tensors whose memory an operator reads; a learning rate is not a tensor."""
     return {tape.roots[name] for name in op.refs if name in tape.roots}
 
 
 def merged(dimensions: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """(size, strides ...) of each dimension: outermost first, neighbours joined where they lie so, `count` of them."""
+    """(size, strides ...) of each dimension, outermost first: contiguous neighbours are joined, to `count` in all."""
     if any(dimension[0] == 0 for dimension in dimensions):
         raise Unsupported("an empty tensor")
     ordered = sorted((d for d in dimensions if d[0] != 1), key=lambda d: [-stride for stride in d[1:]])
@@ -370,5 +370,5 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _squeezed(view: TensorView) -> list[tuple[int, int]]:
-    """Sizes and strides of the dimensions that have any extent."""
+    """Sizes and strides of the dimensions larger than 1."""
     return [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if size != 1]

@@ -1,7 +1,7 @@
-"""Kernels in C: shipped with the wheel, or built where there is a compiler; every one has a way to do without.
+"""Kernels in C: shipped with the wheel, or built where there is a compiler; each has a fallback in Python.
 
-Whether and for which instructions a kernel runs depends on the machine and on FEDAVG_NATIVE alone, never on a timing,
-since kernels round differently from what they replace.
+Whether a kernel runs, and for which instruction set, depends only on the machine and on FEDAVG_NATIVE, never on a
+timing, since kernels round differently from what they replace.
 """
 
 from fedavg.native.kernels import VARIABLE, FoundKernel, call, compiler, found, in_use, library, marked

@@ -1,4 +1,4 @@
-"""Where code may be put so that nobody else can change it before it is loaded."""
+"""Folders in which no other user can change code before it is loaded."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ log = logging.getLogger("fedavg.run")
 
 
 def own_folder() -> Path | None:
-    """Where builds are kept; None where another user could put code there, or it cannot be made."""
+    """Where builds are kept; None if another user could put code there, or if it cannot be created."""
     try:
         folder = user_cache() / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,10 +45,10 @@ def private_folder(within: Path | None) -> Iterator[Path]:
 
 
 def _unsafe_part(folder: Path) -> Path | None:
-    """The first folder on the way to this one that another user could change; None if there is none.
+    """The first folder on the path to this one that another user could change; None if there is none.
 
-    Both the way as it is written and as it is without links count. In a folder with the sticky bit, such as /tmp,
-    others can make entries, but not touch those of this user or of the system.
+    Both the path as written and the path with links resolved are checked. In a folder with the sticky bit, such as
+    /tmp, others can create entries, but not touch those of this user or of the system.
     """
     if not hasattr(os, "getuid"):
         return folder
@@ -65,5 +65,5 @@ def _unsafe_part(folder: Path) -> Path | None:
 
 @cache
 def say(message: str) -> None:
-    """Once in a process."""
+    """Print a message, once per process."""
     log.warning(message)

@@ -1,4 +1,4 @@
-"""Finds the code of a kernel: in the wheel, among the builds that this user keeps, or from the compiler."""
+"""Finds the code of a kernel: in the wheel, among this user's earlier builds, or from the compiler."""
 
 import ctypes
 import os
@@ -20,17 +20,17 @@ from fedavg.native import recipe
 from fedavg.native.folders import own_folder, private_folder, say
 from fedavg.native.recipe import LEVELS, NATIVE, Level
 
-#: 0: no kernels; avx2 or avx512: for these instructions, though the processor may have more; else the best it has.
+#: 0: no kernels; avx2 or avx512: this instruction set, even if the processor has a better one; otherwise its best.
 VARIABLE: Final = "FEDAVG_NATIVE"
-#: Where a wheel has its kernels.
+#: Where a wheel stores its kernels.
 PREBUILT: Final = Path(__file__).parent / "prebuilt"
-#: Lines of /proc/cpuinfo that say which instructions there are: `-march=native` uses them all.
+#: Lines of /proc/cpuinfo that identify the instruction set: `-march=native` uses all of it.
 INSTRUCTIONS: Final = ("model name", "flags", "Features", "CPU part")
 
 
 @dataclass(frozen=True)
 class FoundKernel:
-    """A kernel's code, if it can be had, and where it came from or why there is none, in words."""
+    """A kernel's code, if available, and a text that says where it came from or why there is none."""
 
     library: ctypes.CDLL | None
     origin: str
@@ -38,12 +38,12 @@ class FoundKernel:
 
 @cache
 def library(source: Path) -> ctypes.CDLL | None:
-    """The code of a C file, if it can be had here."""
+    """The compiled code of a C file, if available here."""
     return found(source).library
 
 
 def found(source: Path) -> FoundKernel:
-    """The same, with where it is from."""
+    """The same, with its origin."""
     level = in_use()
     if level is None:
         return FoundKernel(None, f"{VARIABLE}=0")
@@ -55,13 +55,13 @@ def found(source: Path) -> FoundKernel:
         return FoundKernel(None, f"no C compiler (CC, cc, gcc, clang), and the package has none for {level.name}")
     try:
         code = _compiled(source, level, compiler)
-    except (OSError, subprocess.SubprocessError) as error:  # a compiler that cannot do this is as good as none
+    except (OSError, subprocess.SubprocessError) as error:  # a compiler that fails counts as no compiler
         return _unusable(source, error)
     return _loaded(source, code, f"built here by {compiler[0]}, for {level.name}")
 
 
 def in_use() -> Level | None:
-    """The instructions that kernels use in this process; None: there are to be no kernels."""
+    """The instruction set that kernels use in this process; None if kernels are switched off."""
     asked = os.environ.get(VARIABLE, "")
     if asked == "0":
         return None
@@ -79,7 +79,7 @@ def in_use() -> Level | None:
 
 
 def marked(engine: str) -> str:
-    """An engine's name with the instructions that its kernels use, if it has any: other instructions round differently.
+    """An engine's name with the instruction set of its kernels, if it has any: other instructions round differently.
 
     >>> marked("plain")
     'plain'
@@ -95,7 +95,7 @@ def compiler() -> list[str] | None:
 
 @cache
 def features() -> frozenset[str]:
-    """What the processor and the system can do, as Linux calls it; elsewhere as far as PyTorch knows."""
+    """The features of the processor and the system, by Linux's names; on other systems, as far as PyTorch knows."""
     for row in instructions():
         if row.startswith("flags"):
             return frozenset(row.partition(":")[2].split())
@@ -117,7 +117,7 @@ def _is_x86() -> bool:
 
 
 def _prebuilt(source: Path, level: Level) -> bytes | None:
-    """The kernel that came with the package, if it was built from this very source."""
+    """The kernel that came with the package, if it was built from exactly this source."""
     return _read(PREBUILT / recipe.kernel_name(source, level)) if PREBUILT.is_dir() else None
 
 
@@ -129,13 +129,13 @@ def _compiled(source: Path, level: Level, compiler: list[str]) -> bytes:
         with private_folder(folder) as building:
             code = recipe.built(source, level, compiler, building)
         if kept:
-            with suppress(DiskError):  # a full disk: it is built again by the next process
+            with suppress(DiskError):  # disk full: the next process builds it again
                 write_atomically(kept, recipe.sealed(code), durable=False, private=True)
     return code
 
 
 def _loaded(source: Path, code: bytes, origin: str) -> FoundKernel:
-    """Loads these very bytes: from a file that was made just for this, where nobody else can reach it."""
+    """Loads exactly these bytes, from a new file that no other user can reach."""
     try:
         with private_folder(own_folder()) as loading:
             target = loading / f"{source.stem}.so"
@@ -153,7 +153,7 @@ def _unusable(source: Path, error: Exception) -> FoundKernel:
 
 
 def _read(path: Path) -> bytes | None:
-    """What was built before; None if there is nothing, or if a byte of it is not as it was written."""
+    """An earlier build; None if there is none or it is damaged."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -165,7 +165,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _digest(source: Path, level: Level, compiler: list[str]) -> str:
-    """Of all that a build depends on: the sources and flags, the compiler, and for `native` the processor."""
+    """A digest of all that a build depends on: sources, flags, compiler, and for `native` the processor."""
     asked = [*compiler, "--version"]
     version = subprocess.run(asked, check=True, capture_output=True, timeout=recipe.BUILD_TIMEOUT_S).stdout
     processor = instructions() if level is NATIVE else ()
@@ -174,7 +174,7 @@ def _digest(source: Path, level: Level, compiler: list[str]) -> str:
 
 
 def call(built: ctypes.CDLL, name: str, sizes: tuple[int, ...], tensors: tuple[Tensor | None, ...]) -> None:
-    """Run a function of the library on whole numbers and dense tensors (None is a null pointer)."""
+    """Run a function of the library on integers and dense tensors (None is a null pointer)."""
     places = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
     if getattr(built, name)(*sizes, *places):
         raise MemoryError(f"{name} of {sizes}")

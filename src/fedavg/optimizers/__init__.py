@@ -9,7 +9,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": Ada
 
 
 def make_optimizer(value: str | Optimizer) -> Optimizer:
-    """An optimiser as a plan has it: the object, or its name with settings after colons."""
+    """The optimiser that a plan specifies: the object, or its name with settings after colons."""
     return make(value, Optimizer)  # type: ignore[type-abstract]
 
 

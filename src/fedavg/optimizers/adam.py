@@ -1,9 +1,9 @@
-"""Adam (Kingma and Ba 2015) and AdamW (Loshchilov and Hutter 2019), as `torch.optim` does them.
+"""Adam (Kingma and Ba 2015) and AdamW (Loshchilov and Hutter 2019), as in `torch.optim`.
 
     m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g²
     w -= lr (m / (1 - beta1^t)) / (√(v / (1 - beta2^t)) + eps)
 
-Adam adds weight_decay w to the gradient; AdamW first takes lr weight_decay w off the weights instead.
+Adam adds weight_decay w to the gradient; AdamW instead first subtracts lr weight_decay w from the weights.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ from fedavg.specs import Pluggable
 
 @dataclass(frozen=True)
 class Folded:
-    """Steps that a fast path may take without ever making the gradient g, since they are linear in it:
+    """Steps that a fast path may take without materialising the gradient g, since they are linear in it:
 
     g += weight_decay w;   v = momentum v + g;   w -= lr v,   or with Nesterov   w -= lr (g + momentum v)
     """
@@ -58,7 +58,7 @@ class Optimizer(Pluggable, ABC):
 
     @property
     def folded(self) -> Folded | None:
-        """What the fast path may do instead of `step`, to the same effect; None if it cannot."""
+        """What the fast path may do instead of `step`, with the same effect; None if there is no such thing."""
         return None
 
 
@@ -67,7 +67,7 @@ class Correction:
     """What an algorithm adds to each gradient: pull (w - towards) + drift, linear in the weights w before the step.
 
     `towards` and `drift` have shape (P,); buffers, at the end of the vector, are never corrected. FedProx (a pull),
-    SCAFFOLD (a drift) and FedDyn (both) are of this form. A client half gives it to `client.epochs(work, ...)`.
+    SCAFFOLD (a drift) and FedDyn (both) have this form. A client half passes it to `client.epochs(work, ...)`.
 
     >>> w = torch.tensor([3.0, 1.0])
     >>> change_of(Correction(pull=0.5, towards=torch.tensor([1.0, 1.0]), drift=torch.tensor([0.0, 2.0])), w)
@@ -81,21 +81,21 @@ class Correction:
 
 @dataclass(eq=False)
 class Steps:
-    """The local steps of a client under way: the rate, the optimiser and what it carries, and a correction.
+    """The local steps of a client under way: the rate, the optimiser and its state, and a correction.
 
-    Each is its own: an engine keeps beside it what it has made of it.
+    Compared by identity: an engine caches what it derives from each object.
     """
 
     optimizer: Optimizer
     lr: float
     correction: Correction | None = None
     slots: dict[str, Tensor] = field(default_factory=dict)
-    #: Steps taken so far, of earlier rounds too if the client keeps them.
+    #: Steps taken so far, including those of earlier rounds if the client keeps the optimiser's state.
     taken: int = 0
 
 
 def change_of(correction: Correction | None, w: Tensor) -> Tensor | None:
-    """What is added to the gradient at w, shape (P,) of the weights that are trained; None if nothing is."""
+    """What is added to the gradient at w, shape (P,) for the trained weights; None if nothing is."""
     if correction is None:
         return None
     total = None
@@ -109,7 +109,7 @@ def change_of(correction: Correction | None, w: Tensor) -> Tensor | None:
 
 
 def step_with(steps: Steps, w: Tensor, g: Tensor) -> None:
-    """One step of the optimiser in general: by the gradient of the loss, shape (P,), and the correction."""
+    """One step of any optimiser, from the gradient of the loss, shape (P,), and the correction."""
     change = change_of(steps.correction, w)
     if change is not None:
         g.add_(change)
@@ -118,5 +118,5 @@ def step_with(steps: Steps, w: Tensor, g: Tensor) -> None:
 
 
 def fresh(optimizer: Optimizer, size: int, lr: float, correction: Correction | None, device: str = "cpu") -> Steps:
-    """Steps that begin with nothing carried."""
+    """Steps that begin with fresh optimiser state."""
     return Steps(optimizer, lr, correction, {name: torch.zeros(size, device=device) for name in optimizer.slots})

@@ -8,7 +8,7 @@ from fedavg.errors import PlanError
 
 
 def require(optimizer: object, name: str, holds: bool, expected: str) -> None:
-    """Refuse a setting that does not hold."""
+    """Refuse a setting unless the condition holds."""
     if not holds:
         raise PlanError(
             f"optimizer {optimizer.name}: {name} is {getattr(optimizer, name)}; "  # type: ignore[attr-defined]
@@ -17,6 +17,6 @@ def require(optimizer: object, name: str, holds: bool, expected: str) -> None:
 
 
 def clip(g: Tensor, norm: float) -> None:
-    """Scale g, in place, to this norm if it is longer; as `torch.nn.utils.clip_grad_norm_`."""
+    """Scale g, in place, to this norm if it is longer, like `torch.nn.utils.clip_grad_norm_`."""
     if norm < inf:
         g.mul_((norm / (g.norm() + 1e-6)).clamp_(max=1.0))

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, as `torch.optim.SGD` does it.
+"""Stochastic gradient descent, as in `torch.optim.SGD`.
 
 g = ∇l(w; b), scaled down to a norm of clip_norm if it is longer;   g += weight_decay w
 v = momentum v + g;   w -= lr v      (Nesterov: w -= lr (g + momentum v))
@@ -18,7 +18,7 @@ from fedavg.optimizers.settings import clip, require
 class SGD(Optimizer):
     """SGD with momentum, Nesterov momentum, weight decay and clipping of each batch's gradient; plain by default.
 
-    `clip_norm` bounds the gradient of the whole local objective, with an algorithm's correction and without weight
+    `clip_norm` bounds the gradient of the whole local objective, including an algorithm's correction but not weight
     decay. It gives no privacy: for that, bound whole updates (stage `clip`).
 
     >>> import fedavg
@@ -46,12 +46,12 @@ class SGD(Optimizer):
 
     @property
     def folded(self) -> Folded | None:
-        if self.clip_norm < inf:  # only a whole gradient has a norm
+        if self.clip_norm < inf:  # the norm needs the whole gradient
             return None
         return Folded(self.momentum, self.nesterov, self.weight_decay)
 
     def effective_steps(self, steps: int) -> float | None:
-        """A gradient counts again in each later step that its momentum reaches (FedNova's |a|_1)."""
+        """A gradient counts again in each later step, through the momentum (FedNova's |a|_1)."""
         m = self.momentum
         if self.keep or not m:
             return None if self.keep else steps

@@ -1,6 +1,6 @@
-"""The CIFAR-10 model (§3 of the paper): the network of TensorFlow's 2016 tutorial, and its pipeline of images.
+"""The CIFAR-10 model (§3 of the paper): the network of TensorFlow's 2016 tutorial, and its image pipeline.
 
-Raw input: images as (n, 3, 32, 32) bytes; the module takes (B, 3, 24, 24) floats and gives (B, 10) logits. The
+Raw input: images as (n, 3, 32, 32) bytes; the module takes (B, 3, 24, 24) floats and returns (B, 10) logits. The
 tutorial's weight decay on the two fully connected layers is not part of the paper's FedAvg and is left out.
 """
 
@@ -15,7 +15,7 @@ from fedavg.tasks.task import Task
 
 #: Width and height of the part of an image that the network sees.
 CROP: Final = 24
-#: Bounds of the factor by which training images are spread about their channels' means.
+#: Bounds of the contrast factor, which scales training images about their channels' means.
 CONTRAST: Final = (0.2, 1.8)
 
 #: Local response normalisation as TensorFlow states it: y = x / (1 + ALPHA Σ x²)^(3/4), over 2 RADIUS + 1 channels.
@@ -26,10 +26,10 @@ BETA: Final = 0.75
 
 
 class _Normalise(torch.autograd.Function):
-    """Local response normalisation of rows (N, C); `band` (C, C) is ALPHA where two channels are neighbours, else 0.
+    """Local response normalisation of rows (N, C); `band` (C, C) is ALPHA for neighbouring channels, otherwise 0.
 
-    The sum over neighbours is a product with a banded matrix, and d^(-3/4) is made of square roots: eight times faster
-    than PyTorch's, which pools over channels and takes a power, and with it the whole step 1.8 times.
+    The sum over neighbours is a product with a banded matrix, and d^(-3/4) is computed with square roots: eight times
+    faster than PyTorch's, which pools over channels and takes a power. It makes the whole step 1.8 times faster.
     """
 
     @staticmethod
@@ -56,7 +56,7 @@ class LocalResponseNorm(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         place = torch.arange(channels)
-        # Not a buffer: it is no state of the model, and must not be averaged or sent.
+        # Not a buffer: it is not part of the model's state, and must not be averaged or sent.
         self._band = ALPHA * ((place[:, None] - place).abs() <= RADIUS)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,9 +67,9 @@ class LocalResponseNorm(nn.Module):
 
 
 class CifarCNN(nn.Module):
-    """1,068,298 parameters, drawn as in the tutorial: normal, cut off at two standard deviations.
+    """1,068,298 parameters, drawn as in the tutorial: normal, truncated at two standard deviations.
 
-    'Same' pooling of TensorFlow pads an even side at its end alone, which is what `ceil_mode` does: 24 -> 12 -> 6.
+    TensorFlow's 'same' pooling pads an even side only at its end, which is what `ceil_mode` does: 24 -> 12 -> 6.
     """
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ class CifarCNN(nn.Module):
         _draw(self.fc5, std=1 / 192, bias=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        # With the channels last in memory pooling and normalisation are vectorised: the step takes a quarter less time.
+        # With channels last in memory, pooling and normalisation are vectorised: the step takes a quarter less time.
         x = x.contiguous(memory_format=torch.channels_last)
-        x = self.norm(F.relu(self.pool(self.conv1(x))))  # the same as ReLU first, of a quarter of the numbers
+        x = self.norm(F.relu(self.pool(self.conv1(x))))  # the same as ReLU first, on a quarter of the numbers
         x = self.pool(self.norm(F.relu(self.conv2(x))))
         x = F.relu(self.fc3(x.flatten(1)))
         logits: Tensor = self.fc5(F.relu(self.fc4(x)))
@@ -105,8 +105,8 @@ def _draw(layer: nn.Conv2d | nn.Linear, std: float, bias: float) -> None:
 def augment(x: Tensor, rng: np.random.Generator) -> Tensor:
     """Training images as the network sees them: (n, 3, 32, 32) bytes -> (n, 3, 24, 24) floats.
 
-    A random crop, mirrored or not, of random brightness and contrast, then whitened. Brightness adds the same to all
-    pixels of an image, which whitening takes away again, so it needs no drawing; the rest is one multiplication and one
+    A random crop, mirrored or not, with random brightness and contrast, then whitened. Brightness adds a constant to
+    all pixels of an image, which whitening removes again, so it is not drawn; the rest is one multiplication and one
     addition per pixel.
     """
     n, places = len(x), x.shape[2] - CROP + 1
@@ -126,10 +126,10 @@ def prepare(x: Tensor) -> Tensor:
 
 
 def whiten(image: Tensor, contrast: Tensor) -> Tensor:
-    """Images (n, 3, h, w) spread by `contrast` (n,) about their channels' means, then each to mean 0 and variance 1.
+    """Images (n, 3, h, w) scaled by `contrast` (n,) about their channels' means, then each to mean 0 and variance 1.
 
-    The standard deviation counts as 1/sqrt(3hw) at least, so that a uniform image gives zeros. Only the statistics of
-    the channels are needed: with mean m_c and variance v_c, contrast f gives the image the mean M = mean(m_c) and the
+    The standard deviation is at least 1/sqrt(3hw), so that a uniform image gives zeros. Only the statistics of the
+    channels are needed: with mean m_c and variance v_c, contrast f gives the image the mean M = mean(m_c) and the
     variance mean(f² v_c + (m_c - M)²).
     """
     image = image.to(torch.float32)

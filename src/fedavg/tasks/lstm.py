@@ -1,10 +1,10 @@
 """A single-bias peephole LSTM layer, the cell behind the paper's two language models (§3), made fast on the CPU.
 
 The input projection of all time steps is one product, the weight gradients are one product each, both in plain
-PyTorch, so a tracer of the step sees them and may rearrange them. Only the recurrence itself is an operator of our
-own: `fedavg::peephole_scan` with its gradient `fedavg::peephole_scan_backward`. Each runs as a TorchScript loop, so a
-time step costs a handful of kernels and no Python; where there is a C compiler, `lstm_native` takes its place and costs
-little more than the products. This module knows nothing of texts, tasks or clients.
+PyTorch, so a tracer of the step sees them and may rearrange them. Only the recurrence itself is our own operator:
+`fedavg::peephole_scan` with its gradient `fedavg::peephole_scan_backward`. Each runs as a TorchScript loop, so a time
+step costs a handful of kernels and no Python; where there is a C compiler, `lstm_native` replaces it and costs little
+more than the products. This module knows nothing of texts, tasks or clients.
 
 One time step, with * elementwise and z the projected input plus W_hh h':
 
@@ -14,7 +14,7 @@ One time step, with * elementwise and z the projected input plus W_hh h':
 A row may hold several sequences, one after the other: h' and c' count as zero where a sequence starts, that is where
 `keep` (T, B) is 0; elsewhere it is 1.
 
-Shapes: T steps, B rows, I inputs, H units. Everything inside is time-major; the gates lie in the order i, f, g, o.
+Shapes: T steps, B rows, I inputs, H units. Everything inside is time-major; the gates are in the order i, f, g, o.
 """
 
 import math
@@ -36,8 +36,8 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return x.mm(w.t())
 """
 
-#: The same by oneDNN, whose kernels are a quarter faster at the few rows of a batch. They take weights packed for them,
-#: and a transposed view just as well.
+#: The same by oneDNN, whose kernels are a quarter faster for the few rows of a batch. They take weights packed for
+#: them, and also a transposed view.
 _PACKED_PRODUCT = """
 def pack(w: Tensor, rows: int) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(w, rows)
@@ -46,7 +46,7 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
 """
 
-# Views of all steps are taken before the loop, at once: in the loop a view costs as much as a small kernel.
+# The views of all steps are made together before the loop: inside it, a view costs as much as a small kernel.
 _SCAN = """
 def scan(gates_x: Tensor, w_hh: Tensor, peephole: Tensor, keep: Tensor):
     T, B, G = gates_x.shape
@@ -83,8 +83,8 @@ def scan(gates_x: Tensor, w_hh: Tensor, peephole: Tensor, keep: Tensor):
     return h, c, tanh_c, gates
 """
 
-# What multiplies the running gradients dh and dc is known before the loop, so it is computed for all steps at once,
-# where the gradients dz will lie:  dz_o = dh a_o,  dc += dh a_c,  dz_{i,f,g} = dc a_{i,f,g},  dc' = dc a_d
+# The factors of the running gradients dh and dc are known before the loop, so they are computed for all steps at once,
+# in the memory of the gradients dz:  dz_o = dh a_o,  dc += dh a_c,  dz_{i,f,g} = dc a_{i,f,g},  dc' = dc a_d
 _SCAN_BACKWARD = """
 def scan_backward(
     dh_out: Tensor, w_hh: Tensor, peephole: Tensor, keep: Tensor, c: Tensor, tanh_c: Tensor, gates: Tensor
@@ -134,7 +134,7 @@ def _loops(packed: bool) -> torch.jit.CompilationUnit:
 
 
 def _loops_for(x: Tensor) -> torch.jit.CompilationUnit:
-    """The choice depends only on the machine, the device and the type, so that equal runs round equally."""
+    """The choice depends only on the machine, the device and the type, so that equal runs round the same."""
     has_kernels = platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
     return _loops(has_kernels and x.device.type == "cpu" and x.dtype == torch.float32)
 
@@ -190,7 +190,7 @@ def _gradient(ctx: Any, dh: Tensor | None, *_: None) -> tuple[Tensor | None, Ten
         return None, None, None, None
     w_hh, peephole, keep, h, c, tanh_c, gates = ctx.saved_tensors
     dz, d_peephole = torch.ops.fedavg.peephole_scan_backward(dh, w_hh, peephole, keep, c, tanh_c, gates)
-    # The first step has no step before it: T-1 steps of B rows, as one product.
+    # The first step has no predecessor: T-1 steps of B rows, as one product.
     h_before = h[:-1] * keep[1:].unsqueeze(2)
     d_w_hh = dz[1:].flatten(0, 1).t() @ h_before.flatten(0, 1)
     return dz, d_w_hh, d_peephole, None
@@ -208,18 +208,18 @@ def _register() -> None:
 
 
 _register()
-#: The operators, for who knows them by these.
+#: The operators, for code that recognises them on a tape.
 SCAN, SCAN_BACK = torch.ops.fedavg.peephole_scan.default, torch.ops.fedavg.peephole_scan_backward.default
 
 
 class PeepholeLSTM(nn.Module):
     """(B, T, I) -> (B, T, H): 4H(I + H) + 4H + 3H parameters.
 
-    From a zero state, at the first step and wherever `starts` (B, T) says that another sequence starts in that row.
+    The state is zero at the first step and wherever `starts` (B, T) says that another sequence starts in that row.
 
-    As TensorFlow's LSTMCell, which the paper's counts point to: the weights start uniform as Glorot has it for one
-    matrix of I + H inputs and 4H outputs, the peepholes likewise, the bias at zero except for the forget gate, to which
-    1 is added. Here that 1 is where the forget gate's bias starts, which is the same function and the same training.
+    Initialised like TensorFlow's LSTMCell, which the paper's parameter counts point to: Glorot uniform weights for one
+    matrix of I + H inputs and 4H outputs, the peepholes likewise, the bias zero, and 1 added to the forget gate. Here
+    that 1 is the initial bias of the forget gate, which is the same function and trains the same way.
     The output is a view of time-major memory: a layer on top of a layer copies nothing.
     """
 
@@ -232,8 +232,8 @@ class PeepholeLSTM(nn.Module):
         self.bias = nn.Parameter(torch.empty(4 * units))
         self.peephole = nn.Parameter(torch.empty(3, units))
         self.reset_parameters()
-        #: What runs the recurrence on the CPU; built now, before workers are forked, and not by each of them. A run's
-        #: engine says it.
+        #: What runs the recurrence on the CPU; built now, before workers are forked, and not by each of them. It is
+        #: part of the name of a run's engine.
         self.kernel_name = f"{lstm_native.kernel(units)} LSTM"
 
     @torch.no_grad()

@@ -1,5 +1,5 @@
-/* A peephole LSTM's recurrence and its gradient for whoever calls them one by one; a native program has them as
- * instructions. Both return 0, or 1 if there is no memory. */
+/* A peephole LSTM's recurrence and its gradient as separate calls; a native program has them as instructions. Both
+ * return 0, or 1 if out of memory. */
 #include <stdlib.h>
 
 #include "../engine/recurrence.h"

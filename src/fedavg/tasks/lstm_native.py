@@ -1,7 +1,7 @@
 """The LSTM's recurrence in C, where there is a C compiler: twice as fast as in TorchScript.
 
-Knows the calling convention; `lstm.py` has the equations and the loop that runs everywhere. The two round differently:
-`kernel` gives the name of the one that runs, for the record.
+This module knows the calling convention; `lstm.py` has the equations and the loop that runs everywhere. The two round
+differently: `kernel` names the one that runs, for the record.
 """
 
 from ctypes import CDLL
@@ -50,6 +50,6 @@ def _call(name: str, sizes: tuple[int, ...], inputs: tuple[Tensor, ...], outputs
 
 
 def _library(units: int) -> CDLL | None:
-    """The built code, if it can be had and does layers of this size."""
+    """The compiled code, if it is available and supports layers of this size."""
     built = native.library(SOURCE)
     return built if built and units % built.strip() == 0 else None

@@ -17,7 +17,7 @@ def two_nn() -> nn.Module:
 def cnn() -> nn.Module:
     """Two 5x5 'same' convolutions with pooling, then 512 units: 1,663,370 parameters.
 
-    ReLU comes after pooling: the numbers are the same as before it, and there are a quarter as many.
+    ReLU comes after pooling: the result is the same in either order, and there are a quarter as many numbers.
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
@@ -37,4 +37,4 @@ def image(x: Tensor) -> Tensor:
 
 
 MNIST_2NN = Task("mnist-2nn", two_nn, prepare=pixels)
-MNIST_CNN = Task("mnist-cnn", cnn, prepare=image, eval_batch=200)  # more do not fit into a core's cache
+MNIST_CNN = Task("mnist-cnn", cnn, prepare=image, eval_batch=200)  # more do not fit in a core's cache

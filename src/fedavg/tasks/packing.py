@@ -1,8 +1,8 @@
-"""Puts two short texts of a batch into one row, so that little of what is computed is padding.
+"""Puts two short texts of a batch into one row, so that little of the computation is spent on padding.
 
-A line of a play has 43 characters of the 80 that its row has room for. A model that starts from zero at every `begin`
-gives the same predictions for packed rows; loss and metrics are over predictions, so they do not change either. This
-module knows ids, rows and columns, not models.
+On average a line of a play has 43 characters, and its row has room for 80. A model that starts from zero at every
+`begin` makes the same predictions for packed rows; loss and metrics are over predictions, so they do not change either.
+This module knows ids, rows and columns, not models.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ LENGTHS: Final = 8
 
 
 def pack(x: Tensor, y: Tensor, begin: int, padding: int) -> tuple[Tensor, Tensor]:
-    """The texts of x and y (B, T), two in a row where that saves something, and no longer than they need to be.
+    """The texts of x and y (B, T), two in a row where that saves work, in rows no longer than needed.
 
     A text ends with its last prediction. One that does not start with `begin` continues another row's text and can
     only be the first of its row. Three texts in a row would leave too few rows for the products of a time step.
@@ -40,14 +40,13 @@ def pack(x: Tensor, y: Tensor, begin: int, padding: int) -> tuple[Tensor, Tensor
 
 
 def _lengths(y: Tensor) -> np.ndarray:
-    """Of each row, up to its last prediction; shape (B,)."""
+    """The length of each row, up to its last prediction; shape (B,)."""
     counted = (y != IGNORE).cpu().numpy()
     return np.where(counted.any(1), y.shape[1] - counted[:, ::-1].argmax(1), 0)
 
 
 def _pairs(lengths: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The texts that open rows, the longest first, and the ones that follow in the first of these rows, the shortest
-    first."""
+    """The texts that open rows, longest first, and the texts that follow in the first of these rows, shortest first."""
     order = np.lexsort((-lengths, begins))
     rows = max((len(order) + 1) // 2, int((~begins).sum()))
     openers, seconds = order[:rows], order[: rows - 1 : -1]
@@ -55,11 +54,11 @@ def _pairs(lengths: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _whole(lengths: np.ndarray) -> int:
-    """The length of rows that hold these, one token at least."""
+    """The length of rows that hold texts of these lengths, at least one token."""
     longest = max(int(lengths.max()), 1)
     return longest + -longest % LENGTHS
 
 
 def _gather(ids: Tensor, nothing: int, index: Tensor) -> Tensor:
-    """The values at these places of the flat ids, shaped like the index; `nothing` at the place after the last."""
+    """The flat ids at these indexes, shaped like `index`; the index after the last gives `nothing`."""
     return torch.cat([ids.reshape(-1), ids.new_tensor([nothing])])[index]

@@ -8,7 +8,7 @@ from fedavg.ragged import Ragged
 
 def padded(value: float = 0, target: float = -100, multiple: int = 8) -> Any:
     """A `collate` for a task: pads each ragged leaf of x with `value` and of y with `target`, which cross entropy
-    leaves out. For masks or another shape, write your own with `Ragged.padded` and `Ragged.mask`.
+    ignores. For masks or another shape, write your own with `Ragged.padded` and `Ragged.mask`.
 
     >>> import fedavg, torch
     >>> task = fedavg.Task("words", lambda: torch.nn.Embedding(10, 10), collate=fedavg.padded(0))

@@ -2,8 +2,8 @@
 
 Input: ids of words as (B, T) int64, T = 10 in the paper; 0 is padding, 1 an unknown word, 2 starts a post, and there
 the model starts from zero. Output: (B, T, 10000) logits; targets: (B, T) ids, or -100 for padding, not a prediction.
-An unknown word is learned like any other word, but no prediction of it counts as right: else a smaller vocabulary would
-look like a better model.
+An unknown word is learned like any other word, but predicting it never counts as right: otherwise a smaller vocabulary
+would look like a better model.
 """
 
 from functools import partial
@@ -35,7 +35,7 @@ class WordLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.lstm(self.embedding(x), x == BEGIN)
-        # The LSTM's memory is time-major; the decoder keeps to it and so copies nothing.
+        # The LSTM's memory is time-major; the decoder keeps that order and so copies nothing.
         logits: Tensor = self.decoder(h.transpose(0, 1)).transpose(0, 1)
         return logits
 

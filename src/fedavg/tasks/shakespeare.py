@@ -15,7 +15,7 @@ from fedavg.tasks.lstm import PeepholeLSTM
 from fedavg.tasks.packing import pack
 from fedavg.tasks.task import Task
 
-#: 256 bytes and two more (begin, padding): what the paper's number of parameters needs.
+#: 256 bytes and two more (begin, padding): this gives the paper's number of parameters.
 VOCABULARY: Final = 258
 BEGIN: Final = 256
 PADDING: Final = 257
@@ -34,7 +34,7 @@ class CharLSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         starts = x == BEGIN
         h = self.upper(self.lower(self.embedding(x), starts), starts)
-        # The LSTM's memory is time-major; the decoder keeps to it and so copies nothing.
+        # The LSTM's memory is time-major; the decoder keeps that order and so copies nothing.
         logits: Tensor = self.decoder(h.transpose(0, 1)).transpose(0, 1)
         return logits
 
@@ -42,7 +42,7 @@ class CharLSTM(nn.Module):
 def token_loss(output: Tensor, y: Tensor) -> Tensor:
     """Mean cross entropy over the predictions that count; output (B, T, V), y (B, T).
 
-    One row per prediction, in the order of the LSTM's memory: cross entropy over (B, V, T) takes half as long again.
+    One row per prediction, in the order of the LSTM's memory: cross entropy over (B, V, T) takes 1.5 times as long.
     """
     return F.cross_entropy(output.transpose(0, 1).flatten(0, 1), y.t().flatten())
 

@@ -19,7 +19,7 @@ from fedavg.trees import Tree
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Integers of images become floats in [0, 1]; floats and token ids (int64) pass as they are."""
+    """Image bytes become floats in [0, 1]; floats and token ids (int64) are unchanged."""
     return x / 255 if x.dtype == torch.uint8 else x
 
 
@@ -32,22 +32,21 @@ class Task(Pluggable):
     """A learning problem that any fleet can train and any data of the right form can feed.
 
     `build` makes the module; its parameters are drawn from PyTorch's generator, which is seeded before the call.
-    The module is called as `module(x)`, `module(*x)` or `module(**x)`, whichever x is: a tensor, a tuple or a dict of
-    them. `loss(output, y)`, with whatever the module returns, is the mean over the batch. `metrics` are what models are
-    judged by: metrics, their names (`"f1:10"`), or a dict of them by names of your own, with functions among them
-    that return one value per prediction. If none are given: the loss, and accuracy if the loss is one of PyTorch's over
-    classes.
+    The module is called as `module(x)`, `module(*x)` or `module(**x)`, for a tensor, a tuple or a dict x. `loss(output,
+    y)`, where `output` is whatever the module returns, is the mean over the batch. `metrics` are what models are judged
+    by: metrics, their names (`"f1:10"`), or a dict of them under your own names, which may also hold functions that
+    return one value per prediction. The default is the loss, and accuracy if the loss is one of PyTorch's over classes.
 
-    `prepare` turns raw `x` into the module's input; `augment`, where given, does it in training, for all examples of a
-    local epoch at once, with its own generator. `collate`, where given, first gives the raw x and y of each batch
-    another form: texts are padded (`fedavg.padded`), short ones are put two in a row. How many rows a
-    batch then has does not matter, since the loss is a mean.
+    `prepare` turns raw `x` into the module's input; `augment`, if given, replaces it in training, for all examples of a
+    local epoch at once, with its own generator. `collate`, if given, first puts the raw x and y of each batch into
+    another form: texts are padded (`fedavg.padded`), or short ones put two in a row. How many rows a batch then has
+    does not matter, since the loss is a mean.
 
     `classes` are the names of the labels, in the order of their numbers: `("cat", "dog")` makes cat 0 and dog 1
-    wherever labels are words. Without them a device refuses words: it does not know which label others number 0.
+    wherever labels are words. Without them a device refuses words: it does not know which label others call 0.
 
-    `head` names the parts of the module that are new, such as "classifier": with adapters they are trained whole, while
-    what was trained before stays frozen.
+    `head` names the parts of the module that are new, such as "classifier": with adapters these are trained in full,
+    while the pretrained parts stay frozen.
 
     >>> from torch import nn
     >>> list(Task("lines", lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss).judged_by)
@@ -65,11 +64,11 @@ class Task(Pluggable):
     collate: Callable[[Any, Any], tuple[Any, Any]] | None = None
     #: Examples evaluated at once: large enough for the kernels, small enough for the cache.
     eval_batch: int = 1000
-    #: The names of the labels, in the order of their numbers. A field that came later: at its default it changes no
-    #: digest of a plan.
+    #: The names of the labels, in the order of their numbers. The field was added later: its default value leaves the
+    #: digest of a plan unchanged.
     classes: Sequence[str] | None = field(default=None, metadata={"later": True})
     head: str | Sequence[str] = field(default=(), metadata={"later": True})
-    #: What the plan puts into the module; a task itself has none.
+    #: The adapters that the plan adds to the module; a task itself has none.
     adapters: Adapters | None = field(default=None, metadata={"bound": True, "later": True})
 
     @classmethod
@@ -92,11 +91,11 @@ class Task(Pluggable):
         if self.classes is not None:
             object.__setattr__(self, "classes", _checked_classes(self.classes))
         object.__setattr__(self, "head", (self.head,) if isinstance(self.head, str) else tuple(self.head))
-        _ = self.judged_by  # a metric that cannot be is an error here, not in a worker
+        _ = self.judged_by  # an invalid metric fails here, not in a worker
 
     @cached_property
     def judged_by(self) -> Mapping[str, Metric]:
-        """The metrics by name, bound to the loss; the first is the one that matters most."""
+        """The metrics by name, bound to the loss; the first is the most important."""
         return default_metrics(self.loss) if self.metrics is None else by_name(self.metrics, self.loss)
 
 

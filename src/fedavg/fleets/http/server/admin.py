@@ -1,4 +1,4 @@
-"""What the operator can do while a server runs, with a token of its own that clients never see."""
+"""What the operator can do while a server runs. It takes a separate token that clients never see."""
 
 import logging
 from collections.abc import Callable
@@ -23,10 +23,10 @@ log = logging.getLogger("fedavg.fleet")
 
 
 class Admin:
-    """Status, what privacy was spent, join tokens, approval, revocation and an orderly stop."""
+    """Status, privacy spent, join tokens, approval, revocation and an orderly stop."""
 
     def __init__(self, app: Callable[[], FleetApp], store: Store, keyring: Keyring, stop: Callable[[], None]) -> None:
-        """`app` gives the application of the run that is offered now."""
+        """`app` returns the application of the run on offer now."""
         self._of_run, self._store, self._stop_server = app, store, stop
         operator, viewer, small = OfRole(keyring, OPERATORS), OfRole(keyring, VIEWERS), SmallBody()
         endpoints = [
@@ -59,7 +59,7 @@ class Admin:
         return await self._app.watching.all_metrics(call)
 
     async def _ledger(self, _: Call) -> Response:
-        """What each committed round cost of its clients' privacy, as it was committed with the round."""
+        """The privacy cost of each committed round, as stored with the round."""
         return JSONResponse({"ledger": await self._app.blocking(self._app.ledger)})
 
     async def _clients(self, _: Call) -> Response:
@@ -77,7 +77,7 @@ class Admin:
         return await self._change(call, self._store.approve, "approved")
 
     async def _change(self, call: Call, change: Callable[[list[int]], None], done: str) -> Response:
-        """Revoke or approve the clients that a selection is true of; the answer says which they are."""
+        """Revoke or approve the clients that match a selection; the answer lists them."""
         selection = parse_body(Selection, call.body)
         selected = _selected(selection, time())
         rows: list[ClientRow] = await self._app.blocking(self._store.clients)
@@ -103,7 +103,7 @@ class Admin:
         return JSONResponse({"token": token, "id": token_id(hashed), "uses": message.uses, "client": message.client})
 
     async def _withdraw(self, call: Call) -> Response:
-        """No more clients come by this token; those that did stay (revoke them by the token's id)."""
+        """No more clients can enrol with this token; those that did stay (revoke them by the token's id)."""
         wanted = str(call.request.path_params["id"])
         rows: list[TokenRow] = await self._app.blocking(self._store.tokens)
         found = [row.hash for row in rows if token_id(row.hash) == wanted]
@@ -150,7 +150,8 @@ def _shown_token(row: TokenRow, now: float) -> dict[str, object]:
 
 
 def _selected(selection: Selection, now: float) -> Callable[[ClientRow], bool]:
-    """Whether all that a selection says is true of a client; one that says nothing is refused, not taken for all."""
+    """A test of whether a client meets every condition of a selection. An empty selection is refused: it must not
+    match everyone."""
     checks: list[Callable[[ClientRow], bool]] = []
     if (k := selection.client) is not None:
         checks.append(lambda row: row.k == k)
@@ -181,5 +182,5 @@ def _network(text: str) -> Network:
 def _within(address: str, network: Network) -> bool:
     try:
         return ip_address(address) in network
-    except ValueError:  # enrolled before addresses were noted, or through a socket without one
+    except ValueError:  # enrolled before addresses were recorded, or through a socket without one
         return False

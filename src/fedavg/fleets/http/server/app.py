@@ -1,8 +1,8 @@
-"""The HTTP application: what a client can ask of the server (docs/protocol.md).
+"""The HTTP application: the requests that a client can make (docs/protocol.md).
 
-Every request is hostile until its signature is checked, and stays bounded in size, time and rate after that: the gates
-before each endpoint see to it (`gates.py`). A handler answers with a message, or raises a `Refusal` that becomes a 4xx
-with a machine-readable reason; it never answers 500.
+Every request counts as hostile until its signature is checked, and stays bounded in size, time and rate after that: the
+gates before each endpoint enforce this (`gates.py`). A handler answers with a message, or raises a `Refusal` that
+becomes a 4xx with a machine-readable reason; it never answers 500.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ from fedavg.plan import Plan
 
 log = logging.getLogger("fedavg.fleet")
 
-#: The status of an update frame that is refused; its reason is a `wire.UpdateFault`.
+#: The status for a refused update frame; the reason is a `wire.UpdateFault`.
 UPDATE_REFUSED: Final = 422
 
 
@@ -84,36 +84,36 @@ class FleetApp:
         requests: Requests | None = None,
         service: OfService | None = None,
     ) -> None:
-        """The plan is None while a service has no run. `elsewhere` is what other replicas know, if there are any;
+        """The plan is None while a service has no run. `elsewhere` is what other replicas know, if there are others;
         `requests` is where answers are counted."""
         self._plan, self._hub, self._store, self._elsewhere = plan, hub, store, elsewhere
         self._service = service or OfService()
         self._rounds = self._service.rounds or store
         self._offered = OfferedRun(self._service.number, plan.to_toml(), plan.digest, str(plan.task)) if plan else None
-        #: The number of the run that is offered, if one is.
+        #: The number of the run on offer, if there is one.
         self.run = self._offered.number if self._offered else None
         self._held = HeldPolls()
         #: Clients that have taken up the run.
         self.took: set[int] = set()
         hub.sightings.rows = SightingRows(store.connections)
         self._signatures = Signatures(hub.presence, elsewhere, self._service.guard)
-        #: Decoding and adding are C code without the interpreter's lock: two threads keep both halves of it busy.
+        #: Decoding and adding are C code that releases the GIL: two threads let one decode while the other adds.
         self._workers = self._service.workers or ThreadPoolExecutor(2, thread_name_prefix="update")
         self.requests = requests or Requests()
         self._turns = Turns(UPLOAD_BYTES)
         runs = self._service.runs
         self.watching = Watching(hub, self.requests, self._turns, elsewhere, runs)
-        #: What every request passes first.
+        #: The first gate of every request.
         self.answered = Answered(self.requests, lambda: self.epoch)
         self.asgi = Starlette(
             routes=[endpoint.route(self.answered) for endpoint in self._endpoints()],
             middleware=PLAIN_PATHS,
             exception_handlers=HTTP_PROBLEMS,
         )
-        self.asgi.router.redirect_slashes = False  # a path is right or it is not
+        self.asgi.router.redirect_slashes = False  # a path matches exactly or is refused
 
     def _endpoints(self) -> list[Endpoint]:
-        """All that clients can ask, and the gates before each, in the order in which a request passes them."""
+        """Every client endpoint with its gates, in the order in which a request passes them."""
         hub, small = self._hub, SmallBody()
         paced = Paced(Buckets(rate=20, burst=60))
         by_address = PacedByAddress(Buckets(rate=50, burst=500))
@@ -144,7 +144,7 @@ class FleetApp:
         return self._signatures.epoch
 
     def run_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on the hub can wake polls that are held in this loop."""
+        """Let the hub wake polls that are held in this loop."""
         self._hub.shared.wake = self._held.waker(loop)
 
     @property
@@ -156,7 +156,7 @@ class FleetApp:
         return self._offered.answer if self._offered else None
 
     def know(self, rows: Sequence[ClientRow]) -> None:
-        """Clients as the database has them; in a service all runs hear of them."""
+        """Take over client rows from the database; in a service, all runs are informed."""
         (self._service.tell or self._hub.know)(rows)
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class FleetApp:
 
     async def _enrol(self, call: Call) -> Response:
         message = parse_body(EnrolRequest, call.body)
-        many = self._service.many  # numbers are a service's own, whatever K the plan of the run under way has
+        many = self._service.many  # a service numbers its clients itself, independent of the plan's K
         try:
             row = await self.blocking(
                 partial(
@@ -218,14 +218,14 @@ class FleetApp:
         return json_answer(answer)
 
     def _see(self, call: Call) -> None:
-        """Note that a client is there; what is noted is written down now and then, while nobody waits for it."""
+        """Note that a client is there. Notes are written to the database now and then, in the background."""
         sightings = self._hub.sightings
         sightings.see(call.k, call.request.headers.get("user-agent", ""))
         if sightings.due:
             asyncio.get_running_loop().run_in_executor(None, sightings.keep)
 
     async def _not_taken(self, k: int, message: PollRequest) -> PollAnswer:
-        """A client that has not taken up the run which is offered is told of it, if it is one for this client."""
+        """The answer to a client that has not taken up the run on offer: its plan, if the client may take part."""
         if message.run is not None and await self.blocking(self._service.missed, k, message.run):
             return WaitAnswer(retry_after_s=0.0, committed=0, counted=None)
         row = self._hub.presence.client(k)
@@ -244,24 +244,24 @@ class FleetApp:
         return replace(self._hub.polls.wait_answer(held), committed=0)
 
     async def _recount(self, k: int, examples: int) -> None:
-        """A client may have more or fewer examples than before; its update may come to another process."""
+        """Store a client's new number of examples: its update may reach another process."""
         known = self._hub.presence.client(k)
         if known is not None and known.examples != examples:
             await self.blocking(self._store.count_examples, k, examples)
             self._hub.know([replace(known, examples=examples)])
 
     async def _catch_up(self) -> None:
-        """Other replicas may be ahead of this one."""
+        """Learn what other replicas did: they may be ahead of this one."""
         if self._elsewhere is not None:
             await self._elsewhere.catch_up()
 
     async def hear_of_all(self) -> None:
-        """Learn who is there from other replicas, for an operator who asks."""
+        """Ask other replicas which clients are there, for an operator."""
         if self._elsewhere is not None:
             await self._elsewhere.hear_of_all()
 
     async def _counted(self, k: int, held: Holding) -> bool | None:
-        """Is the update that a client holds part of its round? None while that is open; without names nobody knows."""
+        """Is the update that a client holds part of its round? None if the round is open or updates are anonymous."""
         if held.round > self._hub.history.last or self._hub.guards.anonymous:
             return None
         counted = self._hub.history.counted_in(held.round)
@@ -271,7 +271,7 @@ class FleetApp:
         return held.attempt == counted.attempt and k in counted.clients
 
     async def _model(self, call: Call) -> Response:
-        """Content-addressed, so it never changes and anyone may keep it; ranges let a cut download go on."""
+        """Content-addressed, so it never changes and anyone may cache it; ranges let a broken download resume."""
         digest = call.request.path_params["digest"]
         if self._hub.models.content(digest) is None:
             await self._catch_up()
@@ -281,7 +281,7 @@ class FleetApp:
         return file_answer(call.request, digest, memoryview(data))
 
     async def _latest_model(self, call: Call) -> Response:
-        """The model that clients may take away. Its address is for them alone: others do not know its digest."""
+        """The model that clients may take away. Only they can fetch it: others do not know its digest."""
         client = self._hub.presence.client(call.k)
         if client is None or not client.approved:
             raise Refusal("no-such-model", "this client waits for the operator's approval")
@@ -294,7 +294,7 @@ class FleetApp:
         return answer
 
     async def _changes(self, call: Call) -> Response:
-        """The last changes that lead to a model, each after its length: for who has had an earlier one."""
+        """The last changes that lead to a model, each preceded by its length: for clients with an earlier model."""
         digest, count = call.request.path_params["digest"], path_number(call.request, "count")
         if self._hub.models.content(digest) is None:
             await self._catch_up()
@@ -304,7 +304,7 @@ class FleetApp:
         return file_answer(call.request, f"{digest}-{count}", data)
 
     async def _update(self, call: Call) -> Response:
-        """Add an update to the sum: a client's, or that of somebody who was invited."""
+        """Add an update to the sum: a named client's, or an anonymous one sent with an upload token."""
         try:
             return receipt(await self._in_thread(self._hub.intake.add, call))
         except UpdateRefused as error:
@@ -312,7 +312,7 @@ class FleetApp:
             raise Refusal(error.reason, str(error), status=UPDATE_REFUSED) from None
 
     async def _session_message(self, call: Call) -> Response:
-        """The message of a session of secure aggregation that waits for this client."""
+        """The secure-aggregation message that waits for this client."""
         message = self._hub.sessions.message(call.k, call.round, call.attempt)
         if message is None:
             raise Refusal("no-such-message", "no message of a session waits for this client; poll for work")
@@ -328,7 +328,7 @@ class FleetApp:
             raise Refusal("session-refused", f"{error.reason}: {error}") from None
 
     async def _in_thread(self, take: Callable[[Any, int, int, memoryview], Receipt], call: Call) -> Receipt:
-        """Have a large body looked at beside the event loop."""
+        """Process a large body outside the event loop."""
         arguments = (call.source, call.round, call.attempt, memoryview(call.body))
         with storage_failures():
             return await asyncio.get_running_loop().run_in_executor(self._workers, take, *arguments)
@@ -336,7 +336,7 @@ class FleetApp:
     async def _report(self, call: Call) -> Response:
         message = parse_body(ReportRequest, call.body)
         fail = self._hub.collecting.fail
-        # Before it counts as failed: else a session that ends by it would send the one who complains to rest.
+        # Before it counts as failed: if this ends the session, the client that complains must not be put to rest.
         blamed = message.blames is not None and self._hub.sessions.complain(
             call.k, message.blames, message.round, message.attempt
         )
@@ -354,14 +354,14 @@ class FleetApp:
         return receipt(Receipt.ACCEPTED)
 
     def status(self, operator: bool = False) -> dict[str, Any]:
-        """Where the run is; of replicas, as all of them together have it."""
+        """The state of the run; with replicas, of all of them together."""
         return self.watching.status(operator)
 
     def ledger(self) -> list[dict[str, object]]:
-        """What each committed round of the run cost of its clients' privacy."""
+        """The privacy cost of each committed round of the run."""
         return self._rounds.ledger()
 
     async def blocking(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """A call of the database, which may take its time, in a thread."""
+        """Make a database call, which may be slow, in a thread."""
         with storage_failures():
             return await asyncio.get_running_loop().run_in_executor(None, call, *arguments)

@@ -1,4 +1,4 @@
-"""The body of a request: bounded in size and time, as it comes."""
+"""The body of a request: its size and time are bounded while it arrives."""
 
 import asyncio
 from hashlib import sha256
@@ -12,9 +12,9 @@ from fedavg.fleets.http.protocol.messages import MAX_MESSAGE
 from fedavg.fleets.http.protocol.strict import MessageRefused, parse
 from fedavg.fleets.http.server.refusals import Refusal
 
-#: Bytes of a JSON request: none needs more.
+#: The largest JSON request, in bytes.
 MESSAGE_BYTES: Final = 8 * 1024
-#: Seconds of grace for a body, and the bytes a second that it must keep up beyond that.
+#: Seconds of grace for a body, and the bytes per second that it must sustain after that.
 BODY_S: Final = 8.0
 SLOWEST_UPLOAD: Final = 64 * 1024
 
@@ -27,7 +27,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 class Body:
-    """A body of at most `limit` bytes as counted, if it comes fast enough. Encodings are refused: no bombs."""
+    """A body of at most `limit` bytes, counted on arrival, if it is fast enough. Encodings are refused: no bombs."""
 
     def __init__(self, request: Request, limit: int) -> None:
         if request.headers.get("content-encoding", "identity").lower() != "identity":
@@ -37,7 +37,7 @@ class Body:
         self._length, self._seconds = 0, 0.0
 
     async def read(self, enough: float = inf) -> bytes:
-        """Read on until so many bytes are there, or all; returns what is. Only time spent in here counts."""
+        """Read until there are `enough` bytes or the body ends; returns them. Only time spent in here counts."""
         if self._length >= enough:
             return b"".join(self._chunks)
         clock = asyncio.get_running_loop().time

@@ -1,4 +1,4 @@
-"""Whether an update may be added to the sum here: a server that is alone asks nobody, a replica asks the others."""
+"""Whether an update may be added to the sum here: a single server decides alone, a replica asks the database."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
@@ -7,23 +7,23 @@ from fedavg.fleets.http.server.rounds import Receipt
 
 
 class Claims(ABC):
-    """Asked with the lock that whoever adds has, before and after an update is added."""
+    """Called before and after an update is added, by the holder of the lock for adding."""
 
     @abstractmethod
     def claim(self, source: Hashable, round: int, attempt: int) -> Receipt:
-        """ACCEPTED if the update is to be added here, and nowhere else."""
+        """ACCEPTED if the update is to be added here, and on no other replica."""
 
     @abstractmethod
     def release(self, source: Hashable, round: int, attempt: int) -> None:
-        """It could not be added after all."""
+        """Give back a claim on an update that could not be added."""
 
     @abstractmethod
     def fail(self, k: int, round: int, attempt: int, why: str) -> None:
-        """The client will not send any."""
+        """Record that the client will send no update."""
 
 
 class Alone(Claims):
-    """There is no other sum that the update could be in."""
+    """A server without replicas: the update can be in no other sum."""
 
     def claim(self, source: Hashable, round: int, attempt: int) -> Receipt:
         return Receipt.ACCEPTED

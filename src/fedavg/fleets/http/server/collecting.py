@@ -1,4 +1,4 @@
-"""The attempt under way as the server loop sees it: it opens one, waits until it is over, and takes what came of it."""
+"""The attempt under way as the server loop sees it: the loop opens it, waits until it is over, takes the result."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -37,15 +37,15 @@ class Collecting:
     def __init__(self, guards: Guards, shared: Shared, presence: Presence, conduct: Conduct, claims: Claims) -> None:
         self._guards, self._shared, self._presence, self._conduct = guards, shared, presence, conduct
         self._claims = claims
-        #: Taken before the shared lock by whoever may end the collecting, and kept while an update is added, so that a
-        #: closed round's sum is whole.
+        #: Taken before the shared lock by any code that may end the collecting, and held while an update is added, so
+        #: that a closed round's sum is complete.
         self.adding = Lock()
         self.current: UnderWay | None = None
-        #: The attempt that waits, with what there is of it, while its model is judged.
+        #: The attempt that is set aside, with what it has collected, while its model is judged.
         self.waiting: UnderWay | None = None
 
     def weight_cap(self) -> float:
-        """What an update counts for at most, of a round that begins now."""
+        """The largest weight of an update, for a round that begins now."""
         median = self._presence.median_examples()
         return inf if median is None else self._guards.times_median * median
 
@@ -58,7 +58,7 @@ class Collecting:
     ) -> None:
         """Begin to collect: updates, or the messages of a session of secure aggregation.
 
-        The attempt that is under way already stays as it is: others may count on what this server has of it.
+        An attempt that is already under way stays as it is: other replicas may rely on what this server has collected.
         """
         with self._shared.changed:
             self._presence.beginning = False
@@ -75,7 +75,7 @@ class Collecting:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Collect something else meanwhile; afterwards the round before is as it was."""
+        """Collect something else in the meantime; afterwards the earlier round is restored."""
         with self._shared.changed:
             opened = set(self._presence.opened)
         self.put_aside()
@@ -87,22 +87,22 @@ class Collecting:
                 self._presence.opened = opened
 
     def put_aside(self) -> None:
-        """The attempt under way waits; one that does so already goes on waiting."""
+        """Set the attempt under way aside; one that is aside already stays there."""
         with self.adding, self._shared.changed:
             self.waiting, self.current = self.waiting or self.current, None
 
     def take_back(self) -> None:
-        """The attempt that waits is the one under way; if none does, there is none."""
+        """Resume the attempt that was set aside; if there is none, nothing is under way."""
         with self.adding, self._shared.changed:
             self.current, self.waiting = self.waiting, None
 
     def drop(self) -> None:
-        """Nothing is collected here any more."""
+        """Stop collecting."""
         with self.adding, self._shared.changed:
             self.current = self.waiting = None
 
     def wait(self) -> RoundPhase:
-        """Wait until the round under way is full, over or abandoned, or the server is to stop."""
+        """Wait until the round under way is full, over or abandoned, or the server has to stop."""
         assert self.current
         round = self.current.round
         while True:
@@ -115,7 +115,7 @@ class Collecting:
                 self._shared.changed.wait(max(0.0, min(round.deadline - monotonic(), 1.0)))
 
     def _strike_absent(self, round: OpenRound) -> None:
-        """Who was asked and failed, or said nothing until the deadline, is not asked again for a while."""
+        """Put to rest the clients that failed or did not answer by the deadline."""
         if self._shared.over or self._guards.anonymous:
             return
         now, asked = monotonic(), set(round.invited) - self._presence.revoked
@@ -123,7 +123,7 @@ class Collecting:
         self._conduct.strike(silent | (asked & round.failed), now)
 
     def fail(self, k: int, round: int, attempt: int, why: str) -> bool:
-        """A client will not send its update; false if it was not asked for one."""
+        """Record that a client will not send its update; false if it was not asked for one."""
         with self.adding:
             current = self.current.round if self.current else None
             if not current or (current.round, current.attempt) != (round, attempt) or k not in current.invited:
@@ -137,7 +137,7 @@ class Collecting:
             return True
 
     def keeps(self, k: int) -> bool:
-        """Must this client stay? It is or will be invited, or a sum that may be its own is not committed yet."""
+        """Must this client stay? It is or will be invited, or may be in a sum that is not committed yet."""
         with self._shared.changed:
             if self.current is None or self._presence.beginning:
                 return self._presence.beginning
@@ -147,34 +147,34 @@ class Collecting:
             return round.phase is RoundPhase.COLLECTING and k in round.invited and k not in round.failed
 
     def awaited(self) -> list[int]:
-        """Who is invited and has not answered."""
+        """The invited clients that have not answered."""
         with self._shared.changed:
             round = self.current.round if self.current else None
             return [k for k in round.invited if round.wants(k)] if round else []
 
     def lose(self, clients: Iterable[int]) -> None:
-        """Nobody waits for these clients any more."""
+        """Stop waiting for these clients."""
         with self.adding, self._shared.changed:
             for k in clients:
                 if self.current:
                     self.current.round.fail(k, monotonic())
             self._shared.changed.notify_all()
 
-    # What came of it
+    # Results
 
     def abandoned_because(self) -> str:
         with self._shared.changed:
             return self.current.round.reason if self.current else ""
 
     def totals(self) -> list[tuple[Tensor, dict[int, Update], list[Received]]]:
-        """For each group of a round that is closed: the sum, float64, or the single updates; and what was received."""
+        """For each group of a closed round: the sum, float64, or the single updates; and what was received."""
         with self._shared.changed:
             assert self.current
             assert self.current.round.phase is RoundPhase.COMMITTING
             return [(to_float(each.ring), each.in_order(), list(each.received)) for each in self.current.collected]
 
     def missing(self) -> dict[str, list[int]]:
-        """By reason, the clients that were invited and are not in the sum."""
+        """The clients that were invited and are not in the sum, by reason."""
         found: dict[str, list[int]] = {}
         with self._shared.changed:
             assert self.current
@@ -185,7 +185,7 @@ class Collecting:
         return found
 
     def not_in_the_sum(self) -> tuple[int, int, dict[str, list[int]]]:
-        """The round and attempt that is over, and by reason the clients that are not in its sum."""
+        """The round and attempt that ended, and the clients that are not in its sum, by reason."""
         with self._shared.changed:
             assert self.current
             return self.current.round.round, self.current.round.attempt, self.missing()
@@ -197,7 +197,7 @@ class Collecting:
             return sorted(source for source in accepted if isinstance(source, int))
 
     def spoiled(self, reason: str) -> list[int]:
-        """What came out of the attempt cannot be used: who stands out by the size of its update rests."""
+        """The attempt's result cannot be used: put to rest the clients whose updates are unusually large."""
         with self._shared.changed:
             if self.current is None:
                 return []
@@ -207,7 +207,7 @@ class Collecting:
             return culprits
 
     def done(self) -> Counted | None:
-        """The round is on the disk; returns who counted in it, if this server collected it."""
+        """The round is on disk; returns the clients that counted in it, if this server collected it."""
         with self._shared.changed:
             self._presence.opened.clear()
             if self.current is None:

@@ -1,7 +1,7 @@
-"""Who is not invited for a while, and why: the mute, those that fail, those that others name, those that spoil a sum.
+"""Which clients are not invited for a while, and why: they are silent, fail, are named by others, or spoil a sum.
 
-Pure logic: the time is handed in. A rest grows fourfold with each strike, and an update that counts wipes the slate
-clean. It is kept in memory only: a server that is started again trusts everyone once more.
+Pure logic: the time is passed in. A rest grows fourfold with each strike, and an update that counts wipes the slate
+clean. All of it is kept in memory only: a restarted server trusts everyone again.
 """
 
 import secrets
@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from statistics import median_low
 from typing import Final
 
-#: The first rest, in deadlines of a round: long enough that a crowd of the mute is through before its first is back.
+#: The first rest, in round deadlines: long enough that all of a crowd of silent clients is tried before the first of
+#: them returns.
 FIRST_REST: Final = 8.0
 GROWTH: Final = 4.0
 LONGEST_S: Final = 24 * 3600.0
-#: An update that is so many times larger than the median of its cohort stands out.
+#: An update stands out if it is this many times larger than the median of its cohort.
 STANDS_OUT: Final = 10.0
 
 
@@ -25,7 +26,7 @@ class Conduct:
         self._rest_s = rest_s
         self._strikes: Counter[int] = Counter()
         self._until: dict[int, float] = {}
-        #: Those who rest for what they did, and not only for silence: they are not called back early.
+        #: Clients that rest for something they did, not only for silence: they are not called back early.
         self._guilty: set[int] = set()
         self._suspicion: Counter[int] = Counter()
         self._named: dict[int, set[int]] = {}
@@ -41,7 +42,7 @@ class Conduct:
                 self._guilty.add(k)
 
     def clear(self, clients: Iterable[int]) -> None:
-        """What they sent counted, and nothing was wrong with it."""
+        """Wipe the slate clean: what these clients sent was good, and counted."""
         for k in clients:
             self._strikes.pop(k, None)
             self._until.pop(k, None)
@@ -62,7 +63,7 @@ class Conduct:
         return {k for k in list(self._until) if self.rests(k, now)}
 
     def call_back(self, there: Collection[int], count: int, now: float) -> list[int]:
-        """End the rest of some who are there and were only silent: those first whose rest is nearly over."""
+        """End the rest of some clients that are there and were only silent: those with the least rest left first."""
         silent = sorted((self._until[k], k) for k in there if self.rests(k, now) and k not in self._guilty)
         called = [k for _, k in silent[:count]]
         for k in called:
@@ -74,11 +75,11 @@ class Conduct:
 
     @property
     def excused(self) -> set[int]:
-        """Who left the session under way because of one that is known to have spoiled it."""
+        """The clients that left the session under way because of a client that is known to have spoiled it."""
         return self._excused
 
     def complain(self, by: int, of: int, witnesses: int, now: float) -> bool:
-        """A client says that another spoiled the session; true if with this more than half of who can know say so."""
+        """A client says that another spoiled the session; true if this makes it more than half of the witnesses."""
         if by == of:
             return False
         named = self._named.setdefault(of, set())
@@ -92,9 +93,9 @@ class Conduct:
         return not known
 
     def suspect(self, clients: Collection[int], now: float) -> list[int]:
-        """One of these spoiled a sum, and nobody can tell who: half of the most suspicious rest, by lot.
+        """One of these clients, unknown which, spoiled a sum: put a random half of the most suspicious to rest.
 
-        Who takes part in a good sum is cleared, so that it comes down to the culprit after a few attempts.
+        Clients in a good sum are cleared, so a few attempts narrow it down to the culprit.
         """
         for k in clients:
             self._suspicion[k] += 1
@@ -106,7 +107,7 @@ class Conduct:
 
 
 def outstanding(sizes: Mapping[int, float]) -> list[int]:
-    """Whose update stands out of its cohort by its size; the largest of all if none does."""
+    """The clients whose updates are unusually large for their cohort; if there are none, the one with the largest."""
     if not sizes:
         return []
     usual = median_low(sizes.values())

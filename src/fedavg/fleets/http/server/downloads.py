@@ -1,4 +1,4 @@
-"""Answers that are large and never change under their name: whole, or a range of them."""
+"""Large answers that never change under their name: whole, or a range."""
 
 from collections.abc import AsyncIterator
 from typing import Final
@@ -8,17 +8,17 @@ from starlette.responses import Response, StreamingResponse
 
 from fedavg.fleets.http.server.refusals import Refusal
 
-#: Bytes of a model that are on the way to one client at a time.
+#: Bytes of a model that are in flight to one client at a time.
 PIECE_BYTES: Final = 256 * 1024
 
 
-#: What never changes under its address may be kept by anyone; what does is asked for again each time.
+#: Content that never changes under its address may be cached by anyone; other content is fetched again each time.
 IMMUTABLE: Final = "public, max-age=31536000, immutable"
 ASK_AGAIN: Final = "private, no-cache"
 
 
 def file_answer(request: Request, name: str, data: memoryview, cache: str = IMMUTABLE) -> Response:
-    """A file under its name, its ETag; all of it, or the range that was asked for."""
+    """A file with its name as the ETag; all of it, or the requested range."""
     headers = {
         "etag": f'"{name}"',
         "cache-control": cache,
@@ -36,7 +36,7 @@ def file_answer(request: Request, name: str, data: memoryview, cache: str = IMMU
 
 
 def _pieces(data: memoryview, status: int, headers: dict[str, str]) -> Response:
-    """A large answer, handed over as fast as it is read: a slow reader keeps one piece in memory, not all of it."""
+    """A large answer, sent as fast as the client reads: a slow reader keeps one piece in memory, not all of it."""
 
     async def pieces() -> AsyncIterator[memoryview]:
         for start in range(0, len(data), PIECE_BYTES):
@@ -46,7 +46,7 @@ def _pieces(data: memoryview, status: int, headers: dict[str, str]) -> Response:
 
 
 def _byte_range(text: str, size: int) -> tuple[int, int]:
-    """The first and last byte of a single range; others are refused."""
+    """The first and last byte of a single range; anything else is refused."""
     unit, _, span = text.partition("=")
     first, dash, last = span.partition("-")
     digits = all(part.isascii() and part.isdigit() and len(part) < 16 for part in (first, last) if part)

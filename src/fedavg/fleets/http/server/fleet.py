@@ -1,7 +1,7 @@
 """The fleet of real devices: rounds over HTTP for the same server loop as in simulation.
 
-Where the simulator trains clients, this one invites them and waits. A round that does not come together is abandoned
-and tried again with other clients; a server that crashed asks the same cohort again.
+Where the simulator trains clients, this fleet invites them and waits. A round that fails is abandoned and tried again
+with other clients; a server that crashed asks the same cohort again.
 """
 
 import json
@@ -51,31 +51,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
 
-#: Seconds between looks at whether enough clients are there, each with a line in the log.
+#: Seconds between checks of whether enough clients are there, each with a line in the log.
 PATIENCE_S: Final = 30.0
-#: A round under secure aggregation has so many phases, each with its part of the deadline; a signed one has one more.
+#: The phases of a round under secure aggregation; each gets a part of the deadline. A signed one has one more.
 SECURE_PHASES: Final = 4
-#: The note under which the session is kept whose sum is being opened.
+#: The database note that holds the session whose sum is being opened.
 OPENING: Final = "opening"
-#: The same while some rest that could be called back.
+#: Like `PATIENCE_S`, while some clients are at rest and could be called back.
 CALL_BACK_S: Final = 3.0
-#: Seconds between tries when the database does not answer: doubled each time up to the second.
+#: Seconds between retries when the database does not answer: doubled each time, from the first up to the second.
 RETRY_S: Final = (0.5, 15.0)
 
 
 class Stopped(FedAvgError):
-    """The server was told to stop; the round under way is parked and goes on at the next start."""
+    """The server was told to stop; the round under way is parked and resumes at the next start."""
 
 
 class HttpFleet(Fleet):
-    """Clients that come to the server. `minimum` of them must be there before a round begins; without it, a cohort.
+    """Clients that connect to the server. `minimum` of them must be there before a round begins; by default, a cohort.
 
-    `gathering` is how the sum of a round comes together; without it, it is all here. `initial` is the model to start
-    from, shape (P,); without it, the task's own.
+    `gathering` is how the sum of a round comes together; by default, all of it is here. `initial` is the model to start
+    from, shape (P,); by default, the task's own.
 
-    `population` is what the plan was made for, if that is known; `test` what the server itself judges models on.
-    `authority` is the public key that signed sessions of secure aggregation are checked by. `ledger` is what the run
-    has spent of its clients' privacy; None for a run that is not private.
+    `population` is what the plan was made for, if known; `test` is what the server itself judges models on.
+    `authority` is the public key that verifies signed sessions of secure aggregation. `ledger` is the privacy that the
+    run has spent; None for a run that is not private.
     """
 
     fingerprint = "devices"
@@ -127,16 +127,16 @@ class HttpFleet(Fleet):
         self._lookback.recall(slots)
 
     def close(self) -> None:
-        """The listener, and the clients that wait there, outlive the last round."""
+        """Leaves the listener open: it and the clients that wait there outlive the last round."""
         self._threads.close()
 
     def draw(self, round: int, weights: Tensor) -> Cohort:
-        """The cohort of a round that was under way when the server went down, or a new one of those who are there."""
+        """The cohort of a round that was under way when the server went down, or a new one from the clients present."""
         parked = self.retried(self._store.open_round)
         if parked and parked.round == round:
             self._attempt, self._cohort = parked.attempt, parked.cohort
             if self._setup.secagg and self._opening(round) is None:
-                # The session went down with the server: clients answer only in a new one. None was opened.
+                # The session was lost with the server, before its sum was opened: clients answer only in a new one.
                 self._abandon(round, "the server was started again")
             present = self._present()
             self._lookback.memory(present)
@@ -146,7 +146,7 @@ class HttpFleet(Fleet):
         return Cohort(self._sample(present, round), present.count)
 
     def _moment(self) -> Population:
-        """Who is there when enough are; who comes and goes meanwhile changes nothing."""
+        """The clients present once there are enough: a snapshot, unaffected by later arrivals and departures."""
         while True:
             self._wait_for_clients()
             present = self._present()
@@ -154,30 +154,30 @@ class HttpFleet(Fleet):
                 return present
 
     def _present(self) -> Population:
-        """The clients that are there now, by their numbers, which a service has of its own: they may be beyond K."""
+        """The clients that are there now, by number. A service numbers its clients itself, so numbers may exceed K."""
         sizes = self._hub.presence.sizes()
         return Population(self._clients_in_all, np.pad(sizes, (0, max(0, self._clients_in_all - len(sizes)))))
 
     @property
     def _clients_in_all(self) -> int:
-        """K: the plan's, or as many as have enrolled so far and may take part."""
+        """K: the plan's, or the number of enrolled clients that may take part."""
         return self._setup.plan.clients or self._hub.presence.enrolled
 
     def _sample(self, present: Population, round: int) -> list[int]:
-        """As many as the simulator would draw, and the same, if all are there; then some more (over-selection)."""
-        plan, attempt = self._setup.plan, self._attempt % ATTEMPTS_APART  # of a restored run, as without that
-        if memory := self._lookback.memory(present):  # chosen by what is known of them, all of them
+        """As many clients as the simulator draws, the same ones if all are there; then some more (over-selection)."""
+        plan, attempt = self._setup.plan, self._attempt % ATTEMPTS_APART  # a restored run draws the same clients
+        if memory := self._lookback.memory(present):  # the sampler looks back, so it draws the extra clients too
             size = min(self._rules.invited(cohort_size(plan.C, present)), present.count)
             return sample_cohort(plan, present, round, attempt, size=size, memory=memory)
         first = sample_cohort(plan, present, round, attempt)
         others = np.setdiff1d(eligible(present), np.array(first, np.int64))
-        invited = min(self._rules.invited(len(first)), present.count)  # of more than K no device would be one
+        invited = min(self._rules.invited(len(first)), present.count)  # devices decline a round of more than K
         extra = min(invited - len(first), len(others))
         rng = seeds.rng(plan.seed, round, seeds.NONE, f"over-selection {attempt}")
         return first + [int(k) for k in rng.choice(others, extra, replace=False)]
 
     def _wait_for_clients(self) -> None:
-        """Until a cohort is there. Rather than for ever, who was only silent is called back from its rest."""
+        """Wait until a cohort is there. So that this ends, call back clients that rest only for their silence."""
         while (there := self._hub.presence.wait(self._needed, self._patience_s)) < (needed := self._needed()):
             self._check_stop()
             called = self._hub.presence.call_back(needed - there)
@@ -189,7 +189,7 @@ class HttpFleet(Fleet):
         return CALL_BACK_S if self._hub.presence.resting else PATIENCE_S
 
     def _needed(self) -> int:
-        """Who is shut out is not waited for, as long as a quorum of a cohort can still come together."""
+        """How many clients to wait for: not for those shut out, as long as the rest can make a quorum of a cohort."""
         if self._minimum is not None:
             return self._minimum
         population = self._clients_in_all
@@ -215,7 +215,7 @@ class HttpFleet(Fleet):
         return replace(result, releases=self.ledger.releases_with(self._done(work.round))) if self.ledger else result
 
     def reject(self, work: Work, reason: str) -> bool:
-        """The round is as if it had not been; who most likely spoiled it rests, and others are asked."""
+        """Undo the round; put the clients that most likely spoiled it to rest, and ask others."""
         culprits = self._hub.collecting.spoiled(reason)
         log.warning("rejected", extra={"round": work.round, "reason": reason, "culprits": culprits})
         self._check_stop()
@@ -223,7 +223,7 @@ class HttpFleet(Fleet):
         return True
 
     def committed(self, round: int) -> None:
-        """The round is in the database: what it costs is spent."""
+        """The round is in the database: its privacy cost is spent."""
         if self.ledger:
             self.ledger.settle(self._done(round))
 
@@ -237,7 +237,7 @@ class HttpFleet(Fleet):
         log.info("collecting", extra={"round": round, "attempt": attempt, "invited": invited})
 
     def _abandon(self, round: int, reason: str) -> None:
-        """Give the attempt up; the next one is with other clients. Whose sum may have been seen is on record."""
+        """Abandon the attempt; the next one asks other clients. Records whose sum may have been seen."""
         attempt, opened = self._attempt, tuple(sorted(self._session.opened)) if self._session else ()
         self.retried(lambda: self._store.abandon_round(round, attempt, reason, opened))
         if self.ledger:
@@ -247,7 +247,7 @@ class HttpFleet(Fleet):
         self._hub.rest_after_failure()
 
     def _collect(self, invitation: Invitation) -> CohortResult | Abandoned:
-        """The sum over the updates that came, or why the round is abandoned."""
+        """The sum over the updates that arrived, or why the round is abandoned."""
         totals = self._totals(invitation)
         if totals is None:
             return Abandoned(self._hub.collecting.abandoned_because())
@@ -277,7 +277,7 @@ class HttpFleet(Fleet):
         problem = implausible(decoded, encoding, examples, masked_bounds(measures, bounds, decoded))
         measured = unmasked_sums(measures, decoded)
         total = Sum(torch.from_numpy(decoded.vector), decoded.weight, decoded.count, sums=measured)
-        if problem:  # its clients open no second sum of this round, so that it is over, without a change
+        if problem:  # its clients open no second sum of this round, so it ends without a change
             rest = self._hub.sessions.discard()
             log.warning("discarded", extra={"round": group.offer.round, "reason": problem, "rest": rest})
             total, decoded = Sum(torch.zeros_like(total.vector), 0.0, 0, {}), replace(decoded, saturated=0)
@@ -291,9 +291,9 @@ class HttpFleet(Fleet):
         return self._session.terms.threshold if self._session else None
 
     def _aggregate(self, invitation: Invitation) -> "Aggregate | None":
-        """Carry a session to its end. It is on the disk before the first client is asked to open its sum.
+        """Carry a session to its end. It is stored on disk before the first client is asked to open its sum.
 
-        A device opens one sum of a round. A server that forgot which one it had asked for could never end the round.
+        A device opens one sum per round. A server that forgot which one it had asked for could never end the round.
         """
         round, (group,) = invitation.round, invitation.groups
         saved = self._opening(round.round)
@@ -338,7 +338,7 @@ class HttpFleet(Fleet):
         return self._rules.deadline_s / (SECURE_PHASES + self._setup.secagg.signed)
 
     def _result(self, invitation: Invitation, totals: Sequence[Total]) -> CohortResult:
-        """The groups' sums as one; a group of which nobody answered does not count."""
+        """The groups' sums combined; a group in which nobody answered does not count."""
         measures = self._setup.measures
         each = zip(totals, invitation.scales, invitation.staleness, strict=True)
         answered = [(summed(measures, *total, staleness), scale) for total, scale, staleness in each if total[-1]]
@@ -348,7 +348,7 @@ class HttpFleet(Fleet):
         return replace(result, bytes_down=invitation.bytes_down, attendance=self._attendance(invitation, result))
 
     def _attendance(self, invitation: Invitation, result: CohortResult) -> Attendance:
-        """Who was asked and why some are missing; by name only where single updates may be known by name."""
+        """Which clients were asked and why some are missing; by name only where updates may be known by name."""
         missing = self._hub.collecting.missing()
         there = result.attendance or Attendance(0)
         return replace(
@@ -378,7 +378,7 @@ class HttpFleet(Fleet):
         return found
 
     def retried(self, call: Callable[[], T]) -> T:
-        """A call that writes; while the database is away or there is no space, say so, and try until it works."""
+        """Make a call that writes; while the database is down or the disk is full, log it and retry until it works."""
         pause, longest = RETRY_S
         while True:
             try:

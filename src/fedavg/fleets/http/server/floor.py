@@ -1,8 +1,8 @@
-"""Which of the runs that a service has side by side a client is at: one at a time.
+"""Assigns each client to one of the runs that a service serves side by side.
 
-Runs take turns with the clients. The one that has waited longest for clients gets all who are free; when its round is
-open, those whom it did not invite are free again, and it is the next one's turn. Who is invited, or is in a sum that is
-not committed yet, stays. When a run is over, all who were there come by once more and are told so.
+Runs take turns with the clients. The run that has waited longest gets all free clients; when its round is open, the
+clients that it did not invite are free again, and the next run has its turn. A client that is invited, or is in a sum
+that is not committed yet, stays. When a run is over, each of its clients returns to it once more to be told so.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +20,10 @@ from fedavg.fleets.http.server.app import FleetApp
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.store import ClientRow, allows
 
-#: Seconds for which a run that is over waits for those who were there, while others are served.
+#: Seconds for which a finished run stays to tell its clients, while other runs are served.
 LINGER_S: Final = 120.0
-#: Of so many runs that are offered no more it is known who was told; who comes by of an earlier one is told again.
+#: For this many runs that were taken down, the clients that were told are remembered; clients of earlier ones are told
+#: again.
 TOLD_KEPT: Final = 8
 _POLL: Final = "/v1/poll"
 _LATEST: Final = "/v1/models/latest"
@@ -30,17 +31,17 @@ _LATEST: Final = "/v1/models/latest"
 
 @dataclass
 class Stand:
-    """One run on the floor. `held` is what it holds open."""
+    """One run on the floor. `held` closes its resources."""
 
     number: int
     app: FleetApp
     task: str
     held: ExitStack
-    #: Since when it has waited for clients, on this process's clock.
+    #: When it began to wait for clients, on this process's clock.
     since: float = field(default_factory=monotonic)
-    #: When it was over.
+    #: When it ended.
     over: float | None = None
-    #: Clients that have been here.
+    #: Clients that were ever assigned to it.
     visitors: set[int] = field(default_factory=set)
 
     @property
@@ -49,11 +50,11 @@ class Stand:
 
     @property
     def has_turn(self) -> bool:
-        """It may draw a cohort, and has not yet."""
+        """Whether it may draw a cohort and has not done so yet."""
         return self.hub.presence.turn.given
 
     def give_turn(self) -> None:
-        """From now on it waits for the turn after this one, however soon its next round begins."""
+        """Give it the turn. It queues for its next turn from now on, however soon its next round begins."""
         if not self.has_turn:
             self.since = monotonic()
         with self.hub.shared.changed:
@@ -65,7 +66,7 @@ class Stand:
         return k in self.hub.polls.told()
 
     def untold(self) -> set[int]:
-        """Who took part and does not know that the run is over."""
+        """The clients that took part and do not know yet that the run is over."""
         return set() if self.over is None else self.app.took - self.hub.polls.told() - self.hub.presence.revoked
 
 
@@ -76,15 +77,15 @@ class Floor:
         self._lock = RLock()
         self._stands: dict[int, Stand] = {}
         self._at: dict[int, int] = {}
-        #: Who was told that a run is over, of runs that are offered no more.
+        #: For runs that were taken down: the clients that were told that the run is over.
         self._told: dict[int, set[int]] = {}
-        #: Whom clients speak with that are at no run.
+        #: The application for clients that are at no run.
         self.front = front(self)
 
     # Runs come and go
 
     def put_up(self, stand: Stand) -> None:
-        """Offer a run, in place of an earlier plan of the same one."""
+        """Offer a run; it replaces an earlier plan of the same run."""
         with self._lock:
             before = self._stands.pop(stand.number, None)
             self._told.pop(stand.number, None)
@@ -102,14 +103,14 @@ class Floor:
             before.held.close()
 
     def end(self, number: int) -> None:
-        """The run is over: it stays until those who were there know."""
+        """The run is over: it stays until its clients know."""
         with self._lock:
             if number in self._stands:
                 self._stands[number].over = monotonic()
                 self._count()
 
     def take_down(self, number: int) -> None:
-        """Offer a run no more."""
+        """Stop offering a run."""
         with self._lock:
             stand = self._stands.pop(number, None)
             if stand is None:
@@ -126,7 +127,7 @@ class Floor:
             return stand.has_told(k) if stand else k in self._told.get(number, ())
 
     def send_back(self, k: int, number: int) -> bool:
-        """To a run that is over, for word of it; false if that is not here."""
+        """Send a client back to a finished run to be told so; false if that run is not here."""
         with self._lock:
             stand = self._stands.get(number)
             if stand is None or stand.over is None:
@@ -140,7 +141,7 @@ class Floor:
             self.take_down(stand.number)
 
     def know(self, rows: Sequence[ClientRow]) -> None:
-        """Clients as the database has them, wherever they are."""
+        """Pass client rows from the database to every run."""
         for hub in (self.front.hub, *(stand.hub for stand in self._all())):
             hub.know(rows)
 
@@ -176,7 +177,7 @@ class Floor:
             return stand
 
     def _choice(self, k: int) -> Stand | None:
-        """One that is over and has not told this client; else the first that its owner allows."""
+        """A finished run that has not told this client yet; otherwise the first run that its owner allows."""
         row = self.front.hub.presence.client(k)
         if row is None:
             return None
@@ -197,7 +198,7 @@ class Floor:
             return stand.app.plan_answer
 
     def _shown(self) -> Stand | None:
-        """The run that is shown to whoever asks: the first that is under way, or the last."""
+        """The run in the public status: the first that is under way, or the last."""
         with self._lock:
             return next(iter(self._live()), max(self._stands.values(), key=lambda s: s.number, default=None))
 
@@ -209,7 +210,7 @@ class Floor:
     # Who moves
 
     def balance(self) -> None:
-        """Let clients change runs, where one waits for them. Called again and again."""
+        """Move clients to runs that wait for them. Called periodically."""
         with self._lock:
             live = self._live()
             for stand in [stand for stand in self._stands.values() if stand.over is not None]:
@@ -232,7 +233,7 @@ class Floor:
         for stand in self._in_turn(live):
             needed = stand.hub.presence.lacking or 0
             allowed = {k for k in everyone - taken if self._allows(k, stand)}
-            if len(allowed) < needed:  # it waits in vain, and others need not
+            if len(allowed) < needed:  # it cannot get enough clients, so it must not hold up the others
                 continue
             taken |= allowed
             moved = {k for k in allowed - there[stand.number] if self._free(k)}
@@ -245,7 +246,7 @@ class Floor:
 
     @staticmethod
     def _in_turn(live: Sequence[Stand]) -> list[Stand]:
-        """The runs that wait for clients or for their turn: one that has not used its turn, then who waits longest."""
+        """The runs that wait for clients or a turn: those with an unused turn, then those that have waited longest."""
         now = monotonic()
         waiting = [stand for stand in live if stand.hub.presence.lacking is not None]
         for stand in live:
@@ -254,7 +255,7 @@ class Floor:
         return sorted(waiting, key=lambda stand: (not stand.has_turn, stand.since, stand.number))
 
     def _send_on(self, stand: Stand, live: Sequence[Stand]) -> None:
-        """Who does not want this run may want another."""
+        """Move clients that are not eligible for this run to another one."""
         for k in stand.hub.presence.away():
             if self._at.get(k) == stand.number:
                 others = (other for other in live if k not in other.visitors and self._allows(k, other))
@@ -265,7 +266,7 @@ class Floor:
         stand = self._stands.get(self._at.get(k, 0))
         if stand is None:
             return True
-        if stand.hub.polls.finished:  # who was just told fetches the model next, and moves by its next poll
+        if stand.hub.polls.finished:  # a client that was just told fetches the model next; its next poll moves it
             return False
         return not stand.hub.collecting.keeps(k)
 
@@ -274,7 +275,7 @@ class Floor:
         return row is not None and allows(row, stand.task)
 
     def _move(self, k: int, to: Stand, here: bool = True) -> None:
-        """To another run. Whoever was there for work is `here` for work at once: it comes with its next poll."""
+        """Move a client to another run. With `here` it counts as present at once: it arrives with its next poll."""
         before = self._stands.get(self._at.get(k, 0))
         if before is to:
             return
@@ -293,7 +294,7 @@ class Floor:
     # Helpers
 
     def _count(self) -> None:
-        """A run that is alone needs no turn."""
+        """Tell each run whether there are others: a single run needs no turns."""
         live = self._live()
         for stand in live:
             with stand.hub.shared.changed:
@@ -304,7 +305,7 @@ class Floor:
         return sorted((s for s in self._stands.values() if s.over is None), key=lambda stand: stand.number)
 
     def _still_wanted(self, stand: Stand) -> bool:
-        """Who was just told may fetch the model next."""
+        """Whether a finished run must stay: clients that were just told may fetch the model next."""
         return stand.over is not None and monotonic() - stand.over < LINGER_S
 
     def _drop(self, stand: Stand) -> None:
@@ -324,7 +325,7 @@ class Floor:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anybody to move."""
+        """Whether there may be clients to move."""
         with self._lock:
             return len(self._live()) > 1 or any(stand.untold() for stand in self._stands.values())
 

@@ -1,7 +1,7 @@
-"""What a request passes before its handler sees it: small objects in a list, in the order in which they are passed.
+"""What a request passes before its handler sees it: a list of small objects, in the order in which they run.
 
-A gate refuses a call, or hands it on with what it found out: who signed it, its body, the round that it is for. Which
-gates stand before which endpoint is declared where the endpoints are (`app.py`, `admin.py`).
+A gate refuses a call, or passes it on with what it found out: who signed it, its body, the round that it is for. The
+gates of each endpoint are declared with the endpoints (`app.py`, `admin.py`).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from fedavg.fleets.http.server.signatures import Signatures
 from fedavg.fleets.http.server.turns import BEGINNING, Turns
 
 _refused = SeldomBy(logging.getLogger("fedavg.fleet"), "request refused")
-#: Refusals that belong to the way of things: a server was started again, or an update came too late.
+#: Refusals in normal operation: the server was restarted, or an update came too late.
 _ORDINARY: Final = ("stale-epoch", "replayed", "too-old", "wrong-round", "round-closed", "no-such-model")
 
 
@@ -40,14 +40,14 @@ class Call:
     """A request, with what its gates found out. Numbers and sources stand in for "nobody" until a gate sets them."""
 
     request: Request
-    #: What was signed, if anything was.
+    #: The signed fields, if there is a signature.
     fields: keys.SignedFields | None = None
     #: Who it is from: a client's number, or the hash of an upload token.
     source: int | bytes = b""
     round: int = 0
     attempt: int = 0
     body: bytes = b""
-    #: Of those who operate the server: what whoever asked may do, and the label of the token.
+    #: For operators' requests: the role, and the label of the token.
     role: str = ""
     who: str = ""
 
@@ -66,16 +66,16 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 class Gate(ABC):
-    """Stands around a handler."""
+    """Wraps a handler."""
 
     @abstractmethod
     async def __call__(self, call: Call, then: Handler) -> Response:
-        """The answer of what comes `then`, or a `Refusal`."""
+        """Return the answer of `then`, or raise a `Refusal`."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What can be asked, and what stands before the answer."""
+    """A path with its gates and its handler."""
 
     method: str
     path: str
@@ -92,14 +92,14 @@ class Endpoint:
 
 
 def behind(gates: Sequence[Gate], handler: Handler) -> Handler:
-    """The handler, as it is reached through the gates from first to last."""
+    """The handler wrapped in the gates, the first outermost."""
     for gate in reversed(gates):
         handler = partial(gate, then=handler)
     return handler
 
 
 class Answered(Gate):
-    """Whatever is refused further on becomes an answer, and is counted."""
+    """Turns refusals of later gates and the handler into answers, and counts them."""
 
     def __init__(self, requests: Requests, epoch: Callable[[], str]) -> None:
         self._requests, self._epoch = requests, epoch
@@ -118,7 +118,7 @@ class Answered(Gate):
 
 
 def _tell(call: Call, refusal: Refusal) -> None:
-    """A line of the log, by client or by whose token it was; strangers share one for each reason, however many."""
+    """Log a refusal, by client or token holder; all strangers share one line for each reason."""
     level = logging.INFO if refusal.error in _ORDINARY else logging.WARNING
     _refused.tell(
         (refusal.error, refusal.by), level, reason=refusal.error, status=refusal.status, detail=refusal.detail[:300],
@@ -127,7 +127,7 @@ def _tell(call: Call, refusal: Refusal) -> None:
 
 
 class PacedByAddress(Gate):
-    """Not too often from one address."""
+    """Limits the rate of each address."""
 
     def __init__(self, rate: Buckets) -> None:
         self._rate = rate
@@ -138,7 +138,7 @@ class PacedByAddress(Gate):
 
 
 class Paced(Gate):
-    """Not too often from one source."""
+    """Limits the rate of each source."""
 
     def __init__(self, rate: Buckets) -> None:
         self._rate = rate
@@ -149,7 +149,7 @@ class Paced(Gate):
 
 
 class Signed(Gate):
-    """Signed by a client that is enrolled and not shut out, once. Its body is not needed for that."""
+    """Requires a signature, used once, of a client that is enrolled and not shut out. Does not need the body."""
 
     def __init__(self, signatures: Signatures) -> None:
         self._signatures = signatures
@@ -161,7 +161,7 @@ class Signed(Gate):
 
 
 class SmallBody(Gate):
-    """A body that is a message: read whole, and if the head was signed, the one that was meant."""
+    """Reads a body that is a message. If the head was signed, the body must match the signed digest."""
 
     def __init__(self, most: int = MESSAGE_BYTES) -> None:
         self._most = most
@@ -174,10 +174,10 @@ class SmallBody(Gate):
 
 
 class Applying(Gate):
-    """A client that would enrol: it speaks our protocol, has our task, and holds the key that it shows."""
+    """Checks a client that wants to enrol: it speaks our protocol, has our task, and holds the private key."""
 
     def __init__(self, signatures: Signatures, task: str | None) -> None:
-        """Without a task, clients of any are taken."""
+        """Without a task, clients with any task are accepted."""
         self._signatures, self._task = signatures, task
 
     async def __call__(self, call: Call, then: Handler) -> Response:
@@ -191,7 +191,7 @@ class Applying(Gate):
 
 
 class UploadToken(Gate):
-    """Shows a token of the round under way; who it was given to is not known here, and need not be."""
+    """Requires an upload token of the round under way. The server does not know which client received it."""
 
     def __init__(self, source_of: Callable[[str], bytes | None]) -> None:
         self._source_of = source_of
@@ -204,7 +204,7 @@ class UploadToken(Gate):
 
 
 class Existing(Gate):
-    """The run has what this path is about."""
+    """Requires that the run has what this path is about."""
 
     def __init__(self, exists: bool, detail: str) -> None:
         self._exists, self._detail = exists, detail
@@ -216,7 +216,7 @@ class Existing(Gate):
 
 
 class OfRound(Gate):
-    """Names a round and an attempt in its path."""
+    """Reads the round and the attempt from the path."""
 
     async def __call__(self, call: Call, then: Handler) -> Response:
         round, attempt = (path_number(call.request, name) for name in ("round", "attempt"))
@@ -224,7 +224,7 @@ class OfRound(Gate):
 
 
 class Wanted(Gate):
-    """What is sent is wanted now. What came before already is told so, without being read again."""
+    """Requires that what is sent is wanted now. A duplicate is answered as such without being read again."""
 
     def __init__(self, judge: Callable[[Any, int, int], Receipt]) -> None:
         self._judge = judge
@@ -235,7 +235,7 @@ class Wanted(Gate):
 
 
 class OneUpload(Gate):
-    """A large body: one at a time from each source, only as many as fit in memory, and the one that was signed."""
+    """Reads a large body: one at a time from each source, as many at once as fit in memory, matching the signature."""
 
     def __init__(self, turns: Turns, limit: Callable[[], int], workers: Executor) -> None:
         self._turns, self._limit, self._workers = turns, limit, workers
@@ -257,13 +257,13 @@ class OneUpload(Gate):
                 answer = await then(replace(call, body=body))
         finally:
             self._under_way.discard(call.source)
-        if call.request.scope["scheme"] == "https":  # of TLS, what an upload filled stays in memory with its connection
+        if call.request.scope["scheme"] == "https":  # a TLS connection keeps the buffers that an upload filled
             answer.headers["connection"] = "close"
         return answer
 
 
 def receipt(verdict: Receipt) -> Response:
-    """The answer to something that was sent for a round."""
+    """The answer to an upload for a round."""
     if verdict not in (Receipt.ACCEPTED, Receipt.DUPLICATE):
         raise Refusal(verdict, "this is not wanted now; poll for work")
     return json_answer(UpdateAnswer(accepted=True, duplicate=verdict is Receipt.DUPLICATE))

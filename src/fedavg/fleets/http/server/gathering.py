@@ -1,4 +1,4 @@
-"""How the sum of a round that is closed comes together: all of it is here, or replicas have parts of it."""
+"""How the sum of a closed round comes together: all of it is here, or replicas have parts of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,26 +17,26 @@ from fedavg.metrics import Measure
 from fedavg.metrics.training import sums_over
 from fedavg.types import Sum, Update
 
-#: Asks the database until it answers.
+#: Repeats a database call until it succeeds.
 Retried = Callable[[Callable[[], Any]], Any]
-#: Of a group: the sum, float64, or the single updates by client; and what was received.
+#: For a group: the sum, float64, or the single updates by client; and what was received.
 Total = tuple[Tensor, dict[int, Update], list[Received]]
 
 
 class Gathering(ABC):
-    """Asked by the server loop, when it opens a round and when the round is closed."""
+    """Called by the server loop when it opens a round and when the round is closed."""
 
     @abstractmethod
     def open(self, round: OpenRound, cap: float) -> float:
-        """Others may collect from now on, too; returns the cap on weights that holds, if the round was open before."""
+        """Let other replicas collect too; returns the cap on weights: the earlier one if the round was open before."""
 
     @abstractmethod
     def totals(self) -> Sequence[Total] | None:
-        """What there is of each group; None if a part is lost: the round is open again."""
+        """The total of each group; None if a part is lost, in which case the round is open again."""
 
 
 class OwnSum(Gathering):
-    """Every update came to this server."""
+    """All updates arrive at this server."""
 
     def __init__(self, collecting: Collecting) -> None:
         self._collecting = collecting
@@ -51,7 +51,7 @@ class OwnSum(Gathering):
 def collected(
     invitation: Invitation, collecting: Collecting, gathering: Gathering, retried: Retried
 ) -> Sequence[Total] | None:
-    """Ask those who are invited, and wait: what there is of each group, or None if the attempt is abandoned."""
+    """Ask the invited clients and wait: the total of each group, or None if the attempt is abandoned."""
     cap = retried(lambda: gathering.open(invitation.round, collecting.weight_cap()))
     collecting.open(invitation.round, invitation.groups, cap=cap)
     while collecting.wait() is RoundPhase.COMMITTING:
@@ -68,7 +68,7 @@ def summed(
     received: list[Received],
     staleness: int,
 ) -> CohortResult:
-    """What was received of a group, as a result: its sum, or its single updates, with what they cost."""
+    """The result of a group: its sum, or its single updates, with their cost."""
     sent = [r.bytes_up for r in received]
     total = Sum(vector, fsum(r.weight for r in received), len(received), sums=sums_over(measures, received))
     seen = {r.client: r.seen for r in received if r.client is not None and r.seen}

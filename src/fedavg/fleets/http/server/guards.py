@@ -1,4 +1,4 @@
-"""What an operator asks of clients and of their updates."""
+"""What an operator requires of clients and of their updates."""
 
 from dataclasses import dataclass
 from math import inf
@@ -9,14 +9,14 @@ from fedavg.fleets.http.protocol.wire import MIN_WEIGHT
 
 @dataclass(frozen=True)
 class Guards:
-    """Who is let in, bounds on what a client may send, and whether updates come without a name."""
+    """Who may enrol, bounds on what a client may send, and whether updates are anonymous."""
 
     max_weight: float = 1e6
-    #: No update counts for more than so many times the median n_k of the clients that are enrolled.
+    #: No update counts for more than this many times the median n_k of the enrolled clients.
     times_median: float = 5.0
     max_norm: float | None = None
     anonymous: bool = False
-    #: New clients wait until the operator approves of them.
+    #: New clients wait until the operator approves them.
     approval: bool = False
 
     def __post_init__(self) -> None:
@@ -27,5 +27,5 @@ class Guards:
             "norm-bound": (norm, norm is None or 0 < norm < inf, "a finite number above 0"),
         }
         for name, (value, good, expected) in checks.items():
-            if not good:  # every comparison with NaN is false: it would be a bound that nothing exceeds
+            if not good:  # also refuses NaN: every comparison with it is false, so nothing would exceed the bound
                 raise PlanError(f"{name}: got {value}; expected {expected}")

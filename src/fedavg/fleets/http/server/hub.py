@@ -1,8 +1,8 @@
-"""What the request handlers and the server loop share, by its parts, and the few steps that concern several of them.
+"""What the request handlers and the server loop share: its parts, and the few steps that concern several of them.
 
 Handlers run in the event loop and in its threads; the server loop runs in the main thread. One lock guards all parts
-(`Shared.changed`) and is never held for long: the event loop waits for it. A second one (`Collecting.adding`) is for
-whoever adds to the sum or closes the round. Whoever needs both takes the second one first.
+(`Shared.changed`) and is never held for long: the event loop waits for it. Code that adds to the sum or closes the
+round takes a second lock (`Collecting.adding`). Code that needs both takes the second one first.
 """
 
 import logging
@@ -27,15 +27,15 @@ from fedavg.fleets.http.server.store import ClientRow
 
 log = logging.getLogger("fedavg.fleet")
 
-#: Seconds from the beginning of an attempt that was abandoned to the next: after the first, and at the most.
+#: Seconds from the start of an abandoned attempt to the next attempt: after the first one, and at most.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 60.0
-#: Reasons that say nothing against a client: it was not needed, or is gone for good.
+#: Reasons that do not count against a client: it was not needed, or is gone for good.
 _NO_FAILURE: Final = (NOT_WAITED_FOR, REVOKED)
 
 
 def pause_after(failures: int, took_s: float, deadline_s: float) -> float:
-    """Seconds until the next attempt, after so many in a row of which the last took so long."""
+    """Seconds until the next attempt, after `failures` abandoned in a row, the last of which took `took_s`."""
     apart = min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 20), LONGEST_PAUSE_S, deadline_s)
     return max(0.0, apart - took_s)
 
@@ -60,28 +60,28 @@ class Hub:
         self.polls = Polls(self.shared, self.presence, self.collecting, self.intake, self.history)
 
     def know(self, rows: Sequence[ClientRow]) -> None:
-        """Clients as the database has them; one that is revoked is shut out at once."""
+        """Take over client rows from the database; a revoked client is shut out at once."""
         self.presence.note(rows)
         if revoked := [row.k for row in rows if row.revoked]:
             self.collecting.lose(revoked)
             self.shared.wake(revoked)
 
     def reported(self, k: int, reason: str) -> None:
-        """A client has said why it does not take part."""
+        """Record why a client says that it does not take part."""
         with self.shared.changed:
             self.updates.reports[reason] += 1
             if reason == "round-opened":
                 self.presence.opened.add(k)
 
     def committed(self, round: int) -> None:
-        """The round is on the disk: clients may let go of their updates."""
+        """The round is on disk: clients may delete their updates."""
         with self.shared.changed:
             counted = self.collecting.done()
             self.history.commit(round, counted)
         self.sightings.counted(counted.clients if counted else ())
 
     def note_missing(self) -> None:
-        """An attempt is over: tell of each client that was asked and is not in its sum, where they are known."""
+        """After an attempt: log each client that was asked and is not in its sum, where they are known."""
         if self.guards.anonymous or self.shared.over:
             return
         round, attempt, missing = self.collecting.not_in_the_sum()
@@ -97,9 +97,9 @@ class Hub:
                 )
 
     def rest_after_failure(self) -> None:
-        """An attempt was abandoned: each time in a row, it is longer until another begins.
+        """Delay the next attempt after an abandoned one: longer for each failure in a row.
 
-        One that took its whole deadline has been pause enough: a crowd of the mute does not hold up the others.
+        An attempt that took its whole deadline was pause enough: a crowd of silent clients must not hold up the others.
         """
         failures, current = self.progress.gave_up(), self.collecting.current
         if current is None:
@@ -115,7 +115,7 @@ class Hub:
         self.shared.wake(self.presence.everyone())
 
     def status(self) -> dict[str, object]:
-        """What operators ask."""
+        """The state that operators see."""
         with self.shared.changed:
             return {
                 "committed": self.history.last,

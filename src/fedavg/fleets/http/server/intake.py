@@ -1,7 +1,7 @@
-"""Updates as request handlers bring them: each is decoded, checked, added to the sum and forgotten.
+"""Updates from request handlers: each is decoded, checked, added to the sum and forgotten.
 
-Only the sum, the weight and the metrics are kept, and nothing of it reaches the disk. After a crash the sum is gone,
-and the clients, who keep their updates until the round is committed, are asked again.
+Only the sum, the weight and the metrics are kept, and none of them reaches the disk. After a crash the sum is lost,
+and the clients, which keep their updates until the round is committed, are asked again.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Intake:
         self._collecting, self._updates, self._claims = collecting, updates, claims
 
     def offer(self, k: int) -> WorkOffer | JudgeOffer | None:
-        """What a client that was invited is asked for; None if it has had the token that it may have."""
+        """What an invited client is asked for; None if it already received its one upload token."""
         with self._shared.changed:
             current = self._collecting.current
             collected = current.group_of(k) if current else None
@@ -55,7 +55,7 @@ class Intake:
             offer = replace(collected.group.offer, deadline_s=max(0.0, current.round.deadline - monotonic()))
             if not self._guards.anonymous:
                 return offer
-            # A token is given once: the server does not note to whom, only that this client has had its one.
+            # A token is given once. The server records that this client received a token, but not which one.
             if k in current.given:
                 return None
             current.given.add(k)
@@ -64,7 +64,7 @@ class Intake:
             return replace(offer, upload_token=token)
 
     def token_source(self, token: str) -> bytes | None:
-        """The name under which an anonymous update counts, if the token was given in this round."""
+        """The source of an anonymous update, if the token was given out in this round."""
         hashed = sha256(token.encode()).digest()
         with self._shared.changed:
             current = self._collecting.current
@@ -82,7 +82,7 @@ class Intake:
             return max_frame_bytes(expected.numbers, expected.codec)
 
     def judge(self, source: Hashable, round: int, attempt: int) -> Receipt:
-        """What would become of an update, or of a message of a session, before it is read."""
+        """What would become of an update or a session message; asked before it is read."""
         with self._shared.changed:
             current = self._collecting.current
             if not current or self._shared.stopping:
@@ -92,7 +92,7 @@ class Intake:
             return current.round.judge(source, round, attempt)
 
     def add(self, source: int | bytes, round: int, attempt: int, frame: bytes | memoryview) -> Receipt:
-        """Check an update and add it to the sum, once; UpdateRefused if it is not what was asked for."""
+        """Check an update and add it to the sum, once; raises UpdateRefused if it is not what was asked for."""
         with self._shared.changed:
             current = self._collecting.current
             collected = current.group_of(source) if current else None
@@ -108,7 +108,7 @@ class Intake:
             if current is not self._collecting.current or current.session:
                 return Receipt.WRONG_ROUND
             verdict = self._claims.claim(source, round, attempt)
-            if verdict is Receipt.DUPLICATE:  # another sum has it: the client is not asked for it here either
+            if verdict is Receipt.DUPLICATE:  # another replica's sum has it: do not ask the client for it here either
                 self._note_accepted(current, source)
             if verdict is not Receipt.ACCEPTED:
                 return verdict
@@ -138,7 +138,7 @@ class Intake:
                 self._shared.changed.notify_all()
 
     def _bounded(self, collected: Collected, source: int | bytes) -> Expected:
-        """No client counts for more than the examples that it said it has, nor says what these cannot give."""
+        """No client counts for more than the examples that it declared, nor reports metrics that they cannot give."""
         expected = collected.group.expected
         most = expected.max_weight
         if isinstance(source, int):
@@ -146,7 +146,7 @@ class Intake:
         return replace(expected, max_weight=most, metric_bounds=collected.group.metric_bounds(ceil(most)))
 
     def refuse(self, source: Hashable, round: int, attempt: int, reason: str) -> None:
-        """Count a refused update, and do not ask its client again: it would send the same."""
+        """Count a refused update, and do not ask its client again: it would send the same update."""
         with self._shared.changed:
             self._updates.refused[reason] += 1
         client = source if isinstance(source, int) else None

@@ -1,4 +1,4 @@
-"""What the clients of a round are asked for: the offer to each group, and what may come back."""
+"""What the clients of a round are asked for: the offer to each group, and what they may send back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from fedavg.optimizers import make_optimizer
 from fedavg.setup import Setup
 from fedavg.types import Part, Update, Work
 
-#: A client's loss may be so many times that of the untrained model (plus one).
+#: A client's loss may be at most this many times the untrained model's loss (plus one).
 WORST_LOSS: Final = 1000.0
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """A round as it is offered: who starts from what, what each group's sum counts for, the bytes to fetch."""
+    """A round on offer: the model that each group starts from, what its sum counts for, the bytes to fetch."""
 
     round: OpenRound
     groups: Sequence[Group]
@@ -36,7 +36,7 @@ class Invitation:
 class Invitations:
     """Makes the invitations of a run.
 
-    `size` is the number of weights; `untrained` is the loss before the first round, infinite if it is not known.
+    `size` is the number of weights; `untrained` is the loss before the first round, infinite if unknown.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Invitations:
         self._worst_loss = WORST_LOSS * (1 + abs(untrained)) if isfinite(untrained) else METRICS.value.high
 
     def new(self, parts: Sequence[Part], work: Work, attempt: int) -> Invitation:
-        """The models of all parts are on offer from now on."""
+        """Make an invitation, and publish the models of all parts."""
         models = self._models.publish(parts)
         invited = frozenset(k for part in parts for k in part.cohort)
         goal = self._rules.goal(len(invited))
@@ -93,7 +93,7 @@ class Invitations:
         )
 
     def _metric_bounds(self, work: Work, examples: int) -> Mapping[str, tuple[float, float]]:
-        """What a client may say of its training: a loss far above that of the untrained model is no loss."""
+        """Bounds on the metrics that a client may report: a loss far above the untrained model's is not credible."""
         loss = {"train_loss": (-self._worst_loss, self._worst_loss)}
         return {**loss, **self._setup.algorithm.metric_bounds(work, examples, self._optimizer)}
 

@@ -1,7 +1,7 @@
-"""Evaluation over the network: devices judge a model on what they hold out, and send sums only.
+"""Evaluation over the network: devices judge a model on their holdout, and send sums only.
 
-It is collected like the updates of a round, under an attempt number of its own, while the round that was trained waits
-to be committed. Whoever does not answer in time is left out; an evaluation that too few answer is left out as a whole.
+It is collected like the updates of a round, under a separate attempt number, while the trained round waits to be
+committed. Devices that do not answer in time are left out; if too few answer, the whole evaluation is left out.
 """
 
 import logging
@@ -37,10 +37,10 @@ log = logging.getLogger("fedavg.fleet")
 
 
 class Judging:
-    """Asks the devices that are there, as many as the plan says.
+    """Asks as many of the devices present as the plan says.
 
-    `totals` is how what they answer comes together; None if too few do. `authority` vouches for them in signed sessions
-    of secure aggregation, of which each phase may take `phase_s`.
+    `totals` collects their answers; it returns None if too few answer. `authority` vouches for the devices in signed
+    sessions of secure aggregation, where each phase may take `phase_s`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Judging:
         self._names = names_of_sums(self._metrics)
 
     def judged(self, weights: Tensor, round: int, attempt: int, able: np.ndarray) -> OnClients | None:
-        """What devices find of those that are able to judge; None if too few answer."""
+        """The evaluation by those devices that are able to judge; None if too few answer."""
         clients = judges(self._setup, round, able)
         if not clients:
             log.warning("not judged", extra={"round": round, "reason": "no client that holds examples out is there"})
@@ -84,7 +84,7 @@ class Judging:
         return judged_by_clients(self._metrics, pieces, up, down, clients)
 
     def _masked(self, invitation: Invitation) -> OnClients | str:
-        """Nothing but the sum over all devices is ever seen here."""
+        """Under secure aggregation: only the sum over all devices is ever seen here."""
         from fedavg.secagg import SecAggError
 
         opened, (group,) = invitation.round, invitation.groups
@@ -101,7 +101,7 @@ class Judging:
         down = invitation.bytes_down + more
         try:
             return judged_together(self._metrics, unclipped(decoded), decoded.count, sum(up), down)
-        except FleetError as error:  # one client's doing must not end the run
+        except FleetError as error:  # one client must not be able to end the run
             return str(error)
 
     def _session(self, opened: OpenRound) -> "SecureRound":
@@ -121,14 +121,14 @@ class Judging:
 
 
 class Asking:
-    """How clients are asked to judge a model: every replica asks in the same words."""
+    """How clients are asked to judge a model: every replica makes the same offer."""
 
     def __init__(self, setup: Setup, hub: Hub, rules: Rules) -> None:
         self._setup, self._hub, self._rules = setup, hub, rules
         self._names = names_of_sums(setup.task.judged_by)
 
     def invitation(self, clients: Sequence[int], round: int, attempt: int, weights: Tensor) -> Invitation:
-        """The model is on offer from now on."""
+        """Make an invitation, and publish the model."""
         (model,) = self._hub.models.publish([Part(list(clients), weights)])
         opened = self._round(clients, round, attempt, model)
         group = Group(frozenset(clients), self._offer(opened, len(weights)), self._expected(opened), self._arrived)
@@ -152,7 +152,7 @@ class Asking:
         )
 
     def _expected(self, opened: OpenRound) -> Expected:
-        """Sums alone: they count once each, and no norm bounds them."""
+        """Sums only: each counts once, and no norm bounds them."""
         return Expected(
             plan=self._setup.plan.digest,
             round=opened.round,
@@ -166,7 +166,7 @@ class Asking:
         )
 
     def _arrived(self, vector: Tensor, weight: float) -> Update:
-        """The sums by name; there is no vector to add up."""
+        """The sums by name; there is no update vector."""
         return Update(
             torch.zeros_like(vector), weight, dict(zip(self._names, sums.joined(vector).tolist(), strict=True))
         )

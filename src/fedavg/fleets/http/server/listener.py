@@ -1,8 +1,8 @@
-"""An HTTP server in a thread of its own, guarded against clients that are slow, endless or too many.
+"""An HTTP server in its own thread, guarded against requests that are slow, endless or too many.
 
 uvicorn bounds neither the time nor the size of a request's head, nor the time of a TLS handshake, nor how slowly its
-answers are read; here all of these are, so that a connection which says nothing is cut within seconds and costs next to
-nothing until then.
+answers are read. This module bounds them all: a silent connection is cut within seconds and costs almost nothing until
+then.
 """
 
 import asyncio
@@ -30,26 +30,26 @@ HEAD_S: Final = 5.0
 LAST_LOOK_S: Final = 0.25
 #: Bytes of the request line and all headers (and trailers).
 HEAD_BYTES: Final = 16 * 1024
-#: Bytes that the operating system hands over at a time: so much of a body can come together with its head.
+#: The most bytes that the operating system delivers at once: this much of a body can arrive together with its head.
 PACKET_BYTES: Final = 2**18
-#: Requests that may wait on a connection for the one before them; devices send one at a time.
+#: Pipelined requests that may wait on a connection; devices send one at a time.
 PIPELINED: Final = 16
-#: Bytes a second that a reader of our answers must keep up, beyond the seconds of a head.
+#: Bytes per second at which a client must read our answers, beyond the seconds of a head.
 SLOWEST_DOWNLOAD: Final = 16 * 1024
 #: Seconds that an idle connection is kept for the next request: longer than devices pause between polls.
 IDLE_S: Final = 75
 #: Connections beyond this are answered 503.
 CONNECTIONS: Final = 20_000
-#: Connections that the system keeps until they are accepted.
+#: Connections that the system queues until they are accepted.
 BACKLOG: Final = 4096
-#: Files besides the connections: the database, libraries, logs.
+#: Open files besides the connections: the database, libraries, logs.
 OTHER_FILES: Final = 256
 #: Seconds that requests under way are given when the server stops.
 STOP_S: Final = 10
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Cuts a connection whose head is late or too large, that sends ahead of the answers, or does not read them."""
+    """Cuts a connection whose head is late or too large, that pipelines too much, or does not read its answers."""
 
     _head_timer: TimerHandle | None = None
     _read_timer: TimerHandle | None = None
@@ -67,15 +67,15 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._expect_head()  # line ends before a request are none, but end the wait for one
+            self._expect_head()  # blank lines before a request are not a request, but end the idle wait for one
         if self._head_timer is not None:
             self._received_bytes += len(data)
-            if self._received_bytes > HEAD_BYTES + PACKET_BYTES:  # a header without an end is not shown to us
+            if self._received_bytes > HEAD_BYTES + PACKET_BYTES:  # the parser does not report a header that has no end
                 self.transport.abort()
                 return
         super().data_received(data)
 
-    # Whatever is raised while a request is parsed ends its connection with a 400.
+    # An exception raised while a request is parsed ends its connection with a 400.
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINED:
@@ -98,7 +98,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         if not self.cycle.body:
-            self.cycle.body = b""  # type: ignore[assignment]  # adding to this one copies nothing
+            self.cycle.body = b""  # type: ignore[assignment]  # b"" + body copies nothing, a bytearray would
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
@@ -109,7 +109,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if not self.pipeline and self.cycle.more_body:
-            self.transport.close()  # nobody reads the rest of this body, so nobody would end it either
+            self.transport.close()  # nothing reads the rest of this body, so the connection would never end
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -122,7 +122,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        self.transport.abort()  # to close would wait until the last answer is read
+        self.transport.abort()  # close() would wait until the last answer is read
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
@@ -134,7 +134,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
     def _head_is_late(self) -> None:
-        """A loop that was too busy to read runs its timers first: one more look at what has come, then the end."""
+        """A loop that was too busy to read runs its timers first: read once more what has arrived, then cut."""
         self._head_timer = self.loop.call_later(LAST_LOOK_S, self.transport.abort)
 
     def _head_is_there(self) -> None:
@@ -150,7 +150,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn on sockets that are bound already, with a bounded TLS handshake."""
+    """uvicorn on sockets that are already bound, with a bounded TLS handshake."""
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
@@ -204,7 +204,7 @@ class Listener:
         self._thread = Thread(target=self._run, name="http", daemon=True)
 
     def start(self) -> asyncio.AbstractEventLoop:
-        """Begin to serve; returns the event loop that handlers run in once clients can connect."""
+        """Begin to serve. Once clients can connect, returns the event loop that handlers run in."""
         self._thread.start()
         return self._server.listening.result()
 
@@ -240,7 +240,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _raise_file_limit() -> None:
-    """Every connection is an open file: ask for as many as the system allows, and say if that is too few."""
+    """Every connection is an open file: raise the limit as far as the system allows, and warn if that is too low."""
     try:
         import resource
     except ImportError:  # not a POSIX system: there is no such limit
@@ -263,7 +263,7 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)  # at once: whoever is told the port may connect, even before the thread has started
+        listener.listen(BACKLOG)  # now: clients that know the port may connect before the thread has started
     except OSError as error:
         listener.close()
         raise FleetError(

@@ -1,4 +1,4 @@
-"""Structured logs: a JSON object a line, with what happened, to what, and nothing secret."""
+"""Structured logs: one JSON object per line that says what happened, to what, and nothing secret."""
 
 import json
 import logging
@@ -30,15 +30,15 @@ class JsonLines(logging.Formatter):
             line["trace"] = self.formatException(record.exc_info)
         try:
             return json.dumps(line, default=str, allow_nan=False)
-        except ValueError:  # a loss that is no number is none of JSON's
+        except ValueError:  # JSON has no NaN or infinity, which a loss may be
             plain = json.loads(json.dumps(line, default=str), parse_constant=str)
             return json.dumps(plain)
 
 
 class Seldom:
-    """Something that may go wrong for every request while it lasts: told at once, then every so many seconds.
+    """Logs a problem that may affect every request while it lasts: at once, then at most every `pause_s` seconds.
 
-    The line says how often it happened since the last one.
+    Each line says how often it happened since the last one.
     """
 
     def __init__(self, log: logging.Logger, event: str, level: int = logging.WARNING, pause_s: float = 10.0) -> None:
@@ -56,9 +56,9 @@ class Seldom:
 
 
 class SeldomBy:
-    """Something that many may do again and again: of each source, told at once and then every so many seconds.
+    """Logs an event that many sources may repeat: for each source at once, then at most every `pause_s` seconds.
 
-    `most` sources are remembered; beyond, the ones that were not heard of for longest are forgotten.
+    At most `most` sources are remembered; beyond that, the least recently seen are forgotten.
     """
 
     def __init__(self, log: logging.Logger, event: str, pause_s: float = 10.0, most: int = 10_000) -> None:
@@ -67,7 +67,7 @@ class SeldomBy:
         self._told: dict[object, tuple[float, int]] = {}
 
     def tell(self, source: object, level: int, **what: object) -> None:
-        """The line says how often it happened since the last one of this source."""
+        """The line says how often it happened since the last line for this source."""
         with self._lock:
             until, times = self._told.pop(source, (-inf, 0))
             now, times = monotonic(), times + 1
@@ -80,7 +80,7 @@ class SeldomBy:
 
 
 class StderrLines(logging.StreamHandler[Any]):
-    """Writes to whatever stderr is at the time."""
+    """Writes to the current stderr, even if it is replaced later."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -92,13 +92,13 @@ class StderrLines(logging.StreamHandler[Any]):
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Every line on stderr is JSON from now on: the fleet's own, those of libraries, warnings, and tracebacks."""
+    """Make every line on stderr JSON: those of the fleet and of libraries, warnings, and tracebacks."""
     root = logging.getLogger()
     for handler in [each for each in root.handlers if isinstance(each, StderrLines)]:
         root.removeHandler(handler)
     root.addHandler(StderrLines())
     logging.getLogger("fedavg").setLevel(level)
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # anybody can have it warn of requests that are none
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # anyone can make it warn by sending invalid requests
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: _crash("the main thread", error)
     threading.excepthook = lambda hook: _crash(
@@ -116,9 +116,9 @@ def _crash(where: str, error: tuple[type[BaseException], BaseException, Tracebac
 
 @contextmanager
 def told_in_the_log(*ordinary: type[FedAvgError]) -> Iterator[None]:
-    """A mistake or a trouble that ends the program is a line of the log too, and not told in another way.
+    """An error that ends the program becomes a line in the log, and is not reported in another way.
 
-    `ordinary` are those that are none: the program was to end so.
+    `ordinary` errors are expected ways to end: they are logged as information.
     """
     try:
         yield

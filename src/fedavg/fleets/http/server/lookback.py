@@ -1,7 +1,7 @@
-"""What a server has learned of its devices, for a sampler that looks back at earlier rounds.
+"""What a server has learned about its devices, for a sampler that looks back at earlier rounds.
 
-It is a part of the server's state, committed with each round, so that a server that is started again knows it. Losses
-and durations are those of real devices: a client's loss is its own word, within the bounds of all updates.
+It is part of the server's state, committed with each round, so it survives a restart. Losses and durations come from
+real devices: a client's loss is self-reported, within the bounds that hold for all updates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from fedavg.types import Population, Slots
 
 @final
 class Lookback:
-    """Keeps nothing unless it is `wanted`."""
+    """Keeps nothing unless `wanted`."""
 
     def __init__(self, wanted: bool) -> None:
         self._memory = Memory.of_nothing(0) if wanted else None
         self._there = np.zeros(0, bool)
 
     def memory(self, present: Population) -> Memory | None:
-        """What is known when a cohort is drawn of those who are present. More may have enrolled since the last one."""
+        """What is known when a cohort is drawn from the present clients. More may have enrolled since the last draw."""
         if self._memory is None:
             return None
         assert present.sizes is not None, "devices enrol with what they have"
@@ -36,7 +36,7 @@ class Lookback:
     def learn(
         self, round: int, asked: Sequence[int], reported: Sequence[int], result: CohortResult | Abandoned
     ) -> None:
-        """One more attempt is over: who was asked, whose update is known to be in the sum, and what came of it."""
+        """Learn from an attempt: who was asked, whose update is known to be in the sum, and the result."""
         if self._memory is None:
             return
         clients, count = np.array(sorted(asked), np.int64), self._memory.there.shape[0]
@@ -54,13 +54,13 @@ class Lookback:
 
 
 def losses_of(totals: Sequence[Total]) -> dict[int, float]:
-    """The training loss of each client that is known by name."""
+    """The training loss of each named client."""
     everyone = [received for *_, received_of_group in totals for received in received_of_group]
     return {r.client: r.metrics["train_loss"] for r in everyone if r.client is not None and "train_loss" in r.metrics}
 
 
 def seconds_of(totals: Sequence[Total]) -> dict[int, float]:
-    """How long after the round was opened the update of each client came that is known by name."""
+    """For each named client, the seconds from the opening of the round to the arrival of its update."""
     everyone = [received for *_, received_of_group in totals for received in received_of_group]
     return {r.client: r.seconds for r in everyone if r.client is not None and r.seconds is not None}
 

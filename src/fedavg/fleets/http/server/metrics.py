@@ -1,4 +1,4 @@
-"""What operators watch, in the text format of Prometheus."""
+"""Metrics for operators, in the Prometheus text format."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ class Requests:
 
 
 class Updates:
-    """Counts updates, and the reports of those who send none. Not thread-safe: the hub's lock guards it."""
+    """Counts updates, and reports from clients that send none. Not thread-safe: the hub's lock guards it."""
 
     def __init__(self) -> None:
         self.accepted = 0
-        #: Of these, how many counted for less than they asked.
+        #: How many of these counted for less than they asked.
         self.capped = 0
         self.refused: Counter[str] = Counter()
         self.reports: Counter[str] = Counter()
@@ -33,24 +33,24 @@ class Updates:
 
 @dataclass(frozen=True)
 class Uploads:
-    """Uploads that wait for their turn to be in memory, and those that are."""
+    """Uploads that wait for their turn to be in memory, and uploads in memory."""
 
     waiting: int
     under_way: int
 
 
 class Progress:
-    """How the rounds of a run went since this process began with it. The server loop alone changes it."""
+    """How the rounds of a run have gone since this process began to serve it. Only the server loop changes it."""
 
     def __init__(self) -> None:
         #: The last committed round as plain values; empty before the first.
         self.last: Mapping[str, Any] = {}
-        #: What the model came to when it was last judged, by which examples it was judged on.
+        #: The last evaluations of the model, by the examples that it was judged on.
         self.judged: dict[str, Mapping[str, Any]] = {}
         self.rounds = 0
         self.seconds = 0.0
         self.abandoned = 0
-        #: In a row, since a round was committed.
+        #: Consecutive failures since the last committed round.
         self.failed_attempts = 0
         #: Clients that were asked and are in no sum, by reason.
         self.missing: Counter[str] = Counter()
@@ -64,13 +64,13 @@ class Progress:
         self.judged |= {on: values for on, values in found.items() if values}
 
     def gave_up(self) -> int:
-        """An attempt was abandoned; returns how many in a row that makes."""
+        """Count an abandoned attempt; returns how many there have been in a row."""
         self.abandoned += 1
         self.failed_attempts += 1
         return self.failed_attempts
 
     def status(self) -> dict[str, Any]:
-        """What operators see of it."""
+        """The part that operators see."""
         shown = ("round", "clients", "seconds", "train_loss", "test", "on_clients")
         return {
             "last_round": {name: self.last[name] for name in shown if name in self.last} or None,
@@ -87,7 +87,7 @@ def render(
     runs: Mapping[str, int],
     operator: bool,
 ) -> str:
-    """The state of a server and its counters. What clients measured is there for those who operate it alone."""
+    """The state of a server and its counters. What clients measured is shown only to operators."""
     lines: list[str] = []
 
     def metric(name: str, kind: str, help: str, values: Mapping[str, float]) -> None:

@@ -21,7 +21,7 @@ class Released:
 
 
 class OfferedModels:
-    """The models to train from published last, and those before them; and the one to take away. Thread-safe."""
+    """The last published models to train from, the ones before them, and the model to take away. Thread-safe."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -32,7 +32,7 @@ class OfferedModels:
         self.released: Released | None = None
 
     def publish(self, parts: Sequence[Part]) -> list[str]:
-        """Offer models for download; returns their SHA-256. Those before stay for who still fetches them."""
+        """Offer models for download; returns their SHA-256. The previous ones stay for clients still fetching them."""
         data = [part.shared.numpy().astype("<f4", copy=False).tobytes() for part in parts]
         digests = [sha256(content).hexdigest() for content in data]
         changes = {digest: KeptChanges(part.frames) for digest, part in zip(digests, parts, strict=True)}
@@ -44,7 +44,7 @@ class OfferedModels:
         return digests
 
     def release(self, round: int, weights: Tensor) -> None:
-        """Let clients take away the model of a committed round, in place of the one before."""
+        """Let clients take away the model of a committed round; it replaces the previous one."""
         content = weights.numpy().astype("<f4", copy=False).tobytes()
         self.released = Released(round, sha256(content).hexdigest(), content)
 
@@ -54,6 +54,6 @@ class OfferedModels:
         return released.content if released and released.digest == digest else self._contents.get(digest)
 
     def changes(self, digest: str, count: int) -> memoryview | None:
-        """The last changes that lead to a model; None if so many are not there."""
+        """The last `count` changes that lead to a model; None if there are fewer."""
         known = self._changes.get(digest)
         return known.last(count) if known else None

@@ -1,4 +1,4 @@
-"""What operators ask of a service's runs: submit, list, pause, cancel, extend, roll back."""
+"""What operators can do with a service's runs: submit, list, pause, cancel, extend, roll back."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -25,42 +25,42 @@ SUBMISSION_BYTES: Final = 96 * 1024
 
 
 class NoSuchRun(FedAvgError):
-    """The service has no run of that number."""
+    """The service has no run with that number."""
 
 
 @dataclass(frozen=True)
 class RunLedger:
-    """What each committed round of a run cost of its clients' privacy, and what operators changed of the run."""
+    """The privacy cost of each committed round of a run, and the changes that operators made to the run."""
 
     spent: Sequence[dict[str, object]]
     changes: Sequence[Change]
 
 
 class Office(ABC):
-    """The runs of a service. Every call may take its time, and is made in a thread."""
+    """The runs of a service. Every call may be slow, and is made in a thread."""
 
     @abstractmethod
     def submit(self, order: NewRun, by: str) -> int:
-        """Put a run in the queue; returns its number. What cannot be served is refused at once."""
+        """Put a run in the queue; returns its number. A run that cannot be served is refused at once."""
 
     @abstractmethod
     def model_bytes(self, number: int) -> int:
-        """How many bytes the model that a run waits for may have."""
+        """The most bytes that the model a run waits for may have."""
 
     @abstractmethod
     def give_model(self, number: int, content: bytes) -> None:
-        """The model that a run starts from, safetensors."""
+        """Supply the model that a run starts from, as safetensors."""
 
     @abstractmethod
     def runs(self) -> Sequence[tuple[SubmittedRun, int | None]]:
-        """All runs, each with its last committed round if that is known."""
+        """All runs, each with its last committed round if known."""
 
     @abstractmethod
     def pause(self, number: int) -> None: ...
 
     @abstractmethod
     def go_on(self, number: int) -> None:
-        """Put a run that is paused, or has failed, back into the queue."""
+        """Put a paused or failed run back into the queue."""
 
     @abstractmethod
     def cancel(self, number: int) -> None: ...
@@ -70,14 +70,14 @@ class Office(ABC):
 
     @abstractmethod
     def roll_back(self, number: int, wanted: Rollback, by: str) -> None:
-        """The rounds of a run at rest that came after one are as if they had not been; what they released stays."""
+        """Undo the rounds of an idle run after a given one; the privacy that they spent stays spent."""
 
     @abstractmethod
     def ledger(self, number: int) -> RunLedger: ...
 
 
 class RunEndpoints:
-    """The endpoints of an office, behind the gate of those who may use it."""
+    """The endpoints of an office, behind the gate that checks roles."""
 
     def __init__(
         self, office: Office, answered: Gate, keyring: Keyring, blocking: Callable[..., Awaitable[Any]]
@@ -99,7 +99,7 @@ class RunEndpoints:
         self.routes: list[BaseRoute] = [endpoint.route(answered) for endpoint in endpoints]
 
     async def _asked(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """What an office refuses is the operator's to mend: it becomes an answer."""
+        """Call the office; what it refuses becomes an answer, since the operator can fix it."""
         try:
             return await self._blocking(call, *arguments)
         except NoSuchRun as error:
@@ -110,7 +110,7 @@ class RunEndpoints:
             raise Refusal("run-refused", str(error)) from None
 
     async def _own(self, call: Call) -> int:
-        """The run that a request is about; whoever only submits runs may change no others' runs."""
+        """The run that a request is about; a submitter may change only its own runs."""
         number = path_number(call.request, "run")
         if call.role == SUBMIT:
             of_others = [run for run, _ in await self._asked(self._office.runs) if run.by != call.who]

@@ -1,4 +1,4 @@
-"""What a client that polls is told: work, the next step of a session, to wait, or that the run is over."""
+"""The answer to a client that polls: work, the next step of a session, wait, or the run is over."""
 
 import secrets
 from typing import Final
@@ -10,7 +10,7 @@ from fedavg.fleets.http.server.intake import Intake
 from fedavg.fleets.http.server.presence import Presence
 from fedavg.fleets.http.server.shared import Shared
 
-#: Polls a second that the server aims at; with more clients than that, each is told to come back later.
+#: Polls per second that the server aims at; with more clients than that, each is told to come back later.
 POLL_RATE: Final = 500.0
 
 
@@ -26,7 +26,7 @@ class Polls:
         self._told: set[int] = set()
 
     def answer(self, k: int) -> PollAnswer | None:
-        """Work for the client, or word that the run is over; None if there is nothing for it now."""
+        """Work for the client, or that the run is over; None if there is nothing for it now."""
         with self._shared.changed:
             if self._done:
                 known = k in self._told
@@ -44,14 +44,14 @@ class Polls:
             return self._intake.offer(k)
 
     def wait_answer(self, held: bool) -> WaitAnswer:
-        """When to come back, spread out so that clients do not come all at once."""
+        """When to come back, spread out so that clients do not all come at once."""
         with self._shared.changed:
             pause = 0.5 if held else max(1.0, self._presence.seen / POLL_RATE)
             pause *= 0.5 + secrets.randbelow(1000) / 1000
             return WaitAnswer(retry_after_s=pause, committed=self._history.last, counted=None)
 
     def finish(self, done: DoneAnswer) -> None:
-        """The run is over: every client is told so when it polls."""
+        """End the run: every client is told so when it polls."""
         with self._shared.changed:
             self._done = done
         self._shared.wake(self._presence.everyone())
@@ -61,7 +61,7 @@ class Polls:
         return self._done is not None
 
     def told(self) -> set[int]:
-        """Who knows that the run is over."""
+        """The clients that know that the run is over."""
         with self._shared.changed:
             return set(self._told)
 

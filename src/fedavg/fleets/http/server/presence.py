@@ -1,4 +1,4 @@
-"""Who is enrolled, and who of them is there now and may be invited. It knows nothing of rounds."""
+"""Which clients are enrolled, and which of them are there now and may be invited. It knows nothing of rounds."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from fedavg.fleets.http.server.conduct import Conduct
 from fedavg.fleets.http.server.shared import Shared
 from fedavg.fleets.http.server.store import ClientRow, allows
 
-#: A client counts as present for so long after its last request: longer than a held poll and the pause after it.
+#: Seconds for which a client counts as present after a request: longer than a held poll and the pause after it.
 PRESENT_S: Final = 90.0
-#: Polls that are held open at a time; beyond, they are answered at once.
+#: Polls that are held open at a time; any more are answered at once.
 HELD: Final = 12_000
 
 
 class Word(NamedTuple):
-    """The last that was heard of a client: when, and whether it was there for work."""
+    """When a client was last heard from, and whether it was there for work."""
 
     said: float
     there: bool
@@ -28,7 +28,7 @@ class Word(NamedTuple):
 
 @dataclass
 class Turn:
-    """Whether a run may begin a round now. One that is alone always may; of several, the one that was given a turn."""
+    """Whether a run may begin a round now. A single run always may; of several, the one that was given a turn."""
 
     several: bool = False
     given: bool = False
@@ -47,23 +47,23 @@ class Presence:
         self._seen: dict[int, float] = {}
         self._held: Counter[int] = Counter()
         self._held_in_all = 0
-        #: When clients said that they are not eligible, for other replicas to hear.
+        #: When clients said that they are not eligible; passed on to other replicas.
         self._away: dict[int, float] = {}
-        #: What other replicas heard of clients: by replica, when each of them was there, or said that it is not.
+        #: What other replicas heard from clients: by replica, when each client was there, or said that it was not.
         self._elsewhere: dict[int, dict[int, Word]] = {}
         self.turn = Turn()
-        #: Whether enough were there and a round of them is about to be opened.
+        #: Whether enough clients were there and a round is about to be opened.
         self.beginning = False
-        #: How many clients the server loop waits for; None while it does not.
+        #: How many clients the server loop waits for; None while it does not wait.
         self.lacking: int | None = None
-        #: Only clients whose owners allow this task take part; None: all do.
+        #: Only clients whose owners allow this task take part; if None, all do.
         self.task: str | None = None
         self.revoked: set[int] = set()
         #: Clients that have opened a sum of the round under way: they open no other, so they are not invited again.
         self.opened: set[int] = set()
 
     def note(self, rows: Sequence[ClientRow]) -> None:
-        """Clients as the database has them; one that is revoked is not there any more."""
+        """Take over client rows from the database; a revoked client is no longer there."""
         with self._shared.changed:
             for row in rows:
                 self._clients[row.k] = row
@@ -77,7 +77,7 @@ class Presence:
 
     @property
     def enrolled(self) -> int:
-        """Clients in all that may take part."""
+        """The number of clients that may take part."""
         if self.task is None:
             return len(self._clients)
         with self._shared.changed:
@@ -87,26 +87,26 @@ class Presence:
         return self.task is None or allows(row, self.task)
 
     def everyone(self) -> list[int]:
-        """The numbers of all who are enrolled."""
+        """The numbers of all enrolled clients."""
         with self._shared.changed:
             return list(self._clients)
 
     def examples(self, clients: Iterable[int]) -> list[int]:
-        """n_k, as clients said when they last polled."""
+        """n_k, as each client said in its last poll."""
         with self._shared.changed:
             return [self._clients[k].examples for k in clients]
 
     def median_examples(self) -> int | None:
-        """The median n_k of those who may take part; None if there are none."""
+        """The median n_k of the clients that may take part; None if there are none."""
         with self._shared.changed:
             rows = [row for row in self._clients.values() if self._allowed(row)]
             sizes = [row.examples for row in rows if row.examples and row.approved and not row.revoked]
             return median_low(sizes) if sizes else None
 
-    # Who asks for work
+    # Clients that ask for work
 
     def see(self, k: int, eligible: bool) -> None:
-        """A client has asked for work; one that is not eligible now is not counted as there."""
+        """Note that a client asked for work; if it is not eligible now, it does not count as there."""
         with self._shared.changed:
             new = eligible and k not in self._seen
             if eligible:
@@ -119,7 +119,7 @@ class Presence:
                 self._shared.changed.notify_all()
 
     def hold(self, k: int) -> bool:
-        """May this poll be held open? Each that may is let go of by `release`."""
+        """May this poll be held open? If so, the caller must `release` it."""
         with self._shared.changed:
             if self._held_in_all >= HELD:
                 return False
@@ -138,15 +138,16 @@ class Presence:
 
     @property
     def seen(self) -> int:
-        """How many have asked for work, and have not said since that they are not eligible."""
+        """How many clients asked for work and have not said since then that they are not eligible."""
         return len(self._seen)
 
-    # Who may be invited
+    # Clients that may be invited
 
     def sizes(self, opened: bool = False) -> np.ndarray:
         """n_k of every client that is there now, zero for the others.
 
-        Who has opened a sum of this round is there only with `opened`: it trains no more in it, but may judge.
+        Clients that have opened a sum of this round are included only with `opened`: they cannot train again in this
+        round, but may judge.
         """
         with self._shared.changed:
             sizes = np.zeros(max(self._clients, default=-1) + 1, np.int64)
@@ -158,21 +159,21 @@ class Presence:
             return sizes
 
     def there(self) -> set[int]:
-        """Who is there now and may be invited."""
+        """The clients that are there now and may be invited."""
         return {int(k) for k in np.flatnonzero(self.sizes())}
 
     def away(self) -> list[int]:
-        """Who has said lately that it is not there for work."""
+        """The clients that said lately that they are not there for work."""
         with self._shared.changed:
             return [k for k, said in self._away.items() if said >= monotonic() - PRESENT_S]
 
     def _may_come(self, k: int) -> bool:
-        """Another replica may have heard of a client that is not known here yet."""
+        """Whether a client may be invited; false if only another replica knows it so far."""
         row = self._clients.get(k)
         return row is not None and row.approved and k not in self.revoked and self._allowed(row)
 
     def _last_seen(self) -> Mapping[int, float]:
-        """When each client was there, by the last word of it on any replica."""
+        """When each client was there, by the latest news from any replica."""
         if not self._elsewhere:
             return self._seen
         last = {k: Word(seen, True) for k, seen in self._seen.items()}
@@ -183,7 +184,7 @@ class Presence:
         return {k: word.said for k, word in last.items() if word.there}
 
     def states(self) -> dict[int, str]:
-        """What each client is now, in a word."""
+        """The state of each client now, as one word."""
         with self._shared.changed:
             there, now = self._heard_of(), monotonic()
             return {k: self._state(row, k in there, now) for k, row in self._clients.items()}
@@ -198,34 +199,34 @@ class Presence:
         return "there" if there else "away"
 
     def _heard_of(self) -> set[int]:
-        """Who has been heard of lately, whether or not it may be invited."""
+        """The clients heard from lately, whether or not they may be invited."""
         since = monotonic() - PRESENT_S
         return {k for k, seen in self._last_seen().items() if seen >= since or self._held[k]}
 
-    # What replicas tell each other
+    # News between replicas
 
     def words(self) -> list[tuple[int, float, bool]]:
-        """What was heard of clients here: who, how many seconds ago, and whether it was there."""
+        """What was heard from clients here: who, how many seconds ago, and whether it was there."""
         with self._shared.changed:
             now = monotonic()
             there = [(k, 0.0 if self._held[k] else now - seen, True) for k, seen in self._seen.items()]
             return there + [(k, now - said, False) for k, said in self._away.items() if said >= now - PRESENT_S]
 
     def hear(self, replica: int, words: Iterable[tuple[int, float, bool]]) -> None:
-        """What another replica has heard."""
+        """Take over what another replica has heard."""
         with self._shared.changed:
             now = monotonic()
             self._elsewhere[replica] = {k: Word(now - ago, there) for k, ago, there in words}
             self._shared.changed.notify_all()
 
     def forget(self, others: Container[int]) -> None:
-        """Only these replicas are there still."""
+        """Forget the news of replicas that are gone: only `others` are still there."""
         with self._shared.changed:
             self._elsewhere = {replica: words for replica, words in self._elsewhere.items() if replica in others}
 
     def shut_out(self, population: int) -> int:
-        """Of so many clients, how many cannot come: revoked, at rest, or bound by a sum they have opened; unless more
-        have enrolled than these, and can come in their place."""
+        """How many of a population cannot come: revoked, at rest, or bound by a sum they have opened. Clients enrolled
+        beyond the population make up for them."""
         with self._shared.changed:
             out = self.revoked | self.opened | self._conduct.resting(monotonic())
             gone = sum(k in self._clients and self._allowed(self._clients[k]) for k in out)
@@ -233,7 +234,7 @@ class Presence:
 
     @property
     def resting(self) -> int:
-        """How many are not invited for a while."""
+        """How many clients are at rest."""
         with self._shared.changed:
             return len(self._conduct.resting(monotonic()))
 
@@ -243,9 +244,9 @@ class Presence:
             return self._conduct.call_back(self._last_seen(), count, monotonic())
 
     def wait(self, wanted: Callable[[], int], timeout: float) -> int:
-        """Wait until as many clients with examples are there as are wanted, or for so long; returns how many are.
+        """Wait until enough clients with examples are there, or for `timeout` seconds; returns how many there are.
 
-        If there are enough, it is also the run's turn, which is used up.
+        If there are enough, it is also the run's turn, and this call uses the turn up.
         """
         until = monotonic() + timeout
         with self._shared.changed:
@@ -262,7 +263,7 @@ class Presence:
             return there
 
     def _present(self, needed: int) -> int:
-        # Every newcomer asks this: the exact count, which looks at all, is taken only when it may be enough.
+        # Runs for every new arrival: the exact count, which looks at all clients, is taken only if it may be enough.
         seen = len(self._last_seen())
         return int(np.count_nonzero(self.sizes())) if seen >= needed else seen
 

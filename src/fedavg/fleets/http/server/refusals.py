@@ -15,7 +15,7 @@ from fedavg.fleets.http.protocol.strict import dump, printable
 
 
 class Refusal(Exception):
-    """The request is refused: a reason for programs, which has its HTTP status, and one for people."""
+    """A refused request: a reason for programs, which implies the HTTP status, and one for people."""
 
     def __init__(
         self, error: str, detail: str, headers: dict[str, str] | None = None, status: int | None = None
@@ -23,18 +23,18 @@ class Refusal(Exception):
         super().__init__(detail)
         self.error, self.detail, self.headers = error, detail, headers or {}
         self.status = PROBLEMS[error] if status is None else status
-        #: Whose request it is, once that is known: a client's number, or the label of an operator's token.
+        #: Who made the request, once known: a client's number, or the label of an operator's token.
         self.by: int | str | None = None
 
     @property
     def by_name(self) -> dict[str, int | str]:
-        """Whose request it is, by the name that logs have for it."""
+        """Who made the request, under its field name in the log."""
         return {} if self.by is None else {"client" if isinstance(self.by, int) else "by": self.by}
 
 
 @contextmanager
 def refused_to(by: int | str) -> Iterator[None]:
-    """What is refused in here is refused to this client, or this holder of a token."""
+    """Refusals raised in here carry this client or token holder."""
     try:
         yield
     except Refusal as refusal:
@@ -43,7 +43,7 @@ def refused_to(by: int | str) -> Iterator[None]:
 
 
 def problem(refusal: Refusal, epoch: str | None = None) -> Response:
-    """The answer to a request that is refused. The connection ends, since its body may be unread."""
+    """The answer to a refused request. The connection ends, since the body may be unread."""
     message = Problem(error=refusal.error, detail=printable(refusal.detail, 1000), epoch=epoch)
     headers = {**refusal.headers, "connection": "close"}
     return Response(dump(message), refusal.status, headers, media_type="application/json")
@@ -64,12 +64,12 @@ async def _http_problem(_: Request, error: Exception) -> Response:
     return problem(Refusal(name, error.detail, dict(error.headers or {})))
 
 
-#: Requests that no handler is for are refused like any others.
+#: Requests without a handler are refused like any others.
 HTTP_PROBLEMS: Final[Mapping[Any, Any]] = {HTTPException: _http_problem}
 
 
 class PlainPaths:
-    """No path of ours needs an escape or a query: one that has any is none of ours, whatever a proxy took it for."""
+    """No path of ours has an escape or a query: one that does is refused, however a proxy interpreted it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Who operates a server, and what each of them may do: tokens with a role, checked at every request.
+"""Who operates a server, and what each operator may do: tokens with a role, checked at every request.
 
 An operator may do everything; a submitter may submit runs and change those that it submitted; a viewer may look.
 """
@@ -23,18 +23,18 @@ from fedavg.fleets.http.server.store.roles import OPERATOR, RoleRow, Roles
 
 log = logging.getLogger("fedavg.fleet")
 
-#: Who may come where: each set is a column of the table in docs/security.md.
+#: Which roles may use which endpoints: each set is a column of the table in docs/security.md.
 OPERATORS: Final = frozenset({OPERATE})
 SUBMITTERS: Final = frozenset({OPERATE, SUBMIT})
 VIEWERS: Final = frozenset({OPERATE, SUBMIT, VIEW})
-#: Seconds for which tokens are remembered: strangers that try tokens do not reach the database, and a token that was
-#: withdrawn on one replica is void on all of them after this.
+#: Seconds for which tokens are cached: strangers who guess tokens do not reach the database, and a token that was
+#: withdrawn on one replica is void on all of them after this time.
 REMEMBERED_S: Final = 1.0
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who asks: a role, and the label of the token, which is the holder's name in logs and records."""
+    """Who makes a request: a role, and the label of the token, which names the holder in logs and records."""
 
     role: str
     label: str
@@ -44,13 +44,13 @@ class Keyring:
     """The operator's own token, and those with a role."""
 
     def __init__(self, operator: bytes, roles: Roles) -> None:
-        """`operator` is the hash of the operator's own token, which is good also while the database is away."""
+        """`operator` is the hash of the operator's own token, which is valid even while the database is down."""
         self._operator, self._roles = operator, roles
         self._known: list[RoleRow] = []
         self._until = -inf
 
     async def holder(self, token: str) -> Holder | None:
-        """Whose token it is; None if it is nobody's, or not good any more."""
+        """The holder of a token; None if it is unknown or no longer valid."""
         if keys.matches(token, self._operator):
             return Holder(OPERATE, OPERATOR)
         if monotonic() >= self._until:
@@ -79,7 +79,7 @@ class Keyring:
 
 
 class OfRole(Gate):
-    """Shows a token of one of these roles."""
+    """Requires a token with one of these roles."""
 
     def __init__(self, keyring: Keyring, roles: Collection[str]) -> None:
         self._keyring, self._allowed = keyring, roles
@@ -105,7 +105,7 @@ class OfRole(Gate):
 
 
 class RoleEndpoints:
-    """What an operator does with such tokens: make, list, withdraw."""
+    """What an operator can do with these tokens: make, list, withdraw."""
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
@@ -141,7 +141,7 @@ class RoleEndpoints:
 
 
 def token_id(hashed: bytes) -> str:
-    """How operators name a token: who knows it cannot use it."""
+    """An id by which operators can name a token; it does not allow using the token."""
     return hashed.hex()[:16]
 
 

@@ -1,6 +1,6 @@
 """The life of a round once its clients are selected: collecting → committing → done, or abandoned and tried again.
 
-Pure logic: no clock, no network, no database. The time is handed in and only ever compared with itself (monotonic), so
+Pure logic: no clock, no network, no database. The time is passed in and only ever compared with itself (monotonic), so
 a wall clock that is wrong or steps back changes nothing.
 """
 
@@ -20,7 +20,7 @@ class RoundPhase(StrEnum):
 
 
 class Receipt(StrEnum):
-    """What becomes of an update that is well formed."""
+    """What becomes of a well-formed update."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -31,9 +31,9 @@ class Receipt(StrEnum):
 
 @dataclass(frozen=True)
 class Rules:
-    """When a round has enough. `over_selection` invites more clients than are needed, so that stragglers need not be
-    waited for; `quorum` is the share of the wanted updates without which a round is not worth its noise; `share` is the
-    share of them that ends the round before its deadline."""
+    """When a round has enough updates. `over_selection` invites more clients than needed, so that a round need not wait
+    for stragglers; `quorum` is the share of the wanted updates below which a round is not worth its noise; `share` is
+    the share of them that ends the round before its deadline."""
 
     deadline_s: float = 600.0
     over_selection: float = 1.0
@@ -56,11 +56,11 @@ class Rules:
         return ceil(round(goal * self.over_selection, 9))
 
     def goal(self, invited: int) -> int:
-        """How many answers were wanted when so many clients were invited."""
+        """How many answers were wanted, given how many clients were invited."""
         return next(goal for goal in range(invited, 0, -1) if self.invited(goal) <= invited)
 
     def enough(self, goal: int) -> int:
-        """How many updates end a round of which so many were wanted."""
+        """How many updates end a round when `goal` were wanted."""
         return max(1, ceil(round(goal * self.share, 9)))
 
     def minimum(self, goal: int) -> int:
@@ -69,7 +69,7 @@ class Rules:
 
 @dataclass
 class OpenRound:
-    """One attempt at one round. An update is named by its `source`: a client's number, or a single-use token."""
+    """One attempt at one round. An update is identified by its `source`: a client's number, or a single-use token."""
 
     round: int
     attempt: int
@@ -77,7 +77,7 @@ class OpenRound:
     invited: Collection[int]
     goal: int
     minimum: int
-    #: When it ends at the latest, on the clock that `now` is read from.
+    #: The latest time at which it ends, on the same clock as `now`.
     deadline: float
     phase: RoundPhase = RoundPhase.COLLECTING
     reason: str = ""
@@ -85,7 +85,7 @@ class OpenRound:
     failed: set[int] = field(default_factory=set)
 
     def continues(self, other: "OpenRound") -> bool:
-        """Is the other one this very attempt, which is not over yet?"""
+        """Is the other one this same attempt, and not over yet?"""
         same = (self.round, self.attempt, self.model) == (other.round, other.attempt, other.model)
         return same and self.phase in (RoundPhase.COLLECTING, RoundPhase.COMMITTING)
 
@@ -95,7 +95,7 @@ class OpenRound:
         return self.phase is RoundPhase.COLLECTING and client in self.invited and not answered
 
     def judge(self, source: Hashable, round: int, attempt: int) -> Receipt:
-        """What to do with an update; changes nothing, so that it can be asked before the update is read."""
+        """What to do with an update. It changes nothing, so it can be called before the update is read."""
         if (round, attempt) != (self.round, self.attempt):
             return Receipt.WRONG_ROUND
         if isinstance(source, int) and source not in self.invited:
@@ -105,7 +105,7 @@ class OpenRound:
         return Receipt.ACCEPTED if self.phase is RoundPhase.COLLECTING else Receipt.ROUND_CLOSED
 
     def accept(self, source: Hashable) -> None:
-        """The update is in the sum. The last one that was wanted closes the round."""
+        """Record that the update is in the sum. The last wanted update closes the round."""
         assert self.phase is RoundPhase.COLLECTING
         self.accepted.add(source)
         self.failed.discard(source) if isinstance(source, int) else None
@@ -113,7 +113,7 @@ class OpenRound:
             self.phase = RoundPhase.COMMITTING
 
     def note(self, accepted: Collection[int], failed: Collection[int], sealed: bool = False) -> None:
-        """What replicas together have by now. The round is open again if what one of them had was lost."""
+        """Record what all replicas together have. The round reopens if a replica's part was lost."""
         if self.phase in (RoundPhase.DONE, RoundPhase.ABANDONED):
             return
         self.accepted, self.failed = set(accepted), set(failed) - set(accepted)
@@ -121,13 +121,13 @@ class OpenRound:
         self.phase = RoundPhase.COMMITTING if full else RoundPhase.COLLECTING
 
     def fail(self, client: int, now: float) -> None:
-        """A client says that it will not send an update."""
+        """Record that a client will not send an update."""
         if client in self.invited and client not in self.accepted:
             self.failed.add(client)
             self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Close or abandon the round if its time is over, or if nobody is left to wait for."""
+        """Close or abandon the round if its time is up, or if there is nobody left to wait for."""
         if self.phase is not RoundPhase.COLLECTING:
             return
         have, pending = len(self.accepted), len(self.invited) - len(self.failed) - len(self.accepted)

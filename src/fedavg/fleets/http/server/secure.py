@@ -1,8 +1,8 @@
 """A round under secure aggregation: the hub carries a session's messages, and sees only masked vectors and their sum.
 
-Each phase of the session is asked for by polling like any other work: a client whose next message is there is told so,
-fetches it, and puts its answer in its place. A phase ends when everybody who is asked has answered, or when its time
-is over.
+Clients learn of each phase by polling, as for other work: a client that has a message waiting is told so, fetches the
+message, and puts its answer in the same place. A phase ends when every client asked has answered, or when its time is
+up.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -17,7 +17,7 @@ from fedavg.secagg.ring import DecodedSum, Encoding
 
 #: Bytes of a message beyond the masked vector: keys, shares and lists of clients.
 OVERHEAD: Final = 512 * 1024
-#: So many times the time of a phase are waited for enough shares to open a sum.
+#: How many phase times to wait for enough shares to open a sum.
 LAST_PHASES: Final = 10
 
 
@@ -32,16 +32,16 @@ class SecureRound:
     inbox: dict[int, bytes] = field(default_factory=dict)
     bytes_up: dict[int, int] = field(default_factory=dict)
     bytes_down: int = 0
-    #: Who was waited for in vain when a phase was closed.
+    #: The clients that had not answered when a phase was closed.
     silent: set[int] = field(default_factory=set)
-    #: The messages of the last phase, until the session is on the disk.
+    #: The messages of the last phase, until the session is on disk.
     held: dict[int, bytes] = field(default_factory=dict)
-    #: When the last phase is given up: clients that have opened the sum cannot help to open another of this round.
+    #: When the last phase is abandoned: clients that have opened the sum cannot help to open another in this round.
     last_deadline: float = 0.0
 
     @classmethod
     def resumed(cls, saved: bytes, authority: bytes | None, phase_s: float) -> "SecureRound":
-        """The session as it was when its sum was to be opened."""
+        """The session as it was just before its sum was opened."""
         session, messages = ServerSession.from_bytes(saved, authority)
         secure = cls(session, phase_s)
         secure.held = {k: message.to_bytes() for k, message in messages.items()}
@@ -78,24 +78,24 @@ class SecureRound:
         return not self.held and k in self.session.awaited
 
     def over(self, failed: Set[int]) -> bool:
-        """Has everybody answered who still can, or is the time of the phase over?"""
+        """Has every client that still can answered, or is the time of the phase up?"""
         if self.session.awaited <= failed:
             return True
         now = monotonic()
         return now >= self.deadline and (not self.last_phase or self.session.can_finish or now >= self.last_deadline)
 
     def receive(self, k: int, body: bytes | memoryview) -> None:
-        """A client's answer; SecAggError if it is not its own, or not now."""
+        """Take a client's answer; raises SecAggError if it is another client's, or not expected now."""
         message = parse(bytes(body))
-        sender = getattr(message, "client", None)  # messages of the server have none
+        sender = getattr(message, "client", None)  # the server's messages have none
         if sender != k:
             raise BadMessage(Fault.UNKNOWN_CLIENT, f"client {k} sent a message in the name of {sender}")
         self.session.receive(message)
         self.bytes_up[k] = self.bytes_up.get(k, 0) + len(body)
 
     def advance(self) -> None:
-        """Close the phase: the next messages are there for those who are still in; the last ones are held back."""
-        if monotonic() >= self.deadline:  # whoever still had time when others ended the phase was not silent
+        """Close the phase. The remaining clients get the next messages; those of the last phase are held back."""
+        if monotonic() >= self.deadline:  # a client that still had time when the phase ended early was not silent
             self.silent |= self.session.awaited
         messages = {k: message.to_bytes() for k, message in self.session.advance().items()}
         self.inbox, self.held = ({}, messages) if self.last_phase else (messages, {})
@@ -115,9 +115,9 @@ class SecureRound:
 def implausible(
     decoded: DecodedSum, encoding: Encoding, examples: Sequence[int], bounds: Mapping[str, tuple[float, float]]
 ) -> str | None:
-    """Why a sum cannot come from clients with so many examples that kept to the terms; None if it can.
+    """Why a sum cannot come from clients with these numbers of examples that kept to the terms; None if it can.
 
-    A masked update cannot be looked at, so that this is all there is: a client that stays within it is believed.
+    A masked update cannot be inspected, so this is the only check: a client that stays within these bounds is believed.
     """
     most = sum(min(n, encoding.weight_cap) for n in examples)
     if not 0 < decoded.weight <= most * (1 + 1e-9):

@@ -1,4 +1,4 @@
-"""The session of secure aggregation of the attempt under way: its messages are carried, its phases closed in time."""
+"""The secure-aggregation session of the attempt under way: passes on its messages and closes its phases in time."""
 
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -42,12 +42,12 @@ class Sessions:
         current = self._collecting.current
         return current is not None and current.session is not None
 
-    # What the server loop does
+    # Called by the server loop
 
     def mask(self) -> bool:
-        """Carry the session under way up to its last phase, which nobody hears of yet.
+        """Carry the session under way up to its last phase, which clients do not learn of yet.
 
-        False if the server is to stop or too many clients have failed.
+        False if the server has to stop or too many clients have failed.
         """
         with self._shared.changed:
             round, session = self._current()
@@ -59,7 +59,7 @@ class Sessions:
         return True
 
     def unmask(self) -> "Aggregate | None":
-        """Have the sum of the session under way opened; None if the server is to stop or too many have failed."""
+        """Have clients open the sum of the session under way; None if the server has to stop or too many failed."""
         with self._shared.changed:
             round, session = self._current()
             session.begin_last_phase()
@@ -69,8 +69,8 @@ class Sessions:
             self._presence.opened |= session.session.opened_by
             if not ended:
                 return None
-            round.phase = RoundPhase.COMMITTING  # nothing more is taken from here on
-        aggregate = session.finish()  # seconds of work, outside of the lock
+            round.phase = RoundPhase.COMMITTING  # nothing more is accepted from here on
+        aggregate = session.finish()  # takes seconds, so outside the lock
         with self._shared.changed:
             self._conduct.strike(session.session.liars, monotonic(), guilty=True)
             round.accepted = set(aggregate.survivors)
@@ -78,7 +78,7 @@ class Sessions:
         return aggregate
 
     def _phase_over(self, round: OpenRound, session: "SecureRound") -> bool:
-        """Wait for the end of the session's phase; False if there will be none."""
+        """Wait for the end of the session's phase; False if the server has to stop or the round is abandoned."""
         while not self._shared.stopping and round.phase is not RoundPhase.ABANDONED:
             if session.over(round.failed):
                 return True
@@ -86,7 +86,7 @@ class Sessions:
         return False
 
     def over(self) -> None:
-        """Who left the session, or was silent in it, is not asked again for a while."""
+        """Put to rest the clients that left the session or were silent in it."""
         with self._shared.changed:
             if self._shared.stopping or not self._under_way:
                 return
@@ -95,7 +95,7 @@ class Sessions:
             self._conduct.strike((session.silent | round.failed) - excused, monotonic())
 
     def discard(self) -> list[int]:
-        """The sum of the session is one that its clients cannot have: nobody counts, and some rest."""
+        """The session's sum is impossible for its clients: nobody counts, and some clients are put to rest."""
         with self._shared.changed:
             round, _ = self._current()
             survivors = [k for k in round.accepted if isinstance(k, int)]
@@ -104,19 +104,19 @@ class Sessions:
 
     @property
     def encoding(self) -> "Encoding":
-        """How updates are written into the ring of the session under way."""
+        """How updates are encoded in the ring of the session under way."""
         return self._current()[1].session.terms.encoding
 
     def bytes_sent(self) -> tuple[list[int], int]:
-        """Bytes that each client has sent in the session, and bytes that were sent to all of them."""
+        """The bytes that each client has sent in the session, and the bytes sent to all of them."""
         with self._shared.changed:
             _, session = self._current()
             return list(session.bytes_up.values()), session.bytes_down
 
-    # What clients ask and send
+    # Called for clients
 
     def judge(self, k: int, round: int, attempt: int) -> Receipt:
-        """What would become of a client's next message, before it is read."""
+        """What would become of a client's next message; asked before it is read."""
         with self._shared.changed:
             verdict = self._intake.judge(k, round, attempt)
             if verdict is Receipt.ACCEPTED and not (self._under_way and self._current()[1].waits_for(k)):
@@ -124,7 +124,7 @@ class Sessions:
             return verdict
 
     def message(self, k: int, round: int, attempt: int) -> bytes | None:
-        """The message of the session that waits for a client."""
+        """The session message that waits for a client."""
         with self._shared.changed:
             if not self._under_way:
                 return None
@@ -132,7 +132,7 @@ class Sessions:
             return session.inbox.get(k) if current.judge(k, round, attempt) is Receipt.ACCEPTED else None
 
     def receive(self, k: int, round: int, attempt: int, body: bytes | memoryview) -> Receipt:
-        """A client's message in the session; SecAggError if it is refused."""
+        """Take a client's message in the session; raises SecAggError if it is refused."""
         with self._shared.changed:
             if not self._under_way:
                 return Receipt.WRONG_ROUND
@@ -145,7 +145,7 @@ class Sessions:
             return verdict
 
     def complain(self, by: int, of: int, number: int, attempt: int) -> bool:
-        """A client has left the session because of another; true if that one is shut out for it now."""
+        """A client has left the session because of another; true if that one is now shut out for it."""
         with self._shared.changed:
             if not self._under_way:
                 return False

@@ -1,7 +1,7 @@
-"""Who of the clients was seen when, with which version, and how often each failed: for operators, not for decisions.
+"""When each client was seen, with which version, and how often it failed: for operators, not for decisions.
 
-It is kept in memory, and written down now and then: at once what is asked for, else a failure within a minute, and
-that a client was there once an hour, so that ten thousand of them cost a few writes a second.
+It is kept in memory and written to the database now and then: at once when an operator asks, otherwise a failure within
+a minute and mere presence once an hour, so that ten thousand clients cost a few writes per second.
 """
 
 import logging
@@ -17,10 +17,10 @@ from fedavg.fleets.http.server.logs import Seldom
 from fedavg.fleets.http.server.store import StoreError
 from fedavg.fleets.http.server.store.sightings import News, Sighting, SightingRows, merged
 
-#: Seconds between writes, and after how many a client that was only there is written down again.
+#: Seconds between writes, and seconds after which a client that was merely present is written again.
 KEEP_S: Final = 60.0
 SEEN_S: Final = 3600
-#: What a client says of its version is shown to operators, and kept: visible ASCII, and not much.
+#: A client's version string is stored and shown to operators, so it is limited to a little visible ASCII.
 _VERSION: Final = re.compile(r"[^ -~]")
 _LONGEST: Final = 64
 
@@ -30,10 +30,10 @@ _unwritten = Seldom(logging.getLogger("fedavg.fleet"), "cannot note when clients
 @dataclass
 class _Known:
     news: News
-    #: When that it was seen was last written down.
+    #: When its last sighting was written.
     written: int = 0
     version: str = ""
-    #: Whether failures may be written down: those of an earlier process are not known here.
+    #: Whether failures may be in the database: those of an earlier process are not known here.
     failing: bool = True
 
 
@@ -45,11 +45,11 @@ class Sightings:
         self._known: dict[int, _Known] = {}
         self._unwritten: set[int] = set()
         self._next = -inf
-        #: Where it is kept; without it, nowhere.
+        #: Where sightings are stored; None: nowhere.
         self.rows: SightingRows | None = None
 
     def see(self, k: int, version: str) -> None:
-        """A client has asked for work."""
+        """Note that a client asked for work."""
         now, version = int(time()), _VERSION.sub("?", version)[:_LONGEST]
         with self._lock:
             known = self._of(k)
@@ -58,7 +58,7 @@ class Sightings:
                 self._unwritten.add(k)
 
     def failed(self, clients: Iterable[int], why: str) -> None:
-        """These were asked for an update that does not count, for this reason."""
+        """Note that the updates of these clients do not count, and why."""
         with self._lock:
             for k in clients:
                 known = self._of(k)
@@ -67,12 +67,12 @@ class Sightings:
                 self._unwritten.add(k)
 
     def counted(self, clients: Iterable[int]) -> None:
-        """What these sent is part of a round."""
+        """Note that the updates of these clients are part of a round."""
         with self._lock:
             for k in clients:
                 known = self._of(k)
                 known.news = replace(known.news, counted=True, failures=0, failure="")
-                if known.failing:  # else there is nothing to take back
+                if known.failing:  # otherwise there is nothing to reset
                     self._unwritten.add(k)
                 known.failing = False
 
@@ -81,7 +81,7 @@ class Sightings:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to write; true for one who asks."""
+        """Whether it is time to write; true for one caller only."""
         with self._lock:
             if (now := monotonic()) < self._next:
                 return False
@@ -89,7 +89,7 @@ class Sightings:
             return True
 
     def keep(self) -> None:
-        """Write down what is new. A database that does not answer is tried again later."""
+        """Write what is new. If the database does not answer, try again later."""
         if self.rows is None:
             return
         with self._writing:
@@ -125,7 +125,7 @@ class Sightings:
                 self._unwritten.add(k)
 
     def all(self) -> dict[int, Sighting]:
-        """What is known of each client, here or by others who keep it in the same place."""
+        """What is known about each client, here or in the shared database."""
         self.keep()
         found = self.rows.all() if self.rows else {}
         with self._lock:

@@ -1,4 +1,4 @@
-"""Who a request is from: the client whose key signed it, once."""
+"""Who sent a request: the client whose key signed it. Each signature is accepted once."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,46 +12,46 @@ from fedavg.fleets.http.server.presence import Presence
 from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.store import ClientRow
 
-#: Stands in for the key of a client that is not there: its private half was never kept.
+#: Stands in for the key of an unknown client: its private half was never kept.
 NOBODYS_KEY: Final = keys.ClientKey.generate().public
 
 
 class Elsewhere(ABC):
-    """What a replica cannot know by itself of a request: the others may have seen it before."""
+    """What a replica cannot know about a request by itself: other replicas may have seen it before."""
 
     @property
     @abstractmethod
     def epoch(self) -> str:
-        """The epoch of all replicas."""
+        """The epoch that all replicas share."""
 
     @abstractmethod
     async def find(self) -> None:
-        """Learn of clients that are not known here: they may have enrolled on another replica just now."""
+        """Learn of clients that are unknown here: they may have just enrolled on another replica."""
 
     @abstractmethod
     async def use(self, k: int, fields: keys.SignedFields) -> None:
-        """Use a client's counter up. Afterwards this replica knows all that any of them did before the request."""
+        """Use up a client's counter. Afterwards this replica knows all that any replica did before the request."""
 
     @abstractmethod
     async def catch_up(self) -> None:
-        """Afterwards this replica knows all that any of them did before the call."""
+        """Afterwards this replica knows everything that any replica did before the call."""
 
     @abstractmethod
     async def hear_of_all(self) -> None:
-        """Learn from the others who is there."""
+        """Learn from the other replicas which clients are there."""
 
     @abstractmethod
     def overview(self, own: Mapping[str, Any], operator: bool) -> dict[str, Any]:
-        """The status of all replicas together, from that of this one."""
+        """The status of all replicas together, given that of this one."""
 
 
 class Signatures:
-    """Checks the signatures of requests against the clients that are enrolled, here or `elsewhere`."""
+    """Checks the signatures of requests against the clients enrolled here or `elsewhere`."""
 
     def __init__(
         self, presence: Presence, elsewhere: Elsewhere | None = None, guard: keys.ReplayGuard | None = None
     ) -> None:
-        """`guard` is one that several runs share: what one of them has taken, no other takes again."""
+        """`guard` may be shared by several runs: a request that one has accepted, no other accepts again."""
         self._presence, self._elsewhere = presence, elsewhere
         self._own = guard or keys.ReplayGuard()
 
@@ -60,7 +60,7 @@ class Signatures:
         return self._elsewhere.epoch if self._elsewhere else self._own.epoch
 
     async def signed(self, request: Request) -> tuple[keys.SignedFields, ClientRow]:
-        """The client that signed the request, once; the body, whose digest it signed as well, is not needed yet."""
+        """The client that signed the request, once. The body is not needed yet: the signature covers its digest."""
         if self._elsewhere is None:
             return self.authenticated(request)
         claimed, _ = self._signed_fields(request)
@@ -78,7 +78,7 @@ class Signatures:
         """The client that signed the request; if `counted`, its counter is used up here."""
         fields, signature = self._signed_fields(request)
         client = self._presence.client(int(fields.client)) if fields.client != keys.ENROL else None
-        if client is None:  # strangers are not told who is enrolled, was, or never was: all takes the same way
+        if client is None:  # same path for all, so that strangers cannot learn who is or was enrolled
             self._verify(fields, signature, NOBODYS_KEY, None)
             raise Refusal("bad-signature", "nobody is enrolled under this number")
         self._verify(fields, signature, client.key, client.k if counted else None)
@@ -96,7 +96,7 @@ class Signatures:
         check_body(fields, body)
 
     def _signed_fields(self, request: Request) -> tuple[keys.SignedFields, str]:
-        """What is signed is the target as it was sent, before anybody has decoded it or looked at the host."""
+        """The signature covers the target as sent, before it is decoded or the host is looked at."""
         path, query = request.scope["raw_path"], request.scope["query_string"]
         target = (path + b"?" + query if query else path).decode("latin-1")
         try:

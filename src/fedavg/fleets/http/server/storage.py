@@ -13,7 +13,7 @@ _failures = Seldom(logging.getLogger("fedavg.fleet"), "database", logging.ERROR)
 
 @contextmanager
 def storage_failures() -> Iterator[None]:
-    """What the database did not do becomes an answer: to come back where that may help."""
+    """Turns a database failure into an answer, which says to come back later where that may help."""
     try:
         yield
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""The run that a server offers, and what it is to a service that has several."""
+"""The run that a server offers, and what it shares with the other runs of a service."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,20 +33,20 @@ class OfferedRun:
 
 @dataclass(frozen=True)
 class OfService:
-    """What a run shares with the others of its service; without a service it is the only one, and has number 1."""
+    """What a run shares with the others of its service; without a service it is the only run, number 1."""
 
     number: int = 1
     #: Whether there may be other runs, before or after.
     many: bool = False
-    #: The database of the run, where it is not that of the clients.
+    #: The database of the run, if it differs from that of the clients.
     rounds: Store | None = None
     workers: ThreadPoolExecutor | None = None
     guard: ReplayGuard | None = None
-    #: Tells all runs of clients that are new or changed.
+    #: Tells all runs about new or changed clients.
     tell: Callable[[Sequence[ClientRow]], None] | None = None
-    #: The plan of the run that a client is at by now, if it is another than the one of this number.
+    #: The plan of the run that a client is at now, if that is not the run with this number.
     another_plan: Callable[[int, int], PlanAnswer | None] = lambda _client, _number: None
-    #: Whether a run that a client has taken up is over without its knowing: it is told at its next poll.
+    #: Whether a run that a client took up ended without its knowledge: it is told at its next poll.
     missed: Callable[[int, Taken], bool] = lambda _client, _taken: False
     #: How many runs the service has, by state.
     runs: Callable[[], Mapping[str, int]] | None = None

@@ -1,4 +1,4 @@
-"""How many uploads are in memory at a time, and how many are read at a time."""
+"""Limits how many uploads are in memory at a time, and how many are read at a time."""
 
 import asyncio
 from collections import deque
@@ -8,24 +8,24 @@ from typing import Final
 
 from fedavg.fleets.http.server.refusals import Refusal, later
 
-#: Bytes of uploads that may be in memory at a time, and those of one that are read before it needs a turn for that: who
-#: sends next to nothing takes no turn from others.
+#: Bytes of uploads that may be in memory at a time, and the bytes of an upload that are read before it needs a turn: a
+#: client that sends almost nothing takes no turn from others.
 UPLOAD_BYTES: Final = 256 * 2**20
 BEGINNING: Final = 16 * 1024
-#: Uploads that begin to be read at a time, and the seconds after which a slow one makes room for the next. Each pass of
-#: the event loop takes a piece of every upload that has one, and everyone else waits for the pass.
+#: Uploads that are read fast at a time, and the seconds after which a slow one makes room for the next. Each pass of
+#: the event loop reads a piece of every upload that has one, and everything else waits for the pass.
 FAST_LANE: Final = 64
 FAST_LANE_S: Final = 0.25
-#: Seconds that an upload waits for its turn before it is told to come back, and how many may wait: of each, what came
-#: with its head, up to some 300 KB, is in memory already.
+#: Seconds that an upload waits for its turn before it is told to come back, and how many may wait: what arrived with
+#: the head of each, up to some 300 KB, is already in memory.
 TURN_S: Final = 10.0
 WAITING: Final = 512
 
 
 class Turns:
-    """Turns to be in memory. Each upload takes as many bytes as it may have; two have room, however large.
+    """Turns to be in memory. Each upload reserves its largest possible size; two always have room, however large.
 
-    Where too many wait for one, or it does not come in time, the answer is a 503.
+    If too many wait for a turn, or the turn does not come in time, the answer is a 503.
     """
 
     def __init__(self, room: int) -> None:
@@ -78,7 +78,7 @@ class Turns:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():
-                self._leave(size)  # it came at the same moment as the end of the wait
+                self._leave(size)  # the turn came at the moment when the wait ended
             else:
                 self._waiting.remove((size, turn))
             raise
@@ -89,7 +89,7 @@ class Turns:
         self._admit()
 
     def _admit(self) -> None:
-        """In the order in which they came: a large one is not passed by for ever."""
+        """Admit uploads strictly in order of arrival: otherwise a large one might wait for ever."""
         while self._waiting:
             size, turn = self._waiting[0]
             if self._under_way >= 2 and self._taken + size > self._room:
@@ -101,7 +101,7 @@ class Turns:
 
 
 class _Once:
-    """A call that is made the first time only."""
+    """Makes a call the first time only."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call

@@ -1,4 +1,4 @@
-"""The attempt at a round that is under way: what its clients are offered, and what has come of them."""
+"""The attempt at a round that is under way: what its clients are offered, and what they have sent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ class Group:
     clients: frozenset[int]
     offer: WorkOffer | JudgeOffer
     expected: Expected
-    #: From a checked vector and its weight to the update that counts.
+    #: Makes the update that counts from a checked vector and its weight.
     arrived: Callable[[Tensor, float], Update]
-    #: From n_k to what the client's metrics may be.
+    #: The bounds of a client's metrics, given its n_k.
     metric_bounds: Callable[[int], Mapping[str, tuple[float, float]]] = lambda _: {}
-    #: What is kept of a single update until the round is over; nothing where the plan keeps it from the server.
+    #: What is kept of a single update until the round is over; nothing if the plan hides updates from the server.
     see: Callable[[Update], Seen | None] = lambda _: None
-    #: True if a rule over single updates needs them one by one: they are kept, in memory, until the round is over.
+    #: True if a reducer needs single updates: they are kept, in memory, until the round is over.
     single_updates: bool = False
 
 
@@ -43,28 +43,28 @@ class Received:
     weight: float
     metrics: dict[str, float]
     bytes_up: int
-    #: Whose it was and what was seen of it, where both may be known.
+    #: The client and what was seen of its update, where both may be known.
     client: int | None = None
     seen: Seen | None = None
-    #: How long after the round was opened it came.
+    #: Seconds from the opening of the round to its arrival.
     seconds: float | None = None
 
 
 class Collected:
-    """The sum over a group so far; or its single updates, by client or by the hash of an upload token."""
+    """A group's sum so far; or its single updates, by client or by the hash of an upload token."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.ring = torch.zeros(0 if group.single_updates else group.expected.numbers, dtype=torch.int64)
         self.sum = ExactSum(self.ring, max(1, len(group.clients)))
-        #: How large the largest number was that each client added, where it is known who it was.
+        #: The largest magnitude that each client added, where clients are known.
         self.sizes: dict[int, float] = {}
         self.empty()
-        #: Hashes of the upload tokens that were given out: a set, which has no order that would tell to whom.
+        #: Hashes of the upload tokens that were given out. A set has no order that would reveal who received which.
         self.tokens: set[bytes] = set()
 
     def empty(self) -> None:
-        """Nothing is in the sum."""
+        """Clear the sum."""
         self.sum.reset()
         self.singles: dict[int | bytes, Update] = {}
         self.received: list[Received] = []
@@ -72,14 +72,14 @@ class Collected:
         self.sources: set[int] = set()
 
     def add(self, source: int | bytes, update: Update) -> float:
-        """Take in an update; returns the largest magnitude in it, with its weight."""
+        """Add an update; returns the largest magnitude in it, with its weight."""
         if not self.group.single_updates:
             return self.sum.add(update.vector, update.weight)
         self.singles[source] = update
         return update.weight * max(abs(float(end)) for end in update.vector.aminmax())
 
     def in_order(self) -> dict[int, Update]:
-        """The single updates by client; those of nobody knows whom are numbered in the order of their tokens."""
+        """The single updates by client; anonymous updates are numbered in the order of their tokens."""
         known = {source: update for source, update in self.singles.items() if isinstance(source, int)}
         hidden = sorted(source for source in self.singles if isinstance(source, bytes))
         return known | {place: self.singles[source] for place, source in enumerate(hidden)}
@@ -87,19 +87,19 @@ class Collected:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """One attempt. `session` is there under secure aggregation, where clients send its messages, not updates."""
+    """One attempt. `session` is set under secure aggregation, where clients send its messages, not updates."""
 
     round: OpenRound
     collected: Sequence[Collected]
     of_client: Mapping[int, Collected]
     session: "SecureRound | None"
-    #: What an update counts for at most: a client's n_k is its own word, and one must not outweigh all.
+    #: The largest weight of an update: a client reports its own n_k, and one client must not outweigh all others.
     weight_cap: float
-    #: Clients that have had their upload token.
+    #: Clients that received their upload token.
     given: set[int] = field(default_factory=set)
     #: When it was opened, on the clock of this process.
     began: float = field(default_factory=monotonic)
-    #: Why clients gave nothing, of those who said so or were refused.
+    #: Why clients contributed nothing, for those that said so or were refused.
     why: dict[int, str] = field(default_factory=dict)
 
     def group_of(self, source: int | bytes) -> Collected | None:

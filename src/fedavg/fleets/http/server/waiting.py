@@ -1,4 +1,4 @@
-"""Polls that are held open until there is something for their clients."""
+"""Polls that are held open until there is an answer for their clients."""
 
 import asyncio
 from collections import deque
@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-#: Held polls that are answered at a time when a round begins, and the seconds between (more if the loop is busy): all
-#: of a cohort at once would keep everyone else waiting, and come back with their updates at once.
+#: Held polls that are answered at a time when a round begins, and the seconds between batches (more if the loop is
+#: busy): a whole cohort at once would make everyone else wait, and all its updates would arrive together.
 WAKE: Final = 20
 WAKE_S: Final = 0.005
 
 
 class HeldPolls:
-    """All of it happens in one event loop, except for what `waker` gives."""
+    """Everything runs in one event loop, except for the function that `waker` returns."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
 
     def waker(self, loop: asyncio.AbstractEventLoop) -> Callable[[Iterable[int]], None]:
-        """What wakes the polls of some clients, from any thread."""
+        """A function that wakes the polls of some clients, from any thread."""
 
         def wake(clients: Iterable[int]) -> None:
-            with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            with suppress(RuntimeError):  # the loop has ended: no poll waits any more
                 loop.call_soon_threadsafe(self._wake, loop, deque(clients))
 
         return wake
@@ -37,10 +37,10 @@ class HeldPolls:
             loop.call_later(WAKE_S, self._wake, loop, clients)
 
     async def woken(self, k: int, seconds: float) -> None:
-        """Until there is something for the client, or the time is over. A bare future is what the least memory holds.
+        """Wait until there is something for the client, or the time is up. A bare future takes the least memory.
 
-        One poll of a client is held, the newest: an older one is of a connection that it has given up, and its end
-        leaves the new one be.
+        Only the newest poll of a client is held: an older one belongs to a connection that the client dropped, and
+        ending it does not affect the new one.
         """
         loop = asyncio.get_running_loop()
         for older in self._waiting.get(k, ()):

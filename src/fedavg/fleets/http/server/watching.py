@@ -1,4 +1,4 @@
-"""What can be asked of how a server does: is it there, where is the run, and the numbers for monitoring."""
+"""How a server is doing: whether it is up, the state of the run, and the numbers for monitoring."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _TEXT: Final = "text/plain; version=0.0.4"
 
 
 class Watching:
-    """The endpoints that need no token: numbers only, and nothing that comes from clients' own data."""
+    """The endpoints that need no token: numbers only, and nothing derived from clients' data."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Watching:
         return Response(await self.metrics(operator=False), media_type=_TEXT)
 
     async def all_metrics(self, _: Call) -> Response:
-        """With what clients measured: for those who operate the server."""
+        """All metrics, including those that clients measured: for operators."""
         return Response(await self.metrics(operator=True), media_type=_TEXT)
 
     async def metrics(self, operator: bool) -> str:
@@ -58,7 +58,7 @@ class Watching:
         return JSONResponse(self.status())
 
     def status(self, operator: bool = False) -> dict[str, Any]:
-        """Where the run is; of replicas, as all of them together have it."""
+        """The state of the run; with replicas, of all of them together."""
         own = self._hub.status()
         if operator:
             own |= {"requests_refused": dict(self._requests.by_reason), **self._hub.progress.status()}

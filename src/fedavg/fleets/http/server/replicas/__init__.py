@@ -1,1 +1,1 @@
-"""Several processes that are one server: what each of them does for the others (docs/replicas.md)."""
+"""Several processes that form one server: what each of them does for the others (docs/replicas.md)."""

@@ -1,4 +1,4 @@
-"""What the leader of replicas does beside the server loop: hear who is there, give up who is not, gather the sums."""
+"""What the leading replica does beside the server loop: poll the others, drop those that are gone, gather the sums."""
 
 import logging
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ from fedavg.fleets.http.server.store.together import Judges, ReplicaRow, Togethe
 
 log = logging.getLogger("fedavg.fleet")
 
-#: Seconds between questions to all replicas, and for how long one may be silent before it is given up.
+#: Seconds between polls of all replicas, and for how long one may be silent before it is dropped.
 ASK_S: Final = 0.5
 SILENT_S: Final = 3.0
-#: Replicas that are asked at a time.
+#: Replicas that are polled at a time.
 SIDE_BY_SIDE: Final = 16
 
 
 class Leader(Gathering):
-    """From when this replica begins to lead until it does no more."""
+    """Exists from when this replica begins to lead until it stops."""
 
     def __init__(self, hub: Hub, together: Together, member: Member, peers: Peers, leadership: Leadership) -> None:
         self._hub, self._together, self._member, self._peers = hub, together, member, peers
@@ -39,13 +39,13 @@ class Leader(Gathering):
         self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="leader")
         self._silent: dict[int, float] = {}
         self._unasked = Seldom(log, "cannot ask the replicas")
-        #: Held while replicas are given up, or a round is sealed: what was gathered is not given up afterwards.
+        #: Held while replicas are dropped or a round is sealed: a part that was gathered is not dropped afterwards.
         self._sealing = Lock()
         self._ended = Event()
         self._loops = [Thread(target=loop, daemon=True) for loop in (self._keep_leading, self._ask_on)]
 
     def start(self) -> None:
-        """Hear who is there before anybody is invited."""
+        """Learn which clients are there before any is invited."""
         with suppress(StoreError):
             self._ask_all()
         for loop in self._loops:
@@ -57,7 +57,7 @@ class Leader(Gathering):
             loop.join()
         self._threads.shutdown()
 
-    # The lock, and who is there
+    # The lock, and which clients are there
 
     def _keep_leading(self) -> None:
         while not self._ended.wait(ASK_S):
@@ -88,7 +88,7 @@ class Leader(Gathering):
             self._give_up(lost, "they do not answer")
 
     def _hear(self, of: ReplicaRow) -> bool:
-        """Ask a replica who is there; true if it was silent for too long."""
+        """Ask a replica which clients are there; true if it was silent for too long."""
         try:
             self._hub.presence.hear(of.id, self._peers.present(of))
             self._silent.pop(of.id, None)
@@ -102,7 +102,7 @@ class Leader(Gathering):
     def _give_up(self, replicas: Sequence[ReplicaRow], why: str) -> None:
         with self._sealing:
             if self._member.sealed:
-                return  # what they had is gathered; should it not be, whoever gathers gives them up
+                return  # their parts are gathered; if not, the gathering code drops them
             self._together.give_up([row.id for row in replicas])
         log.warning("replicas given up", extra={"replicas": [row.url for row in replicas], "reason": why})
 
@@ -119,7 +119,7 @@ class Leader(Gathering):
         assert current
         round, attempt = current.round.round, current.round.attempt
         with self._hub.shared.changed:
-            enough = set(current.round.accepted)  # what the round was closed for: less of it would be another decision
+            enough = set(current.round.accepted)  # what the round was closed with: less needs a new decision
         with self._sealing:
             claims = self._together.seal(round, attempt)
             self._member.sealed = True
@@ -139,7 +139,7 @@ class Leader(Gathering):
         return [joined(parts) for parts in zip(*found, strict=True)]
 
     def _parts(self, of: int, rows: dict[int, ReplicaRow], round: int, attempt: int) -> Sequence[PartOfGroup]:
-        """What a replica has of the sum; nothing if it cannot be had."""
+        """A replica's part of the sum; empty if it cannot be fetched."""
         if of == self._member.replica:
             return self._member.parts(round, attempt) or ()
         try:
@@ -149,7 +149,7 @@ class Leader(Gathering):
             return ()
 
     def _open_again(self, lost: Sequence[int]) -> None:
-        """What some replicas had is lost: those who sent it are asked again."""
+        """The parts of some replicas are lost: ask their clients again."""
         with self._sealing:
             self._together.give_up(lost)
             self._member.sealed = False

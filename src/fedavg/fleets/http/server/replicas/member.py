@@ -1,7 +1,7 @@
-"""A replica among others: it looks at what they share, follows the round that is open, and claims what it adds.
+"""A replica among others: it polls the shared state, follows the open round, and claims the updates that it adds.
 
-It looks several times a second, and once more before it answers a client that would else be told something old: each
-signed request brings the version of what is shared from the database, since its counter is used up there anyway.
+It polls several times a second, and once more before it would give a client a stale answer: each signed request fetches
+the version of the shared state from the database, where its counter is used up anyway.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ from fedavg.fleets.http.server.store.together import ReplicaRow, SharedView, Tog
 
 log = logging.getLogger("fedavg.fleet")
 
-#: Seconds between looks at what replicas share.
+#: Seconds between polls of the shared state.
 LOOK_S: Final = 0.1
-#: Threads that ask the database for request handlers.
+#: Threads that query the database for request handlers.
 ASKING: Final = 8
 #: Seconds between heartbeats.
 BEAT_S: Final = 1.0
 
 
 class SharedClaims(Claims):
-    """Updates are claimed in the database, in the name of this replica."""
+    """Claims updates in the database, in the name of this replica."""
 
     def __init__(self, together: Together) -> None:
         self._together = together
-        #: This replica's number; it has another one each time that it joins.
+        #: This replica's number; it gets a new one each time it joins.
         self.replica = 0
 
     def claim(self, source: Hashable, round: int, attempt: int) -> Receipt:
@@ -66,11 +66,10 @@ class SharedClaims(Claims):
 
 
 class Member(Elsewhere):
-    """`invitation` gives what the clients of an open attempt are asked for, as the leader does.
+    """`invitation` returns what the clients of an open attempt are asked for, the same as on the leader.
 
-    It is None if that is not to be had, since the database has gone on meanwhile, or the leader does not answer.
-    `certificate` is what this replica listens with, PEM, and `shown` what it shows to
-    others that ask for one.
+    It returns None if that is unavailable, because the database has moved on or the leader does not answer.
+    `certificate` is what this replica listens with, PEM, and `shown` is the one it shows to replicas that ask for one.
     """
 
     def __init__(
@@ -90,12 +89,12 @@ class Member(Elsewhere):
         self._heard, self._next_beat = monotonic(), -inf
         self._url, self._certificate = "", certificate
         self.key = keys.ClientKey.generate()
-        #: Asks the others in the name of this one.
+        #: Sends requests to other replicas in the name of this one.
         self.peers = Peers(self.key, lambda: self.replica, shown)
         self._epoch = together.epoch()
         self._version = self._claimed = -1
         self._changed = 0
-        #: Since when the attempt is open that is followed.
+        #: When the followed attempt was opened.
         self._begun = 0.0
         self._looking = RLock()
         self._others: dict[int, ReplicaRow] = {}
@@ -103,9 +102,9 @@ class Member(Elsewhere):
         self._strangers = Buckets(rate=20, burst=50)
         self._thread = Thread(target=self._look_on, name="replica", daemon=True)
         self._ended = Event()
-        #: The term in which the server loop runs here; then it opens and closes rounds, the member only notes claims.
+        #: The term in which the server loop runs here: then the loop opens and closes rounds, this only notes claims.
         self._term: int | None = None
-        #: Whether the leader has sealed the round: what it gathered stands, whoever dies meanwhile.
+        #: Whether the leader has sealed the round: what it gathered is final, even if a replica dies.
         self.sealed = False
         self.done: DoneAnswer | None = None
 
@@ -114,18 +113,18 @@ class Member(Elsewhere):
         return self._claims.replica
 
     def start(self, url: str) -> None:
-        """Join, and follow from now on. Others can reach this replica already, at this address."""
+        """Join, and begin to follow. Other replicas can already reach this one at this address."""
         self._url = url
         self._join()
         self.look()
         self._thread.start()
 
     def certify(self, certificate: str) -> None:
-        """This replica is about to listen with another certificate, PEM: the others trust both from now on."""
+        """Announce another certificate, PEM, that this replica will listen with: the others then trust both."""
         with self._looking:
             self._certificate = f"{self._certificate or ''}\n{certificate}"
             self._together.certify(self.replica, self._certificate)
-            self._certificate = certificate  # should it join anew, it listens with this one
+            self._certificate = certificate  # used if it joins again
 
     def close(self) -> None:
         self._ended.set()
@@ -142,11 +141,11 @@ class Member(Elsewhere):
         return self._term is not None
 
     def lead(self, term: int | None) -> None:
-        """From now on the server loop here opens rounds, in this term; or no longer does."""
+        """Let the server loop here open rounds in this term; None: it no longer does."""
         with self._looking:
             self._term, self.sealed = term, False
             self._version = -1
-            if self._hub.collecting.waiting:  # the leader that had its model judged is no more
+            if self._hub.collecting.waiting:  # the leader whose model was being judged is gone
                 self._hub.collecting.take_back()
         self._next_beat = -inf
 
@@ -158,7 +157,7 @@ class Member(Elsewhere):
         return self._others.get(replica)
 
     def parts(self, round: int, attempt: int) -> Sequence[PartOfGroup] | None:
-        """What is summed up here of an attempt; an update that is being added is waited for."""
+        """This replica's part of an attempt's sum; waits for an update that is being added."""
         collecting = self._hub.collecting
         with collecting.adding:
             for known in (collecting.current, collecting.waiting):
@@ -166,7 +165,7 @@ class Member(Elsewhere):
                     return [part_of(each) for each in known.collected]
             return None
 
-    # What request handlers ask
+    # Called by request handlers
 
     @property
     def epoch(self) -> str:
@@ -192,7 +191,7 @@ class Member(Elsewhere):
             await self._ask(self.look)
 
     async def hear_of_all(self) -> None:
-        if not self.leading:  # which hears from all of them all the time
+        if not self.leading:  # the leader polls all of them anyway
             await self._ask(self._hear_of_all)
 
     def _hear_of_all(self) -> None:
@@ -226,11 +225,11 @@ class Member(Elsewhere):
                 if not away:
                     log.error("the database is away", extra={"detail": str(error)})
                 away = True
-            except Exception:  # whatever it was: this replica goes on looking, and says so
+            except Exception:  # any error: log it and keep polling
                 log.exception("cannot follow")
 
     def _beat(self) -> None:
-        """Tell of this replica, if it is time to, and hear of the others."""
+        """Write this replica's status if it is time to, and read those of the others."""
         if monotonic() >= self._next_beat:
             own = self._hub.status() | {"requests_refused": dict(self._requests.by_reason)}
             self._beats = self._heartbeats.beat(self.replica, self._term, told(own))
@@ -238,7 +237,7 @@ class Member(Elsewhere):
             self._next_beat = self._heard + BEAT_S
 
     def look(self, version: int | None = None) -> None:
-        """Learn all that there is to know by now, or by a version."""
+        """Read the shared state as of now, or at least up to a version."""
         with self._looking:
             if version is not None and self._version >= version:
                 return
@@ -251,7 +250,7 @@ class Member(Elsewhere):
                 self._apply(view)
 
     def _join(self) -> None:
-        """Be a new replica, whose sum is empty: whatever this one had claimed before is open again."""
+        """Join as a new replica with an empty sum: what this one had claimed before is open again."""
         collecting = self._hub.collecting
         with collecting.adding:
             if self._claims.replica:
@@ -275,7 +274,7 @@ class Member(Elsewhere):
         self._version, self._claimed = view.head.version if known else -1, view.head.claimed
 
     def _follow(self, view: SharedView) -> bool:
-        """Offer what is open, as the leader does, or nothing; false if it is not to be had yet."""
+        """Offer what is open, as the leader does, or nothing; false if it is not available yet."""
         collecting, row = self._hub.collecting, view.open
         if view.last_round > self._hub.history.last:
             self._hub.history.commit(view.last_round, None)
@@ -301,7 +300,7 @@ class Member(Elsewhere):
         return True
 
     def _follows(self, view: SharedView) -> bool:
-        """Is what is open under way here? A model may be judged a second time, if the first leader died meanwhile."""
+        """Is the open attempt under way here? A model may be judged a second time, if the first leader died."""
         current, row = self._hub.collecting.current, view.open
         if current is None or row is None or (current.round.round, current.round.attempt) != (row.round, row.attempt):
             return False

@@ -1,4 +1,4 @@
-"""The status of all replicas together, as any of them tells it: clients and operators see one server."""
+"""The status of all replicas together, as any of them reports it: clients and operators see one server."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,24 @@ from fedavg.fleets.http.server.store.heartbeats import Heartbeat
 
 Status = Mapping[str, Any]
 
-#: What each replica counts for itself, and all of them together by the sum.
+#: Counted by each replica for itself; the total is the sum.
 _NUMBERS: Final = ("updates_accepted", "updates_capped", "held_polls")
 _BY_REASON: Final = ("updates_refused", "reports", "requests_refused")
-#: What only the leader knows: it hears from all others who is there, and decides who rests.
+#: Known only to the leader: it learns from all others which clients are there, and decides which ones rest.
 _LEADERS: Final = ("present", "resting")
-#: What a heartbeat carries of a status.
+#: The fields of a status that a heartbeat carries.
 _TOLD: Final = (*_NUMBERS, *_BY_REASON, *_LEADERS)
 
 
 def told(status: Status) -> dict[str, Any]:
-    """What of a replica's own status the others need."""
+    """The part of a replica's status that the others need."""
     return {name: status[name] for name in _TOLD if name in status}
 
 
 def overview(own: Status, me: int, beats: Sequence[Heartbeat], since_s: float, operator: bool) -> dict[str, Any]:
-    """One status over all replicas. `beats` are so many seconds old; this replica's own numbers are those of now.
+    """One status over all replicas. `beats` are `since_s` seconds old; this replica's own numbers are current.
 
-    Where replicas are is for the operator alone.
+    Only the operator sees the replicas' addresses.
     """
     parts = [own, *(beat.status for beat in beats if beat.replica != me)]
     leader = max((beat for beat in beats if beat.term is not None), key=lambda beat: beat.term or 0, default=None)

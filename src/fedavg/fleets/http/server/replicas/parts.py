@@ -1,4 +1,4 @@
-"""A replica's part of the sum of a round, as it travels from the memory of one to that of another."""
+"""A replica's part of the sum of a round, and how it is sent from one replica to another."""
 
 import json
 from base64 import b64decode, b64encode
@@ -20,7 +20,7 @@ from fedavg.sums import checked_bound, to_float
 
 @dataclass(frozen=True)
 class PartOfGroup:
-    """What a replica has of one group: the exact sum, int64, shape (P,), and what is known of those who are in it."""
+    """A replica's part of one group: the exact sum, int64, shape (P,), and what is known about the clients in it."""
 
     ring: Tensor
     bound: int
@@ -30,7 +30,7 @@ class PartOfGroup:
 
 
 def part_of(collected: Collected) -> PartOfGroup:
-    """A copy: whoever adds to the sum later changes nothing of it."""
+    """A copy, unaffected by later additions to the sum."""
     sources = frozenset(collected.sources)
     sizes = {k: collected.sizes[k] for k in sources}
     return PartOfGroup(collected.ring.clone(), collected.sum.bound, list(collected.received), sizes, sources)
@@ -52,7 +52,7 @@ def dump_parts(parts: Sequence[PartOfGroup]) -> bytes:
 
 
 def parse_parts(data: bytes) -> list[PartOfGroup]:
-    """What `dump_parts` made; FleetError if it is something else."""
+    """Parse what `dump_parts` made; raises FleetError if it is something else."""
     line, _, rings = data.partition(b"\n")
     try:
         heads = json.loads(line)
@@ -77,7 +77,7 @@ def _parsed(head: dict[str, Any], ring: Tensor) -> PartOfGroup:
 
 
 def _plain(received: Received) -> dict[str, Any]:
-    """What was received as JSON has it: bytes as base64."""
+    """What was received, ready for JSON: bytes as base64."""
     seen = received.seen
     shown = None if seen is None else asdict(seen) | {"sketch": b64encode(seen.sketch).decode()}
     return asdict(replace(received, seen=None)) | {"seen": shown}
@@ -94,7 +94,7 @@ def sources_of(parts: Sequence[PartOfGroup]) -> frozenset[int]:
 
 
 def joined(parts: Sequence[PartOfGroup]) -> Total:
-    """The sum over replicas, float64, and all that was received. Integers: in whatever order, the bits are the same."""
+    """The sum over replicas, float64, and all that was received. Integer sums: the order does not change the bits."""
     ring, bound = torch.zeros_like(parts[0].ring), 0
     for part in parts:
         bound = checked_bound(bound, part.bound)

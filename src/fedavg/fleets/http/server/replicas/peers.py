@@ -1,7 +1,7 @@
-"""How replicas ask each other: each request is signed for one receiver, is good once, and has a signed answer.
+"""Requests between replicas: each is signed for one receiver, is valid once, and has a signed answer.
 
-Each replica draws a key when it joins, and its public half is in the database, with the certificate that it listens
-with. So no secret is shared or kept, and no authority is needed: a replica trusts what is in the database.
+Each replica generates a key when it joins, and stores its public half in the database, with the certificate that it
+listens with. So no secret is shared or stored, and no authority is needed: replicas trust the database.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, dump_parts, parse_parts
 from fedavg.fleets.http.server.store.together import ReplicaRow
 
-#: Seconds that another replica may take to answer: it is in memory all that it is asked for.
+#: Seconds that another replica may take to answer: it has all answers in memory.
 ANSWER_S: Final = 2.0
 SUM_S: Final = 15.0
 PRESENT: Final = "/internal/present"
@@ -41,33 +41,33 @@ class Silent(FleetError):
 
 
 class Peers:
-    """Asks other replicas in the name of this one. `key` is its own, `replica` gives its number of the moment; `shown`
-    is the certificate for those who ask their clients for one."""
+    """Sends requests to other replicas in the name of this one. `key` is its own, `replica` returns its current number;
+    `shown` is the certificate for replicas that ask their clients for one."""
 
     def __init__(self, key: keys.ClientKey, replica: Callable[[], int], shown: CertifiedKey | None = None) -> None:
         self._key, self._replica, self._shown, self._counter = key, replica, shown, count(1)
-        #: With what each of them is known by.
+        #: By replica: the certificate that identifies it, and the HTTP client.
         self._clients: dict[int, tuple[str | None, httpx.Client]] = {}
 
     def close(self) -> None:
         self.forget(())
 
     def forget(self, others: Iterable[int]) -> None:
-        """Only these are there still."""
+        """Forget all replicas except these."""
         for replica in set(self._clients) - set(others):
             self._clients.pop(replica)[1].close()
 
     def present(self, of: ReplicaRow) -> Words:
-        """What a replica has heard of clients."""
+        """What a replica has heard from clients."""
         answer = json.loads(self._ask(of, PRESENT, ANSWER_S))
         return [(int(k), float(ago), bool(there)) for k, ago, there in answer]
 
     def parts(self, of: ReplicaRow, round: int, attempt: int) -> list[PartOfGroup]:
-        """What a replica has summed up of an attempt."""
+        """A replica's part of an attempt's sum."""
         return parse_parts(self._ask(of, f"/internal/rounds/{round}/{attempt}/sum", SUM_S))
 
     def model(self, of: ReplicaRow, digest: str) -> bytes:
-        """A model that a replica offers, by the SHA-256 of its bytes, which needs no signature."""
+        """A model that a replica offers, by the SHA-256 of its bytes; the hash makes a signature unnecessary."""
         try:
             answer = self._client(of).get(f"/v1/models/{digest}", timeout=ANSWER_S)
         except httpx.TransportError as error:
@@ -105,8 +105,8 @@ class Peers:
 
 
 def _pinned(certificate: str, shown: CertifiedKey | None) -> ssl.SSLContext:
-    """Trusts this very certificate and no other (two while it is renewed), whatever name it is for; and shows one of
-    its own, if there is one."""
+    """Trusts exactly this certificate (two while it is renewed), whatever name it is for; and shows our own
+    certificate, if there is one."""
     context = ssl.create_default_context(cadata=certificate)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -116,12 +116,12 @@ def _pinned(certificate: str, shown: CertifiedKey | None) -> ssl.SSLContext:
 
 
 def answer_fields(path: str, by: int, to: int, counter: int, body: bytes) -> keys.SignedFields:
-    """What the signature of an answer binds: to whom it is, and which request it is for."""
+    """What the signature of an answer covers: its receiver, and the request that it answers."""
     return keys.SignedFields("ANSWER", path, str(by), str(to), counter, sha256(body).hexdigest())
 
 
 class OfReplica(Gate):
-    """Signed by a replica, for this one, once; and the answer is signed for it."""
+    """Requires a signature of a replica, for this one, used once; signs the answer for that replica."""
 
     def __init__(
         self, key: keys.ClientKey, replica: Callable[[], int], known: Callable[[int], Awaitable[ReplicaRow | None]]
@@ -148,7 +148,7 @@ class OfReplica(Gate):
 
 
 class PeerEndpoints:
-    """What a replica answers to others: `words` of clients, and its `parts` of the sum of an attempt."""
+    """What a replica answers to others: the `words` of its clients, and its `parts` of the sum of an attempt."""
 
     def __init__(
         self,

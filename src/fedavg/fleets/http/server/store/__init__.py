@@ -1,8 +1,8 @@
-"""What a server must not forget, in one database: SQLite (WAL) by default, PostgreSQL by URL.
+"""A server's durable data, in one database: SQLite (WAL) by default, PostgreSQL by URL.
 
-Every change is one transaction, and all who write take turns (`BEGIN IMMEDIATE`, or an advisory lock that lasts as long
-as the transaction), so no two of them, in whatever process, can see the same token or number as free. Every row is
-under a digest. A single client's update never comes here.
+Every change is one transaction, and writers take turns (`BEGIN IMMEDIATE`, or an advisory lock that lasts as long as
+the transaction), so no two of them, in any process, can see the same token or number as free. Every row has a digest.
+A single client's update is never stored here.
 """
 
 from fedavg.fleets.http.server.store.changes import ATTEMPTS_APART, ChangeLog

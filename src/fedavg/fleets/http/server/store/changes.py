@@ -1,4 +1,4 @@
-"""What operators changed of a run, in the run's own database: the change and its record are one transaction."""
+"""Operators' changes to a run, in the run's own database: a change and its record are one transaction."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from fedavg.fleets.http.server.store.sealed import insert_row, rows, update_rows
 EXTENDED: Final = "extended"
 ROLLED_BACK: Final = "rolled back"
 RESTORED: Final = "restored"
-#: A restored run numbers its attempts from the next multiple of this: those that the copy knows nothing of were below.
+#: A restored run numbers its attempts from the next multiple of this: attempts made after the copy had lower numbers.
 ATTEMPTS_APART: Final = 1000
 
 
@@ -31,7 +31,7 @@ class ChangeLog:
             return [_change(row) for row in rows(connection, changes, order=changes.c.number)]
 
     def take_plan(self, plan_toml: str, plan_digest: str, extensions: Sequence[Mapping[str, object]]) -> None:
-        """The run goes on by another plan; all extensions that led there are on record."""
+        """Continue the run with another plan; all extensions that led to it are recorded."""
         with self._db.leading("change the plan") as connection:
             noted = sum(row.what == EXTENDED for row in rows(connection, changes))
             for each in extensions[noted:]:
@@ -41,7 +41,7 @@ class ChangeLog:
             update_rows(connection, run, run.c.id == 1, plan_toml=plan_toml, plan_digest=plan_digest)
 
     def roll_back(self, to_round: int, by: str, now: float) -> None:
-        """The rounds after `to_round` are as if they had not been, except for what they released of anybody's data."""
+        """Undo the rounds after `to_round`; what they released of clients' data stays released."""
         with self._db.leading(f"roll back to round {to_round}") as connection:
             last = progress.last_round(connection)
             kept = [row.round for row in rows(connection, states, order=states.c.round)]
@@ -64,7 +64,7 @@ class ChangeLog:
             _note(connection, ROLLED_BACK, last, int(now), by, {"to_round": to_round, "spent": spent})
 
     def restored(self, made: float, now: float, nothing_since: bool) -> None:
-        """This is a copy. Attempts that it knows nothing of may have been made since: their numbers are left out."""
+        """Mark the database as restored from a copy. Attempts may have been made since the copy: skip their numbers."""
         with self._db.write("note that this is a copy") as connection:
             last = progress.last_round(connection)
             if not nothing_since:

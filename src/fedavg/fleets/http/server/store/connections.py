@@ -1,4 +1,4 @@
-"""The connections to a run's database: those that read, the one that writes, and how each of them may fail."""
+"""The connections to a run's database: the readers, the one writer, and how each of them may fail."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from fedavg.fleets.http.server.store.rows import Deposed, StoreError
 from fedavg.fleets.http.server.store.schema import notes
 from fedavg.fleets.http.server.store.sealed import DamagedRow, insert_row, one_row, update_rows
 
-#: The note that says who leads, and in which term.
+#: The note that says which replica leads, and in which term.
 LEADER: Final = "leader"
 
 
@@ -30,7 +30,7 @@ class Connections:
         self._owner: str | None = None
         #: The term in which this process leads replicas; None while it does not.
         self.term: int | None = None
-        #: Told in every transaction that writes, before it is committed.
+        #: Called in every transaction that writes, before it is committed.
         self.on_write: Callable[[Connection], None] = lambda _: None
 
     def close(self) -> None:
@@ -40,14 +40,14 @@ class Connections:
             self._engine.dispose()
 
     def acquire(self, owner: str) -> None:
-        """Makes this process the only one that writes until it ends; refused while another one lives."""
+        """Makes this process the only writer until it ends; refused while another one lives."""
         with self._lock, self.failing("take the run"):
             self.database.own(owner, self._live_writer())
             self._owner = owner
 
     @contextmanager
     def leading(self, doing: str) -> Iterator[Connection]:
-        """A transaction that only the leader may make. One that was paused, and is led by another now, is `Deposed`."""
+        """A transaction that only the leader may make. A paused leader that has been replaced gets `Deposed`."""
         with self.write(doing) as connection:
             if self.term is not None and self.term != term_of(connection):
                 raise Deposed(f"cannot {doing}: another replica leads, in a later term than {self.term}")
@@ -55,7 +55,7 @@ class Connections:
 
     @contextmanager
     def beside(self, doing: str) -> Iterator[Connection]:
-        """A transaction on a connection of its own, which takes no turn among those who write."""
+        """A transaction on a separate connection, which does not wait its turn among the writers."""
         with self.failing(doing), self._engine.begin() as connection:
             yield connection
 
@@ -66,7 +66,7 @@ class Connections:
 
     @contextmanager
     def write(self, doing: str) -> Iterator[Connection]:
-        """A transaction on the one connection that writes: committed at the end, undone by any exception."""
+        """A transaction on the one connection that writes: committed at the end, rolled back by any exception."""
         with self._lock, self.failing(doing):
             connection = self._live_writer()
             with connection.begin():
@@ -75,7 +75,7 @@ class Connections:
                 self.on_write(connection)
 
     def _live_writer(self) -> Connection:
-        """The one connection that writes, made anew if it was lost, and with it the ownership that it carried."""
+        """The one connection that writes. If it was lost, it is reopened and takes ownership again."""
         if self._writer is not None and not _answers(self._writer):
             self._drop_writer()
         if self._writer is None:
@@ -91,13 +91,13 @@ class Connections:
 
     def _drop_writer(self) -> None:
         if self._writer is not None:
-            self._writer.invalidate()  # never back into the pool: a session's lock would go with it
+            self._writer.invalidate()  # never back into the pool: its session may hold a lock
             self._writer.close()
             self._writer = None
 
     @contextmanager
     def failing(self, doing: str) -> Iterator[None]:
-        """No failure of the database leaves this module but as a `StoreError`."""
+        """Every database failure leaves this module as a `StoreError`."""
         where = f"cannot {doing} in {self.database.name}"
         try:
             yield
@@ -125,7 +125,7 @@ def term_of(connection: Connection) -> int:
 
 
 def _answers(connection: Connection) -> bool:
-    """Whether the connection, which has no transaction open, still has a server at its other end."""
+    """Whether the server at the other end of the connection still answers. No transaction may be open."""
     if connection.invalidated or connection.closed:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Copies of databases: made while a server writes, as SQLite files; and back, into a file or into PostgreSQL."""
+"""Copies of databases: made as SQLite files while a server writes, and restored to a file or to PostgreSQL."""
 
 import os
 import re
@@ -17,12 +17,12 @@ from fedavg.fleets.http.server.store.schema import LATEST, found_schema, metadat
 from fedavg.fleets.http.server.store.sealed import all_rows
 from fedavg.fleets.http.server.store.store import Store
 
-#: The schemas of PostgreSQL that runs of a service are in.
+#: The PostgreSQL schemas that hold the runs of a service.
 _RUN: Final = re.compile(r"run_([1-9][0-9]*)")
 
 
 def schema_of(file: Path) -> int | None:
-    """The schema of a database in a file; None if it is none of ours."""
+    """The schema of a database in a file; None if it is not one of ours."""
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as source:
         try:
             found = source.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
@@ -32,7 +32,7 @@ def schema_of(file: Path) -> int | None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """A copy of one moment (SQLite's backup API), whoever writes meanwhile; whole, or not there."""
+    """A consistent copy (SQLite's backup API), even while others write; it is complete or does not exist."""
     if schema_of(source) is None:
         raise StoreError(f"{source} is not a database of a server; expected the fleet.db of a run directory")
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -49,7 +49,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 @contextmanager
 def snapshot(url: str) -> Iterator["Snapshot"]:
-    """One moment of a PostgreSQL database, all its runs included."""
+    """A consistent snapshot of a PostgreSQL database with all its runs."""
     database = PostgreSQL(make_url(url))
     connections = Connections(database)
     engine = database.engine(isolation_level="REPEATABLE READ")
@@ -63,23 +63,23 @@ def snapshot(url: str) -> Iterator["Snapshot"]:
 
 
 class Snapshot:
-    """What a PostgreSQL database had in it at one moment."""
+    """The content of a PostgreSQL database at one moment."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection, self._name = connection, name
 
     def runs(self) -> list[int]:
-        """The numbers of the runs that have a schema of their own."""
+        """The numbers of the runs that have their own schema."""
         names = self._connection.execute(text("SELECT nspname FROM pg_namespace")).scalars()
         return sorted(int(found[1]) for name in names if (found := _RUN.fullmatch(name)))
 
     def schema(self, run: int | None = None) -> int | None:
-        """The schema that a run, or the service itself, is at; from now on its tables are looked at."""
+        """The schema step of a run, or of the service itself; later reads use its tables."""
         self._connection.execute(text(f"SET LOCAL search_path = {'public' if run is None else f'run_{run}'}"))
         return found_schema(self._connection)
 
     def copy(self, target: Path, run: int | None = None) -> None:
-        """All rows of one schema in a new SQLite file, each checked against its digest."""
+        """Copy all rows of one schema to a new SQLite file, each checked against its digest."""
         found = self.schema(run)
         if found != LATEST:
             raise StoreError(
@@ -93,7 +93,7 @@ class Snapshot:
 
 
 def copy_into(source: Path, url: str, run: int | None) -> None:
-    """A file's rows into a schema of PostgreSQL that has none yet."""
+    """Copy a file's rows to a PostgreSQL schema that has no rows yet."""
     with Store.open(source) as original, Store.open(url, None if run is None else f"run_{run}") as store:
         if store.clients() or store.run() or store.note("admin-token"):
             raise StoreError(f"{store.name} is not empty; expected a new database to restore into")

@@ -1,4 +1,4 @@
-"""What differs between the kinds of database that a run can be in."""
+"""What differs between the kinds of database that can hold a run."""
 
 from typing import Final, Protocol
 
@@ -16,16 +16,16 @@ class Database(Protocol):
 
     name: str
     blob_type: str
-    #: The first statement of a transaction that writes: waits until no other writer is at work.
+    #: The first statement of a transaction that writes: waits until no other writer is active.
     begin_writing: str
 
     def engine(self) -> Engine: ...
 
     def check(self, connection: Connection) -> None:
-        """Refuses a database that is damaged."""
+        """Refuses a damaged database."""
 
     def definitions(self, connection: Connection) -> str:
-        """The tables and indexes as the database itself has noted them; empty if that is beyond a file of ours."""
+        """The tables and indexes as the database itself records them; empty if they are not kept in a file of ours."""
 
     def own(self, owner: str, writer: Connection) -> None:
         """Makes this process the owner of the run for as long as it, or this connection, lives."""
@@ -33,7 +33,7 @@ class Database(Protocol):
     def disown(self) -> None: ...
 
     def explain(self, error: DBAPIError) -> tuple[str, bool]:
-        """What to do about a failure, and whether to try again may help."""
+        """What to do about a failure, and whether a retry may help."""
 
 
 def owned(name: str, holder: str) -> StoreError:

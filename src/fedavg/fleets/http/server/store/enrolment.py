@@ -14,7 +14,7 @@ from fedavg.fleets.http.server.store.sealed import insert_row, one_row, update_r
 
 @dataclass(frozen=True)
 class Applicant:
-    """Who wants in: the key that it holds, how many examples, and which number it asks for, if any."""
+    """A client that wants to enrol: its key, its number of examples, and the client number it asks for, if any."""
 
     key: bytes
     examples: int
@@ -26,7 +26,7 @@ class Applicant:
 
 
 def enrolled(connection: Connection, token_hash: bytes, who: Applicant, most: int | None, now: float) -> ClientRow:
-    """The row of the applicant: a new one for one use of the token, or the one that it has already."""
+    """The applicant's row: a new one, for one use of the token, or the one that it already has."""
     there = one_row(connection, clients, clients.c.key == who.key)
     wanted = who.client
     if there is None or bytes(there.token) != token_hash:
@@ -84,7 +84,7 @@ def _listed(tasks: tuple[str, ...] | None) -> str | None:
 
 
 def _welcome_back(connection: Connection, there: ClientRow, who: Applicant, wanted: int | None) -> ClientRow:
-    """The answer to a client that did not get the first one, or has other examples or tasks now."""
+    """The answer to a client that did not receive the first answer, or now has other examples or tasks."""
     if there.revoked:
         raise EnrolRefused("revoked", f"client {there.k} was shut out by the server's operator")
     if wanted not in (None, there.k):
@@ -99,7 +99,7 @@ def _welcome_back(connection: Connection, there: ClientRow, who: Applicant, want
 def _free_number(connection: Connection) -> int:
     """The smallest number that no client has and no unused token is bound to."""
     held, largest = connection.execute(select(func.count(), func.max(clients.c.k)).select_from(clients)).one()
-    start = held if held == (largest or 0) + 1 else 0  # without gaps, which is the rule, there is nothing to search
+    start = held if held == (largest or 0) + 1 else 0  # usually there are no gaps, and nothing to search
     reserved = tokens.alias()
     after = union_all(
         select(literal(start).label("k")),
@@ -112,7 +112,7 @@ def _free_number(connection: Connection) -> int:
 
 
 def next_change(connection: Connection) -> int:
-    """The number of the next change of a client: those who write take turns, so that numbers grow as they commit."""
+    """The number of the next change to a client: writers take turns, so numbers grow in commit order."""
     return int(connection.scalar(select(func.max(clients.c.changed))) or 0) + 1
 
 

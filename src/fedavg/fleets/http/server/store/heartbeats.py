@@ -1,4 +1,4 @@
-"""What each replica tells of itself every second, in a table that is not logged: for operators, not for decisions."""
+"""Each replica's status, written every second to an unlogged table: for operators, not for decisions."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _TABLE: Final = (
     "CREATE UNLOGGED TABLE IF NOT EXISTS heartbeats (replica BIGINT PRIMARY KEY REFERENCES replicas (id)"
     " ON DELETE CASCADE, heard DOUBLE PRECISION NOT NULL, told TEXT NOT NULL)"
 )
-#: A replica that was given up has no row to refer to; the lock lets nobody remove it meanwhile.
+#: A replica that was dropped has no row to refer to; the lock keeps others from removing the row meanwhile.
 _BEAT: Final = text(
     "INSERT INTO heartbeats SELECT id, EXTRACT(EPOCH FROM clock_timestamp()), :told FROM replicas WHERE id = :replica"
     " FOR KEY SHARE ON CONFLICT (replica) DO UPDATE SET heard = EXCLUDED.heard, told = EXCLUDED.told"
@@ -26,7 +26,7 @@ _ALL: Final = text(
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a replica told of itself so many seconds ago; `term` is the one in which it led then, None if it did not."""
+    """A replica's status some seconds ago; `term` is the one in which it led then, None if it did not lead."""
 
     replica: int
     url: str
@@ -36,7 +36,7 @@ class Heartbeat:
 
 
 class Heartbeats:
-    """Thread-safe. The table of replicas must be there."""
+    """Thread-safe. The table of replicas must exist."""
 
     def __init__(self, connections: Connections) -> None:
         self._db = connections
@@ -44,7 +44,7 @@ class Heartbeats:
             connection.exec_driver_sql(_TABLE)
 
     def beat(self, replica: int, term: int | None, status: Mapping[str, Any]) -> list[Heartbeat]:
-        """Tell of this replica; returns what all have told."""
+        """Write this replica's status; returns those of all replicas."""
         told = json.dumps({"term": term, "status": dict(status)})
         with self._db.beside("tell of this replica") as connection:
             connection.execute(_BEAT, {"replica": replica, "told": told})

@@ -1,8 +1,8 @@
-"""Which of several replicas leads: the one whose session has the lock, and nobody after it was silent for a while.
+"""Which of several replicas leads: the one whose session holds the lock, until that session is silent for too long.
 
-The lock belongs to a session of its own, which the database ends when nothing is heard of it (`idle_session_timeout`):
-a leader that died lets go at once, one that is paused after some seconds. What a paused leader would write afterwards
-is refused by its term: each new leader counts it up, and every transaction of a leader checks it.
+The lock belongs to a separate session, which the database ends when it is idle (`idle_session_timeout`): a leader that
+died loses the lock at once, a paused one after some seconds. What a paused leader writes afterwards is refused because
+of its term: each new leader increments the term, and every transaction of a leader checks it.
 """
 
 import json
@@ -18,12 +18,12 @@ from fedavg.fleets.http.server.store.database import owned
 from fedavg.fleets.http.server.store.postgresql import KIND_LOCK, OWNER_LOCK, PostgreSQL
 from fedavg.fleets.http.server.store.rows import StoreError
 
-#: Seconds of silence after which a leader is one no more. It is heard of several times in that time.
+#: Seconds of silence after which a leader is replaced. A live leader makes itself heard several times in that span.
 SILENT_S: Final = 2.5
 
 
 class Leadership:
-    """This replica's part in who leads. Not thread-safe: one thread asks."""
+    """This replica's part in the election of a leader. Not thread-safe: for one thread."""
 
     def __init__(self, connections: Connections, name: str) -> None:
         database = connections.database
@@ -34,7 +34,7 @@ class Leadership:
         self._session: Connection | None = None
 
     def close(self) -> None:
-        """The locks go with the session."""
+        """Close the session, which releases its locks."""
         if self._session is not None:
             with suppress(DBAPIError):
                 self._session.close()
@@ -42,12 +42,12 @@ class Leadership:
         self._engine.dispose()
 
     def attend(self) -> None:
-        """Be one of the replicas: refused while a server has the run that is none."""
+        """Become one of the replicas; refused while a server without replicas has the run."""
         with self._db.failing("be a replica"):
             self._live()
 
     def attempt(self, replica: int) -> int | None:
-        """Lead, if nobody does: the new term. Called often enough, it also keeps the session that waits for it."""
+        """Become the leader if there is none; returns the new term. Frequent calls keep the waiting session alive."""
         with self._db.failing("lead the replicas"):
             session = self._live()
             if not session.scalar(select(func.pg_try_advisory_lock(OWNER_LOCK))):
@@ -59,7 +59,7 @@ class Leadership:
         return term
 
     def holds(self) -> bool:
-        """Whether this replica still leads, as far as its session tells; to ask keeps the session alive."""
+        """Whether this replica still leads, as far as its session knows; the call keeps the session alive."""
         if self._session is None:
             return False
         try:
@@ -70,7 +70,7 @@ class Leadership:
         return True
 
     def resign(self) -> None:
-        """Lead no more: another one can at once."""
+        """Stop leading, so that another replica can lead at once."""
         self._db.term = None
         if self._session is not None:
             with suppress(DBAPIError):

@@ -9,17 +9,17 @@ from sqlalchemy.exc import DBAPIError
 from fedavg.fleets.http.server.store.database import PATIENCE_S, owned
 from fedavg.fleets.http.server.store.rows import StoreError
 
-#: The advisory locks: one for the owner of the run, or the leader of its replicas; one for whoever is writing; one that
-#: replicas share and a server that is alone has for itself.
+#: The advisory locks: one for the owner of the run, or the leader of its replicas; one for the current writer; one that
+#: replicas share and a single server holds exclusively.
 OWNER_LOCK: Final = 0x6665_6461_7667_0001
 WRITER_LOCK: Final = 0x6665_6461_7667_0002
 KIND_LOCK: Final = 0x6665_6461_7667_0003
-#: Seconds after which the database ends a transaction that does nothing: its process may be paused, and others wait.
+#: Seconds after which the database ends an idle transaction: its process may be paused while others wait.
 IDLE_S: Final = 3
 
 
 class PostgreSQL:
-    """A server of its own. The owner's lock belongs to the session that writes: who loses one has lost the other."""
+    """A PostgreSQL server. The owner's lock belongs to the session that writes: to lose one is to lose the other."""
 
     blob_type = "BYTEA"
     begin_writing = f"SELECT pg_advisory_xact_lock({WRITER_LOCK})"
@@ -40,7 +40,7 @@ class PostgreSQL:
         self._url = url.set(drivername="postgresql+psycopg")
         self._part = part
         self.name = url.render_as_string(hide_password=True) + (f" ({part})" if part else "")
-        #: How this process knows a session that it has lost again.
+        #: By this, the process recognises a session that it has lost.
         self._mark = f"fedavg-{token_hex(8)}"
 
     def engine(self, **options: Any) -> Engine:
@@ -61,7 +61,7 @@ class PostgreSQL:
             raise StoreError("PostgreSQL needs the psycopg package: pip install 'fedavg[postgres]'") from error
 
     def _prepared(self, engine: Engine) -> Engine:
-        """Every new connection finds the schema of its part."""
+        """Make every new connection use the schema of its part."""
         if self._part:
             make = f"CREATE SCHEMA IF NOT EXISTS {self._part}"
 
@@ -73,14 +73,14 @@ class PostgreSQL:
         return engine
 
     def check(self, connection: Connection) -> None:
-        """PostgreSQL watches over its own pages."""
+        """Nothing to do: PostgreSQL checks its own pages."""
 
     def definitions(self, connection: Connection) -> str:
-        """They are the server's to keep."""
+        """Empty: the PostgreSQL server keeps them itself."""
         return ""
 
     def own(self, owner: str, writer: Connection) -> None:
-        """Refused while another session has the lock; one that this process lost is ended, to try again."""
+        """Refused while another session holds the lock. Ends one that this process lost, so that a retry works."""
         mine = f"{self._mark} {owner}"[:63]
         with writer.begin():
             writer.execute(select(func.set_config("application_name", mine, False)))
@@ -106,7 +106,7 @@ class PostgreSQL:
         return (0, "") if found is None else (found.pid, found.application_name)
 
     def disown(self) -> None:
-        """The lock went with the session."""
+        """Nothing to do: the lock ended with the session."""
 
     def explain(self, error: DBAPIError) -> tuple[str, bool]:
         state = getattr(error.orig, "sqlstate", None)

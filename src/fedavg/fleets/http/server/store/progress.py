@@ -1,4 +1,4 @@
-"""The steps of a round, inside a transaction: what is open, what comes next, what state there is."""
+"""The steps of a round, inside a transaction: what is open, what comes next, the stored states."""
 
 import json
 from hashlib import sha256
@@ -11,7 +11,7 @@ from fedavg.fleets.http.server.store.schema import notes, rounds, states
 from fedavg.fleets.http.server.store.sealed import insert_row, one_row
 from fedavg.privacy.served import Attempt
 
-#: The note of the first number that an attempt may have, in a database that was restored from a copy.
+#: The note that holds the first number that an attempt may have, in a database restored from a copy.
 ATTEMPTS_FROM: Final = "attempts-from"
 
 

@@ -1,4 +1,4 @@
-"""Tokens of those who operate a server, each with a role; kept as hashes."""
+"""Operators' tokens, each with a role; stored as hashes."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,7 +10,7 @@ from fedavg.fleets.http.server.store.rows import StoreError
 from fedavg.fleets.http.server.store.schema import roles
 from fedavg.fleets.http.server.store.sealed import insert_row, one_row, rows
 
-#: A label that nobody can have: it stands for the operator's own token.
+#: A reserved label: it stands for the operator's own token.
 OPERATOR: Final = "operator"
 
 
@@ -32,7 +32,7 @@ class Roles:
         self._db = connections
 
     def add(self, row: RoleRow) -> None:
-        """Labels are names: a second token of the same one is refused."""
+        """A second token with the same label is refused."""
         with self._db.write("add a token with a role") as connection:
             if row.label == OPERATOR or one_row(connection, roles, roles.c.label == row.label) is not None:
                 raise StoreError(

@@ -1,11 +1,11 @@
-"""What the store gives back, and how it says no."""
+"""What the store returns, and how it refuses."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from fedavg.errors import FedAvgError
 
-#: Clients that one run can have: messages number them below this, and servers keep tables of them.
+#: The most clients that one run can have: client numbers in messages are below this, and servers keep tables of them.
 MOST_CLIENTS: Final = 2**20
 
 EnrolmentRefusal = Literal[
@@ -22,11 +22,11 @@ class StoreError(FedAvgError):
 
 
 class Deposed(StoreError):
-    """Another replica leads by now: nothing that this one decided as the leader may be written any more."""
+    """Another replica leads now: this one may no longer write what it decided as the leader."""
 
 
 class EnrolRefused(FedAvgError):
-    """A client was not let in; `reason` is for machines, the message for people."""
+    """A client may not enrol; `reason` is for machines, the message for people."""
 
     def __init__(self, reason: EnrolmentRefusal, message: str) -> None:
         super().__init__(message)
@@ -42,9 +42,9 @@ class RunRow:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """`uses` is what is left, None for no limit; `client` is the number that the token is bound to, if any.
+    """`uses` is how many are left, None for no limit; `client` is the number that the token is bound to, if any.
 
-    `expires` is in seconds since 1970 by the server's clock, None for never; `used` is how many clients came by it.
+    `expires` is in seconds since 1970 by the server's clock, None for never; `used` is how many clients used it.
     """
 
     hash: bytes
@@ -62,24 +62,24 @@ class ClientRow:
     examples: int
     name: str
     revoked: bool
-    #: The hash of the token that it came by, when (seconds since 1970) and from where it enrolled.
+    #: The hash of the token that it enrolled with, when (seconds since 1970) and from where it enrolled.
     token: bytes = b""
     enrolled: int = 0
     address: str = ""
-    #: One that waits for the operator's approval is never invited.
+    #: A client that waits for the operator's approval is never invited.
     approved: bool = True
-    #: The tasks that its owner allows; None if it did not say: then any.
+    #: The tasks that its owner allows; None if not stated, which means any.
     tasks: tuple[str, ...] | None = None
 
 
 def allows(client: ClientRow, task: str) -> bool:
-    """Whether the client's owner allows the task; one that did not say is asked."""
+    """Whether the client's owner allows the task; true if the owner stated no tasks."""
     return client.tasks is None or task in client.tasks
 
 
 @dataclass(frozen=True)
 class SubmittedRun:
-    """A run of a service; `changes` is what was changed after it was submitted, oldest first."""
+    """A run of a service; `changes` are the changes made after it was submitted, oldest first."""
 
     number: int
     name: str
@@ -87,7 +87,7 @@ class SubmittedRun:
     plan_digest: str
     #: incomplete (it waits for the model that it starts from), queued, running, paused, done, failed or cancelled.
     state: str
-    #: Why it is in that state, where there is a reason.
+    #: Why it is in that state, if there is a reason.
     detail: str
     submitted: int
     by: str
@@ -97,7 +97,7 @@ class SubmittedRun:
 
 @dataclass(frozen=True)
 class Change:
-    """What an operator changed of a run, after which round, when (seconds since 1970) and by which role."""
+    """A change that an operator made to a run: after which round, when (seconds since 1970) and by which role."""
 
     what: str
     after_round: int
@@ -119,7 +119,7 @@ class RoundRow:
 
 @dataclass(frozen=True)
 class Counted:
-    """Who is in a committed round, and at which attempt."""
+    """The clients in a committed round, and its attempt."""
 
     attempt: int
     clients: frozenset[int]

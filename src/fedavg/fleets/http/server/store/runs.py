@@ -1,4 +1,4 @@
-"""The runs of a service, in its database: who submitted what, and what became of it."""
+"""The runs of a service, in its database: who submitted each, and its state."""
 
 import json
 from hashlib import sha256
@@ -11,7 +11,7 @@ from fedavg.fleets.http.server.store.rows import StoreError, SubmittedRun
 from fedavg.fleets.http.server.store.schema import notes, runs
 from fedavg.fleets.http.server.store.sealed import insert_row, one_row, rows, update_rows
 
-#: The note of the first number that a new run may have, in a database that was restored from a copy.
+#: The note that holds the first number that a new run may have, in a database restored from a copy.
 RUNS_FROM: Final = "runs-from"
 #: A restored service numbers its new runs from the next multiple of this.
 RUNS_APART: Final = 1000
@@ -26,7 +26,7 @@ class Runs:
     def submit(
         self, plan_toml: str, plan_digest: str, name: str, by: str, now: float, init_sha256: str | None = None
     ) -> int:
-        """A new run, at the end of the queue; returns its number. One with `init_sha256` waits for that model."""
+        """Add a run at the end of the queue; returns its number. A run with `init_sha256` waits for that model."""
         with self._db.write("submit a run") as connection:
             number = self._next_number(connection)
             insert_row(
@@ -38,19 +38,19 @@ class Runs:
 
     @staticmethod
     def _next_number(connection: Connection) -> int:
-        """After all that are there; in a service that was restored from a copy, after all that may have been."""
+        """The number after all known runs; in a restored service, after all runs that may have been submitted."""
         first = one_row(connection, notes, notes.c.key == RUNS_FROM)
         latest = int(connection.scalar(select(func.max(runs.c.number))) or 0)
         return max(latest + 1, 1 if first is None else int(first.value))
 
     def restored(self) -> None:
-        """This is a copy. Runs that it knows nothing of may have been submitted since: their numbers are left out."""
+        """Mark the database as restored from a copy. Runs may have been submitted since then: skip their numbers."""
         with self._db.write("note that this is a copy") as connection:
             beyond = RUNS_APART * (self._next_number(connection) // RUNS_APART + 1)
             write_note(connection, RUNS_FROM, str(beyond))
 
     def give_model(self, number: int, content: bytes) -> None:
-        """The model that a run was to start from is here: it waits for its turn from now on."""
+        """Store the model that a run starts from; the run now waits for its turn."""
         with self._db.write(f"save the model of run {number}") as connection:
             row = _found(connection, number)
             if row.init_sha256 is None or row.state != "incomplete":
@@ -85,7 +85,7 @@ class Runs:
         return None if row is None else _run(row)
 
     def next(self, count: int = 1) -> list[SubmittedRun]:
-        """The runs that are under way, then the first of those that wait for their turn; so many at the most."""
+        """The runs under way, then the first of the queued ones; at most `count` in total."""
         with self._db.read("read the runs") as connection:
             found = [
                 row
@@ -100,7 +100,7 @@ class Runs:
             update_rows(connection, runs, runs.c.number == number, state=state, detail=detail)
 
     def change(self, number: int, plan_toml: str, plan_digest: str, change: dict[str, object], state: str) -> None:
-        """Another plan from now on, with a record of what was changed."""
+        """Change a run's plan, and record the change."""
         with self._db.write(f"change run {number}") as connection:
             noted = [*json.loads(_found(connection, number).changes), change]
             update_rows(

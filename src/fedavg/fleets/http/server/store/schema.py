@@ -1,4 +1,4 @@
-"""The tables of a run, and how an older database comes to have them."""
+"""The tables of a run, and how an older database is migrated to them."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 #: Every row has a digest of its other columns (see `sealed.py`).
 DIGEST: Final = "digest"
-#: What a column is marked by that older databases have not, or that an older replica leaves null.
+#: Marks a column that older databases lack, or that an older replica leaves null.
 LATER: Final = "later"
 
 metadata = MetaData()
@@ -58,9 +58,9 @@ clients = _table(
     Column("enrolled", BigInteger, nullable=False, server_default="0"),
     Column("address", Text, nullable=False, server_default=""),
     Column("approved", Integer, nullable=False, server_default="1"),
-    #: Grows with every change of any client: who has seen the rows up to a number asks for those above it.
+    #: Grows with every change to any client: a reader that has seen all rows up to a number asks for those above it.
     Column("changed", BigInteger, info={LATER: True}),
-    #: The tasks that its owner allows: a JSON list; null if it did not say.
+    #: The tasks that its owner allows: a JSON list; null if not stated.
     Column("tasks", Text, info={LATER: True}),
 )
 rounds = _table(
@@ -73,7 +73,7 @@ rounds = _table(
     Column("reason", Text),
     Column("metrics", Text),
     Column("counted", Text),
-    #: 1 if it was committed, and the run was rolled back to an earlier round since: what it released stays released.
+    #: 1 if it was committed and the run was later rolled back to an earlier round: what it released stays released.
     Column("undone", Integer, info={LATER: True}),
 )
 states = _table(
@@ -86,7 +86,7 @@ states = _table(
 ledger = _table(
     "ledger", Column("round", BigInteger, primary_key=True, autoincrement=False), Column("entry", Text, nullable=False)
 )
-#: What operators changed of a run: more rounds, another rate, a return to an earlier round, a restored copy.
+#: Operators' changes to a run: more rounds, another rate, a return to an earlier round, a restored copy.
 changes = _table(
     "changes",
     Column("number", BigInteger, CheckConstraint("number >= 1"), primary_key=True, autoincrement=False),
@@ -109,13 +109,13 @@ runs = _table(
     #: When it was submitted, in seconds since 1970, and by which token (its label).
     Column("submitted", BigInteger, nullable=False),
     Column("by", Text, nullable=False),
-    #: What was changed after it was submitted: a JSON list.
+    #: Changes made after it was submitted: a JSON list.
     Column("changes", Text, nullable=False),
     #: The model that it starts from, safetensors, and its SHA-256; null if it starts from its task's own.
     Column("init_sha256", Text),
     Column("init", LargeBinary),
 )
-#: Tokens of those who operate the server, besides the operator's own; each is known by its label.
+#: Operators' tokens besides the operator's own; each is identified by its label.
 roles = _table(
     "roles",
     Column("hash", LargeBinary, primary_key=True),
@@ -143,9 +143,9 @@ for name, column, state in (
     Index(name, column, unique=True, sqlite_where=where, postgresql_where=where)
 
 
-#: Step i takes a database from schema i to schema i + 1. A step that was released is never edited, only followed. A new
-#: database is made from the tables above at once. Replicas of the version before go on while a step is taken: it may
-#: add tables and columns that can be null, which the new version leaves null until all replicas know them.
+#: Step i takes a database from schema i to schema i + 1. A released step is never edited; later steps correct it. A new
+#: database is made directly from the tables above. Replicas of the previous version keep running during a step, so it
+#: may add only tables and nullable columns, which the new version leaves null until all replicas know them.
 MIGRATIONS: list[tuple[str, ...]] = [
     (
         "CREATE TABLE run (id INTEGER PRIMARY KEY CHECK (id = 1), plan_toml TEXT NOT NULL, plan_digest TEXT NOT NULL,"
@@ -197,7 +197,7 @@ MIGRATIONS: list[tuple[str, ...]] = [
 
 
 def found_schema(connection: Connection) -> int | None:
-    """The step that a database is at; None if it is empty."""
+    """The schema step of a database; None if it is empty."""
     if not inspect(connection).has_table("meta"):
         return None
     value = connection.exec_driver_sql("SELECT value FROM meta WHERE key = 'schema'").scalar()
@@ -214,5 +214,5 @@ def bring_up_to_date(connection: Connection, found: int | None, blob_type: str) 
         connection.exec_driver_sql(statement.format(blob=blob_type))
 
 
-#: The schema that the tables above are.
+#: The schema of the tables above.
 LATEST: Final = len(MIGRATIONS)

@@ -1,6 +1,7 @@
-"""Rows under digests: what is written gets one, and no row is believed without it.
+"""Rows with digests: every written row gets one, and no row is trusted without it.
 
-A digest finds damage of the disk or of the file. Whoever can write to the database can write digests too.
+A digest reveals damage to the disk or the file. It does not stop an attacker: anyone who can write to the database can
+write digests too.
 """
 
 from collections.abc import Iterator
@@ -16,13 +17,13 @@ _CHUNK: Final = 1000
 
 
 class DamagedRow(Exception):
-    """Something in the database is not what was written; `Store` says where that is."""
+    """Something in the database is not what was written; `Store` says which database it is."""
 
 
 def seal(table: Table, values: dict[str, Any]) -> str:
     """The digest of a row, over its table's name and each column's name, type and value.
 
-    A column that was added later counts only if something is in it, so that it changes no digest by being there.
+    A column that was added later counts only if it is not null, so that adding it changes no digest.
     """
     digest = blake2b(table.name.encode(), digest_size=16)
     for column in table.c:
@@ -33,20 +34,20 @@ def seal(table: Table, values: dict[str, Any]) -> str:
 
 
 def _encoded(value: object) -> bytes:
-    value = int(value) if isinstance(value, bool) else value  # as the databases give it back
+    value = int(value) if isinstance(value, bool) else value  # as the databases return it
     data = bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value).encode(errors="replace")
     kind = "bytes" if isinstance(value, bytearray | memoryview) else type(value).__name__
     return f"{kind} {len(data)} ".encode() + data
 
 
 def insert_row(connection: Connection, table: Table, **values: Any) -> None:
-    """Columns that are not given are null; those that cannot be must be given."""
+    """Columns that are not given are null; non-nullable columns must be given."""
     row = {column.name: values.get(column.name) for column in table.c if column.name != DIGEST}
     connection.execute(insert(table).values(**row, digest=seal(table, row)))
 
 
 def update_rows(connection: Connection, table: Table, condition: Any, **values: Any) -> int:
-    """How many rows were changed. One at a time: each has a digest of its own."""
+    """Returns how many rows were changed. They are changed one at a time: each has its own digest."""
     found = rows(connection, table, condition)
     for row in found:
         _rewrite(connection, table, dict(row._mapping) | values, dict(row._mapping))
@@ -61,7 +62,7 @@ def _rewrite(connection: Connection, table: Table, new: dict[str, Any], old: dic
 def rows(
     connection: Connection, table: Table, *conditions: Any, order: Any = (), limit: int | None = None
 ) -> list[Any]:
-    """The rows, each checked; values are as the driver gives them, since those of a damaged row may be of any type."""
+    """The rows, each checked. Values are as the driver returns them: those of a damaged row may have any type."""
     order = order if isinstance(order, tuple) else (order,)
     found = connection.execute(_raw(table).where(*conditions).order_by(*order).limit(limit)).all()
     for row in found:
@@ -85,21 +86,21 @@ def _shown(value: object) -> str:
 
 
 def check_all(connection: Connection) -> None:
-    """Every row of every table."""
+    """Check every row of every table."""
     for table in metadata.sorted_tables:
         for _ in all_rows(connection, table):
             pass
 
 
 def all_rows(connection: Connection, table: Table) -> Iterator[Row[Any]]:
-    """Every row of a table, each checked, without all of them in memory at once."""
+    """Every row of a table, each checked, without loading all of them at once."""
     for row in _all(connection, table):
         _check(connection, table, row)
         yield row
 
 
 def seal_all(connection: Connection) -> None:
-    """Digests for rows that were written by statements of a migration, and have none; others are checked."""
+    """Add digests to rows that a migration wrote without them; check all others."""
     for table in metadata.sorted_tables:
         for row in list(_all(connection, table)):
             if row._mapping[DIGEST]:

@@ -1,4 +1,4 @@
-"""What is known of clients besides their enrolment: when they were last seen, what they run, how often they failed."""
+"""What is known about clients besides enrolment: when they were last seen, what they run, how often they failed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fedavg.fleets.http.server.store.sealed import insert_row, one_row, rows, up
 
 @dataclass(frozen=True)
 class Sighting:
-    """`seen` is in seconds since 1970, 0 for never; `failures` is how often in a row, `failure` why the last time."""
+    """`seen` is in seconds since 1970, 0 for never; `failures` counts them in a row, `failure` is the last reason."""
 
     seen: int = 0
     version: str = ""
@@ -20,7 +20,7 @@ class Sighting:
 
 @dataclass(frozen=True)
 class News:
-    """What was noticed of a client since it was last written down. If `counted`, earlier failures are forgotten."""
+    """What was noticed about a client since the last write. If `counted`, earlier failures are forgotten."""
 
     seen: int
     version: str
@@ -41,7 +41,7 @@ class SightingRows:
         return {row.k: Sighting(row.seen, row.version, row.failures, row.failure) for row in found}
 
     def add(self, news: Mapping[int, News]) -> None:
-        """One transaction."""
+        """Write the news in one transaction."""
         with self._db.write("note when clients were seen") as connection:
             for k, new in sorted(news.items()):
                 row = one_row(connection, sightings, sightings.c.k == k)

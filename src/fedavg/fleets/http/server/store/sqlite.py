@@ -15,14 +15,14 @@ from fedavg.fleets.http.server.store.database import PATIENCE_S, owned
 from fedavg.fleets.http.server.store.rows import StoreError
 from fedavg.locks import try_lock
 
-#: Between two tries of what SQLite does not wait for by itself.
+#: Seconds between retries where SQLite does not wait by itself.
 RETRY_S: Final = 0.01
-#: Large pages keep the chain of a state's pages short, and a commit of megabytes faster than SQLite's usual 4 KiB.
+#: Large pages keep the chain of a state's pages short, and make a commit of megabytes faster than the usual 4 KiB.
 PAGE_BYTES: Final = 32768
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Who finds another connection at this in a new file is refused at once, whatever its timeout: it tries again."""
+    """If another connection does the same to a new file, SQLite refuses at once, whatever the timeout: so retry."""
     end = monotonic() + PATIENCE_S
     while True:
         try:
@@ -70,9 +70,9 @@ class SQLite:
         return engine
 
     def _make_private(self) -> None:
-        """The file is made by us and not by SQLite, so that only its user can read it.
+        """Create the file ourselves, before SQLite does, so that only its user can read it.
 
-        One that is there is let be: to open and close it would undo this process's locks on it, which are SQLite's.
+        An existing file is left alone: opening and closing it would release SQLite's locks on it in this process.
         """
         if not self._path.is_file():
             os.close(self._opened(self._path))
@@ -89,7 +89,7 @@ class SQLite:
 
     @staticmethod
     def _prepare(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None  # we say ourselves where a transaction begins
+        connection.isolation_level = None  # we begin transactions explicitly
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         _use_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
@@ -113,7 +113,7 @@ class SQLite:
             holder = os.read(file, 200).decode(errors="replace")
             os.close(file)
             raise owned(self.name, holder)
-        with suppress(OSError):  # who holds the lock is said as a courtesy: a full disk must not stop a server
+        with suppress(OSError):  # naming the holder is a courtesy: a full disk must not stop a server
             os.ftruncate(file, 0)
             os.lseek(file, 0, os.SEEK_SET)
             os.write(file, owner.encode(errors="replace"))

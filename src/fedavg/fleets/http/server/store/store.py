@@ -28,7 +28,7 @@ from fedavg.fleets.http.server.store.sealed import (
 from fedavg.plan import Plan
 from fedavg.privacy.served import Attempt
 
-#: Blobs kept besides the newest, so that a damaged one is not the end of a run, unless more are asked for.
+#: States kept besides the newest, unless more are asked for, so that a damaged one does not end a run.
 OLD_STATES_KEPT: Final = 2
 
 
@@ -41,9 +41,9 @@ class Store:
 
     @classmethod
     def open(cls, url_or_path: str | Path, part: str | None = None) -> Self:
-        """Opens or makes the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema.
+        """Opens or creates the database at a path, `sqlite:///path` or `postgresql://...`, with the newest schema.
 
-        `part` is a part of a PostgreSQL database with tables of its own, such as one run of several.
+        `part` is a part of a PostgreSQL database with its own tables, such as one run of several.
         """
         store = cls(Connections(database_at(url_or_path, part)))
         try:
@@ -63,7 +63,7 @@ class Store:
 
     @property
     def connections(self) -> Connections:
-        """For what replicas share besides the record of the run."""
+        """For the data that replicas share besides the record of the run."""
         return self._db
 
     def __enter__(self) -> Self:
@@ -75,13 +75,13 @@ class Store:
     def acquire(self, owner: str) -> None:
         """Makes this process the only server of the run until it ends; refused while another one lives.
 
-        `owner` is what the other one will be told, such as a host and a process number. A process that is forked
-        hereafter holds the lock as well, until it ends.
+        `owner` is what a refused process is told, such as a host and a process number. A process forked after this
+        holds the lock as well, until it ends.
         """
         self._db.acquire(owner)
 
     def begin_term(self) -> None:
-        """Whoever led the run before can write to it no more, should it still live."""
+        """Begin a new term: a previous leader that still lives can no longer write."""
         with self._db.write("begin a term") as connection:
             term = term_of(connection) + 1
             write_note(connection, LEADER, json.dumps({"term": term}))
@@ -90,13 +90,13 @@ class Store:
     # ------------------------------------------------------------------ the run
 
     def run(self) -> RunRow | None:
-        """The run whose database this is; None if it has none yet."""
+        """The run of this database; None if it has none yet."""
         with self._db.read("read the plan") as connection:
             there = one_row(connection, run)
         return None if there is None else RunRow(there.plan_toml, there.plan_digest, there.engine)
 
     def save_run(self, plan_toml: str, plan_digest: str, engine: str) -> RunRow:
-        """Writes down whose database this is; a run that is already there is given back as it was begun."""
+        """Stores the run of this database; a run that is already there is returned as it was begun."""
         with self._db.write("save the plan") as connection:
             there = one_row(connection, run)
             if there is None:
@@ -118,7 +118,7 @@ class Store:
             write_note(connection, key, value)
 
     def first_note(self, key: str, value: str) -> str:
-        """Writes a note that is not there yet; returns what is there now."""
+        """Writes a note if it does not exist yet; returns the note in the database."""
         with self._db.write(f"save the note {key!r}") as connection:
             row = one_row(connection, notes, notes.c.key == key)
             if row is None:
@@ -135,7 +135,7 @@ class Store:
     def add_token(
         self, hash: bytes, uses: int | None, label: str, client: int | None, expires: int | None = None
     ) -> None:
-        """Lets who knows the token of this hash enrol `uses` times (None: without limit), as `client` only if given."""
+        """Lets holders of the token with this hash enrol `uses` times (None: no limit), only as `client` if given."""
         values = {"hash": hash, "uses": uses, "label": label, "client": client, "expires": expires}
         with self._db.write("add a join token") as connection:
             insert_row(connection, tokens, used=0, **values)
@@ -145,7 +145,7 @@ class Store:
             return [token_row(row) for row in rows(connection, tokens, order=(tokens.c.label, tokens.c.hash))]
 
     def remove_token(self, hash: bytes) -> bool:
-        """Whether there was such a token; clients that came by it stay."""
+        """Returns whether there was such a token; clients that enrolled with it stay."""
         with self._db.write("remove a join token") as connection:
             return connection.execute(delete(tokens).where(tokens.c.hash == hash)).rowcount == 1
 
@@ -165,9 +165,9 @@ class Store:
         approved: bool = True,
         tasks: tuple[str, ...] | None = None,
     ) -> ClientRow:
-        """Gives the holder of `key` a number for one use of the token. Asked again, it answers the same.
+        """Gives the holder of `key` a number for one use of the token. A repeated call returns the same number.
 
-        `most` is K of the plan: numbers run from 0 to K - 1, and whoever comes after K clients is refused.
+        `most` is K of the plan: numbers run from 0 to K - 1, and clients beyond K are refused.
         """
         who = Applicant(key, examples, name, client, address, approved, tasks)
         with self._db.write("enrol a client") as connection:
@@ -183,15 +183,15 @@ class Store:
         return None if row is None else client_row(row)
 
     def revoke(self, numbers: Iterable[int]) -> None:
-        """Shuts clients out for good; their numbers are not given away again."""
+        """Shuts clients out for good; their numbers are not reused."""
         self._change_clients(numbers, revoked=1)
 
     def approve(self, numbers: Iterable[int]) -> None:
-        """Lets clients in that waited for it."""
+        """Approves clients that waited for approval."""
         self._change_clients(numbers, approved=1)
 
     def count_examples(self, k: int, examples: int) -> None:
-        """A client has so many examples now."""
+        """Stores a client's new number of examples."""
         self._change_clients([k], examples=examples)
 
     def _change_clients(self, numbers: Iterable[int], **values: int) -> None:
@@ -205,7 +205,7 @@ class Store:
     # ------------------------------------------------------------------ rounds
 
     def initial_state(self, blob: bytes, model_sha256: str) -> None:
-        """The state before round 1; written once, and the same again is taken quietly."""
+        """The state before round 1; written once. Writing the same state again is allowed."""
         with self._db.leading("save the initial state") as connection:
             if progress.last_round(connection) > 0:
                 raise StoreError("the run has rounds already; an initial state is only for a new one")
@@ -218,15 +218,15 @@ class Store:
                 )
 
     def begin_round(self, round: int, attempt: int, cohort: Sequence[int], model_sha256: str) -> None:
-        """Opens an attempt at the next round; asked again with the same values, it is taken quietly."""
+        """Opens an attempt at the next round; a repeated call with the same values is allowed."""
         wanted = RoundRow(round, attempt, "collecting", tuple(cohort), model_sha256)
         with self._db.leading(f"begin round {round}") as connection:
             progress.begin(connection, wanted)
 
     def abandon_round(self, round: int, attempt: int, reason: str, opened: Sequence[int] | None = None) -> None:
-        """Ends an attempt without a result; asked again it is quiet, for a lost connection may hide that it worked.
+        """Ends an attempt without a result. A repeated call is allowed, since a lost connection may hide a success.
 
-        `opened` are the clients whose sum may have been seen; without it nobody knows.
+        `opened` are the clients whose sum may have been seen; None if unknown.
         """
         with self._db.leading(f"abandon round {round}") as connection:
             this = progress.this(round, attempt)
@@ -247,15 +247,15 @@ class Store:
         counted: Sequence[int],
         spent: Mapping[str, object] | None = None,
     ) -> None:
-        """Ends the open round: its state, metrics, who counted and what it spent are there together or not at all.
+        """Ends the open round: its state, metrics, who counted and what it spent are stored together or not at all.
 
-        When this fails with `retryable`, a lost connection may have hidden that it worked: ask `last_round()` before
-        trying again, for a round is never committed twice.
+        When this fails with `retryable`, a lost connection may have hidden a success: check `last_round()` before
+        trying again, since a round is never committed twice.
         """
         with self._db.leading(f"commit round {round}") as connection:
             progress.expect_next(connection, round, "be committed")
             progress.expect_open(connection, round, attempt, "committed")
-            # Who counts need not be of the cohort that was picked: asynchronous clients were picked in earlier rounds.
+            # Clients that count need not be in this cohort: asynchronous clients were picked in earlier rounds.
             if len(set(counted)) != len(counted):
                 raise StoreError(f"round {round} counts clients {list(counted)}; expected each of them once")
             progress.insert_state(connection, round, state_blob, model_sha256)
@@ -266,7 +266,7 @@ class Store:
                 insert_row(connection, ledger, round=round, entry=json.dumps(dict(spent)))
 
     def open_round(self) -> RoundRow | None:
-        """The round that was being collected, for a server that comes back."""
+        """The round that was being collected, for a restarted server."""
         with self._db.read("read the open round") as connection:
             return progress.open_round(connection)
 
@@ -287,7 +287,7 @@ class Store:
         return [json.loads(row.metrics) for row in done]
 
     def counted(self, round: int) -> Counted:
-        """The attempt that was committed of a round, and the clients whose updates are in it."""
+        """The committed attempt of a round, and the clients whose updates are in it."""
         with self._db.read(f"read round {round}") as connection:
             row = one_row(connection, rounds, and_(rounds.c.round == round, rounds.c.state == "done"))
         if row is None:
@@ -295,7 +295,7 @@ class Store:
         return Counted(row.attempt, frozenset(json.loads(row.counted)))
 
     def attempts(self) -> list[Attempt]:
-        """Every attempt at a round so far, in order: who was asked, and of whom something was seen."""
+        """Every attempt at a round so far, in order: which clients were asked, and whose sum may have been seen."""
         with self._db.read("read the attempts") as connection:
             found = rows(connection, rounds, order=(rounds.c.round, rounds.c.attempt))
         return [progress.attempt_of(row) for row in found]
@@ -312,9 +312,9 @@ class Store:
             return [json.loads(row.entry) for row in rows(connection, ledger, order=ledger.c.round)]
 
     def _migrate(self) -> None:
-        """Takes the schema from whatever step it is at to the newest; who opens at the same time waits.
+        """Migrates the schema from its current step to the newest; a process that opens at the same time waits.
 
-        A database that is up to date is checked from end to end: what is damaged is found before anything builds on it.
+        A database that is up to date is checked from end to end, so that damage is found before anything builds on it.
         """
         with self._db.write("bring the schema up to date") as connection:
             self._db.database.check(connection)
@@ -348,7 +348,7 @@ class Store:
 
 
 def _differing(*plans: str) -> str:
-    """The options in which plans differ, as their texts show it."""
+    """The options in which plans differ, according to their texts."""
     runtime = {spec.name for spec in fields(Plan) if spec.metadata["runtime"]}
     one, other = (tomllib.loads(text) for text in plans)
     names = [name for name in one | other if name not in runtime and one.get(name) != other.get(name)]

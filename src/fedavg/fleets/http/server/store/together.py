@@ -1,16 +1,16 @@
-"""What replicas of one server have in common while they run, besides the record of the run itself.
+"""What replicas of one server share while they run, besides the record of the run itself.
 
-The tables here are not logged: when the database itself crashes, or another instance takes over, they come back empty,
-and with them go the epoch that requests are signed for, every counter, every replica and every claim. So nothing that
-was signed or claimed before counts any more: clients sign anew, and send the updates that they kept. A copy that is a
-little too old would be worse: it would take a request, or an update, a second time.
+These tables are unlogged: when the database itself crashes, or another instance takes over, they come back empty, and
+the epoch that requests are signed for, every counter, every replica and every claim are lost. So nothing that was
+signed or claimed before counts any more: clients sign again, and resend the updates that they kept. A slightly stale
+copy would be worse: it would accept a request, or an update, a second time.
 
 An update is claimed before it is added to a sum, by a row that names the client and the replica that has it. The row
-exists once, so that no update is in two sums; and it goes with the row of its replica, so that an update whose sum is
+is unique, so no update is in two sums; and it is deleted with the row of its replica, so that an update whose sum is
 lost can be claimed again.
 
-While devices judge the model of a round, that is the attempt which is open for claims, under a number of its own. The
-claims of the round itself stay: should the leader die meanwhile, replicas still have their parts of its sum.
+While devices judge the model of a round, the evaluation is the attempt that is open for claims, under a separate
+number. The claims of the round itself stay: if the leader dies meanwhile, replicas still have their parts of its sum.
 """
 
 import json
@@ -36,7 +36,7 @@ from fedavg.fleets.http.server.store.sealed import one_row, rows
 DONE: Final = "done"
 
 _TABLES: Final = (
-    # One row: the epoch, and the attempt that is open for claims. `version` grows with whatever replicas must not miss.
+    # One row: the epoch, and the attempt that is open for claims. `version` grows with each change that replicas need.
     "CREATE UNLOGGED TABLE IF NOT EXISTS head (id INTEGER PRIMARY KEY CHECK (id = 1), epoch TEXT NOT NULL,"
     " version BIGINT NOT NULL, round BIGINT NOT NULL, attempt BIGINT NOT NULL, goal BIGINT NOT NULL,"
     " cap DOUBLE PRECISION NOT NULL, begun DOUBLE PRECISION NOT NULL, sealed BOOLEAN NOT NULL,"
@@ -48,7 +48,7 @@ _TABLES: Final = (
     "CREATE UNLOGGED TABLE IF NOT EXISTS claims (round BIGINT NOT NULL, attempt BIGINT NOT NULL, k BIGINT NOT NULL,"
     " replica BIGINT REFERENCES replicas (id) ON DELETE CASCADE, why TEXT, PRIMARY KEY (round, attempt, k))",
     "CREATE INDEX IF NOT EXISTS claims_by_replica ON claims (replica)",
-    # At most one row: who judges which model, and the replica that has it.
+    # At most one row: which clients judge which model, and the replica that has it.
     "CREATE UNLOGGED TABLE IF NOT EXISTS judging (id INTEGER PRIMARY KEY CHECK (id = 1), round BIGINT NOT NULL,"
     " attempt BIGINT NOT NULL, model TEXT NOT NULL, clients TEXT NOT NULL, replica BIGINT NOT NULL)",
 )
@@ -80,7 +80,7 @@ _USE: Final = text(
 
 @dataclass(frozen=True)
 class ReplicaRow:
-    """A replica, from when it joins until it leaves or is given up; `certificate` is PEM, None without TLS."""
+    """A replica, from when it joins until it leaves or is dropped; `certificate` is PEM, None without TLS."""
 
     id: int
     url: str
@@ -90,7 +90,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True)
 class Judges:
-    """Who is asked to judge a model, by its SHA-256, and the replica that has it."""
+    """Which clients judge a model, identified by its SHA-256, and the replica that has it."""
 
     model: str
     clients: tuple[int, ...]
@@ -99,12 +99,12 @@ class Judges:
 
 @dataclass(frozen=True)
 class Head:
-    """What replicas look at all the time."""
+    """What replicas poll continually."""
 
     epoch: str
     version: int
     claimed: int
-    #: Whether the replica that looks is one of them still.
+    #: Whether the replica that polls is still a member.
     member: bool
 
 
@@ -114,19 +114,19 @@ class SharedView:
 
     head: Head
     last_round: int
-    #: The attempt that is open for claims; if it is to judge a model, `model_at` has that.
+    #: The attempt that is open for claims; if it judges a model, `model_at` is the replica that has the model.
     open: RoundRow | None
     model_at: ReplicaRow | None
-    #: Of the open attempt: what an update counts for at most, since when by the database's clock and for how long it
-    #: has been open, whether it is sealed.
+    #: For the open attempt: the largest weight of an update, when it was opened by the database's clock and for how
+    #: long it has been open, whether it is sealed.
     cap: float
     begun: float
     age_s: float
     sealed: bool
-    #: Who is in which replica's sum, and who failed and why.
+    #: Which clients are in which replica's sum, and which failed and why.
     claims: Mapping[int, int]
     failed: Mapping[int, str]
-    #: Clients that have changed since the last view, and up to which change that is.
+    #: Clients that have changed since the last view, and the number of the last change.
     clients: tuple[ClientRow, ...]
     changed: int
     done: str | None
@@ -152,7 +152,7 @@ class Together:
     # Replays
 
     def use(self, k: int, epoch: str, counter: int) -> int:
-        """Use a client's counter up, once among all replicas; returns the version that the replica should be at."""
+        """Use up a client's counter, once among all replicas; returns the version that the replica should have."""
         with self._db.beside("count a request") as connection:
             row = connection.execute(_USE, {"k": k, "counter": counter, "epoch": epoch}).one_or_none()
         if row is None or row.epoch != epoch:
@@ -173,13 +173,13 @@ class Together:
             _noticed(connection)
 
     def certify(self, replica: int, certificate: str) -> None:
-        """A replica is to be known by other certificates, PEM."""
+        """Store other certificates, PEM, by which a replica is known."""
         with self._db.beside("renew a replica's certificate") as connection:
             known = {"certificate": certificate, "id": replica}
             connection.execute(text("UPDATE replicas SET certificate = :certificate WHERE id = :id"), known)
 
     def leave(self, replica: int) -> None:
-        """What this replica has summed up is gone with it."""
+        """Remove this replica; its part of the sum is lost."""
         with self._db.beside("leave the replicas") as connection:
             _remove(connection, [replica])
 
@@ -189,14 +189,14 @@ class Together:
         return [_replica_row(row) for row in found]
 
     def give_up(self, replicas: Collection[int]) -> None:
-        """The leader counts on these no more: what they have summed up is void, and open to be claimed again."""
+        """Drop replicas, by the leader's decision: their parts of the sum are void and can be claimed again."""
         with self._db.leading("give replicas up") as connection:
             _remove(connection, replicas)
 
     # Claims
 
     def claim(self, replica: int, round: int, attempt: int, k: int) -> Receipt:
-        """Say that this replica has the update of a client; only one that is told ACCEPTED may add it."""
+        """Claim a client's update for this replica, which may add it only if this returns ACCEPTED."""
         this = {"round": round, "attempt": attempt, "k": k, "replica": replica}
         with self._db.beside("claim an update") as connection:
             verdict = _claimable(connection, this)
@@ -209,7 +209,7 @@ class Together:
             return verdict
 
     def release(self, replica: int, round: int, attempt: int, k: int) -> None:
-        """The update could not be added after all."""
+        """Give back a claim on an update that could not be added."""
         this = {"round": round, "attempt": attempt, "k": k, "replica": replica}
         with self._db.beside("release an update") as connection:
             _lock(connection)
@@ -222,7 +222,7 @@ class Together:
             connection.execute(text("UPDATE head SET claimed = claimed - :n"), {"n": gone.rowcount})
 
     def fail(self, round: int, attempt: int, k: int, why: str) -> None:
-        """A client will not send an update, unless it has."""
+        """Record that a client will not send an update, unless it already has."""
         with self._db.beside("note a failure") as connection:
             _lock(connection)
             connection.execute(
@@ -231,10 +231,10 @@ class Together:
             )
             _noticed(connection)
 
-    # What the leader decides
+    # The leader's decisions
 
     def open(self, round: int, attempt: int, goal: int, cap: float, judges: Judges | None = None) -> float:
-        """Open an attempt for claims; one that is open stays as it is. Returns what an update counts for at most."""
+        """Open an attempt for claims; one that is open stays as it is. Returns the largest weight of an update."""
         this = {"round": round, "attempt": attempt, "goal": goal, "cap": cap, "trained": attempt % JUDGING}
         with self._db.leading(f"open round {round}") as connection:
             connection.execute(_NEW_HEAD, {"epoch": secrets.token_urlsafe(16)})
@@ -256,7 +256,7 @@ class Together:
             return float(connection.scalar(text("SELECT cap FROM head")) or cap)
 
     def seal(self, round: int, attempt: int) -> dict[int, int]:
-        """From now on nothing is claimed: who is in which replica's sum."""
+        """Stop claims; returns which client is in which replica's sum."""
         with self._db.leading(f"seal round {round}") as connection:
             connection.exec_driver_sql("UPDATE head SET sealed = TRUE")
             return _claims(connection, round, attempt)[0]
@@ -264,12 +264,12 @@ class Together:
     # Looking
 
     def head(self, replica: int) -> Head | None:
-        """None if all was lost."""
+        """None if the tables were lost."""
         with self._db.beside("look at the replicas") as connection:
             return _head(connection, replica)
 
     def view(self, replica: int, changed: int) -> SharedView | None:
-        """Everything at one moment, with the clients that changed after a change; None if all was lost."""
+        """Everything at one moment, with the clients changed after change `changed`; None if the tables were lost."""
         with self._db.beside("look at the run") as connection:
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             head = _head(connection, replica)
@@ -311,7 +311,7 @@ _JUDGES: Final = text(
 
 
 def _asked(connection: Connection, opened: RoundRow | None, head: Any) -> tuple[RoundRow | None, ReplicaRow | None]:
-    """What is open for claims, of the round that is open: the attempt itself, or to judge the model that came of it."""
+    """What the open round has open for claims: the attempt itself, or the evaluation of its model."""
     if opened is None or (head.round, head.attempt % JUDGING) != (opened.round, opened.attempt):
         return None, None
     if head.attempt == opened.attempt:
@@ -334,7 +334,7 @@ _CLAIM: Final = text(
 
 
 def _claimable(connection: Connection, this: Mapping[str, int]) -> Receipt:
-    """Whether an update may be claimed, with the head locked, so that those who claim take turns."""
+    """Whether an update may be claimed. Locks the head, so that claims take turns."""
     head = connection.execute(text("SELECT round, attempt, goal, sealed, claimed FROM head FOR UPDATE")).one_or_none()
     if head is None or (head.round, head.attempt) != (this["round"], this["attempt"]):
         return Receipt.WRONG_ROUND
@@ -347,12 +347,12 @@ def _claimable(connection: Connection, this: Mapping[str, int]) -> Receipt:
 
 
 def _lock(connection: Connection) -> None:
-    """Nobody claims meanwhile. It comes before any other row, so that no two wait for each other."""
+    """Block claims. This row is locked before any other, which prevents deadlocks."""
     connection.exec_driver_sql("SELECT 1 FROM head FOR UPDATE")
 
 
 def _noticed(connection: Connection) -> None:
-    """Something has changed that replicas must not miss."""
+    """Signal a change that replicas must not miss."""
     connection.exec_driver_sql("UPDATE head SET version = version + 1")
 
 
@@ -364,7 +364,7 @@ def _remove(connection: Connection, replicas: Collection[int]) -> None:
 
 
 def _recount(connection: Connection) -> None:
-    """The attempt is open for claims again, for as many as are missing."""
+    """Reopen the attempt for as many claims as are missing."""
     connection.exec_driver_sql(
         "UPDATE head SET sealed = FALSE, claimed = (SELECT count(*) FROM claims c WHERE c.replica IS NOT NULL"
         " AND c.round = head.round AND c.attempt = head.attempt)"
