@@ -1,4 +1,4 @@
-"""Which parts work together in a private run, as data: it decides which plans are refused, and is a table in the docs."""
+"""Which parts work together in a private run, as data: used to refuse plans, and to make the table in the docs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

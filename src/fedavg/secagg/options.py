@@ -44,7 +44,7 @@ class Shares:
     least: int
 
     def range_for(self, clients: int) -> float:
-        """The CLIP times CAP with which the sum of this many does not wrap: each adds its norm and part of the noise."""
+        """The CLIP times CAP with which a sum of this many does not wrap: each adds its norm and some of the noise."""
         return self.norm + TAIL * self.std / sqrt(clients)
 
 
