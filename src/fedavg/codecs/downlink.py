@@ -62,8 +62,8 @@ class Downlink:
     def send(
         self, slots: Slots, before: Tensor, after: Tensor, cohort: Sequence[int], round: int
     ) -> tuple[Tensor, Slots]:
-        """The step from `before`, which `cohort` had, to `after`, as it is sent: returns the resulting weights, and what
-        is kept."""
+        """The step from `before`, which `cohort` had, to `after`, as it is sent: returns the resulting weights, and
+        what is kept."""
         change = after - before
         if self.codec.keeps_residual:
             change += slots[RESIDUAL]
