@@ -23,7 +23,7 @@ Accountant = Literal["rdp", "pld"]
 MOST_NOISE: Final = 1e4
 NOISE_DECIMALS: Final = 4
 MOST_ROUNDS: Final = 10**9
-#: In a search, epsilons are clamped to this value and its inverse.
+#: In a search, epsilons are clamped between the inverse of this value and this value.
 MOST_COST: Final = 1e300
 
 

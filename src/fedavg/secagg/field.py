@@ -19,7 +19,7 @@ SHARE_BYTES: Final = 33
 #: Keystream bytes per coefficient: 16 more than the prime has, so that the remainder is uniform to within 2^-127.
 _COEFFICIENT_BYTES: Final = 48
 
-#: Steps between reductions modulo the prime: a reduction costs more than growing by 32 bits a step; 8 was fastest.
+#: Steps between reductions modulo the prime: a reduction costs more than growing by 32 bits a step. Chosen by speed.
 _STRIDE: Final = 8
 #: Sets of shares to try before a secret counts as lost: enough for one or a few wrong shares among 100 clients.
 TRIES: Final = 300

@@ -5,8 +5,8 @@ decay 1e-5, mu = 0.01; a CNN with 6 and 16 filters; pixels from 0 to 1; images o
 reflection by 4 pixels, cropped at random and mirrored at random. These are the settings of `baselines/niid_bench`
 (conf/*_base.yaml, models.py, dataset_preparation.py). The figure is the accuracy after the last round. Two things
 differ. Flower tunes mu over 0.001, 0.01, 0.1 and 1; here it is the default of its settings. And its SCAFFOLD applies
-the correction outside momentum, to a step of rate 0.01, so that control variates stand for the sum that momentum
-accumulates (about ten gradients); here the correction is part of the gradient, and control variates are gradients.
+the correction outside momentum, to a step of rate 0.01, and its control variates are the sum that momentum accumulates
+(about ten gradients); here the correction is part of the gradient, and control variates are gradients.
 """
 
 from collections.abc import Sequence

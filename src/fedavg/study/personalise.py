@@ -39,7 +39,7 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Personalised:
-    """The result of fine-tuning for each client. 'Better' refers to `metric`; `skipped` clients had nothing held out.
+    """The result of fine-tuning by client. 'Better' refers to `metric`; `skipped` clients had nothing to judge on.
 
     >>> tuned = Tuned(0, 4, 1, {"accuracy": 0.5}, {"accuracy": 0.75})
     >>> Personalised(9, FineTuning(5, 10, 0.1, 0.2), True, "accuracy", True, (tuned,), 0).gains.tolist()

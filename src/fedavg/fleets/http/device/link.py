@@ -252,7 +252,7 @@ class Link:
             highest = reply.headers.get(COUNTER, "")
             seen = int(highest) if highest.isdecimal() and len(highest) < 20 else 0
             self.signer.resync(problem.epoch or self.signer.epoch, seen)
-            # Epoch and counter may both be out of date, so sign again a few times, but not for ever.
+            # Epoch and counter may both be out of date: sign again twice at once, then only after a pause.
             return 0.0 if signed_again < 2 else pause
         if reply.status in (429, 503):
             return max(pause, _retry_after(reply))

@@ -1,4 +1,4 @@
-"""The last changes of a model as they travel: each frame of the downlink after its length, oldest first.
+"""The last changes of a model as they are sent: each frame of the downlink after its length, oldest first.
 
     (u32 LE length of the frame | frame) ...
 
