@@ -183,7 +183,7 @@ def lying(plan: Plan, numbers: int) -> Iterator[Liar]:
     liar = Liar(plan, numbers)
     with ThreadingHTTPServer(("127.0.0.1", 0), _handler(liar)) as server:
         server.daemon_threads = True
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # devices are killed mid-request
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # devices are killed in mid-request
         liar.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
