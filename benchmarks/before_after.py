@@ -1,4 +1,4 @@
-"""The CPU time of a round by two versions of the package, in turn, on whatever machine this is.
+"""The CPU time of a round with two versions of the package, in turn, on any machine.
 
     git worktree add --detach ../before COMMIT
     python benchmarks/before_after.py ../before/src src --repeats 3 --out before_after.json [--only W1 --only kept ...]
@@ -6,8 +6,8 @@
 W1 to W4 are those of the speed page. In the others clients keep as much as a model, and the run is recorded: SCAFFOLD
 with the 2NN (kept), and ByzFL's setting, whose server also gets single updates (single), with one worker.
 
-CPU time of the server's process and its workers, not the clock on the wall: it can be compared on a machine that has
-other work to do. Turns alternate between the versions, and only ratios within a run mean anything.
+It measures the CPU time of the server's process and its workers, not wall time, so that versions can be compared on a
+busy machine. Turns alternate between the versions, and only ratios within a run mean anything.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WORKERS = 2
 
 
 def plan_of(workload: str):
-    """Written for both versions: only options that are as old as the older one."""
+    """Must work with both versions: only options that the older one has."""
     from dataclasses import replace
 
     from fedavg import Plan
@@ -68,7 +68,7 @@ def characters():
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and of those that it started, from /proc."""
+    """User and system time of a process and its children, from /proc."""
     own = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
     tasks = Path(f"/proc/{pid}/task").iterdir()
     children = {child for task in tasks for child in (task / "children").read_text().split()}
@@ -76,7 +76,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def turn(workload: str) -> None:
-    """In a process of its own: CPU seconds of a round."""
+    """Runs in its own process: CPU seconds of a round."""
     import fedavg
 
     spent: dict[int, float] = {}

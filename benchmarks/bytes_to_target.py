@@ -1,7 +1,7 @@
 """How many bytes each codec takes to 97 % on MNIST with the 2NN (C=0.1, E=1, B=10), IID and shards.
 
-Every run becomes a small JSON record; what has a record is not run again, and what was stopped goes on. The table and
-the figure are made from the records alone, whatever of them there is.
+Every run becomes a small JSON record; runs with a record are not repeated, and stopped runs are resumed. The table and
+the figure are made from whatever records there are.
 
     python benchmarks/bytes_to_target.py [--partitions iid,shards] [--codecs NAME,...] [--rates 0.215,...] [--draw-only]
 """
@@ -24,18 +24,18 @@ from fedavg.runlog.rundir import RunDir
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS = DOCS / "results/codecs"
 FIGURES = DOCS / "results/figures"
-#: Where runs lie until they are finished.
+#: Where runs are stored until they are finished.
 RUNS = Path("runs/codecs")
-#: The page that shows the table, and what stands around it there.
+#: The page that shows the table, and the markers around it there.
 PAGE = DOCS / "communication.md"
 BEGIN, END = "<!-- made by benchmarks/bytes_to_target.py -->", "<!-- end -->"
 TARGET = 0.97
-#: Clients of a round; they send side by side, at so many bytes a second (the paper's §1: 1 MB/s or less).
+#: Clients of a round; they send in parallel, at this many bytes per second (the paper's §1: 1 MB/s or less).
 CLIENTS = 10
 UPLINK = 1e6
 #: The best rate of plain FedAvg first, then those beside it.
 RATES = {"iid": (0.215, 0.1, 0.464), "shards": (0.215, 0.1)}
-#: Rounds at the most; plain FedAvg takes about 40 and 230.
+#: The most rounds; plain FedAvg takes about 40 and 230.
 CAPS = {"iid": 1500, "shards": 1500}
 HEADS = ("up", "down", "MB up", "fewer", "s to send", "MB down", "fewer", "rounds", "eta", "rates")
 #: Uplink and downlink codecs, the baseline first.
@@ -100,7 +100,7 @@ def plan_of(partition: str, codec: str, downlink: str, lr: float) -> Plan:
 
 
 def execute(partition: str, codec: str, downlink: str, lr: float, directory: Path) -> Record:
-    """Start a run, or go on with one that was stopped."""
+    """Start a run, or resume one that was stopped."""
     plan = plan_of(partition, codec, downlink, lr)
     diverged = False
     try:
@@ -144,7 +144,7 @@ def wanted(options: argparse.Namespace) -> Iterator[tuple[str, str, str, float]]
 
 
 def best_of(runs: list[Record], partition: str, pair: tuple[str, str]) -> Record | None:
-    """The rate that takes the fewest bytes up to the target; where none gets there, the one that comes nearest."""
+    """The rate with the fewest bytes to the target; if none reaches it, the one that comes closest."""
     own = [run for run in runs if (run.partition, run.codec, run.downlink) == (partition, *pair)]
     reached = [run for run in own if run.reached]
     if reached:

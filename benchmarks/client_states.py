@@ -2,9 +2,9 @@
 
 A tenth of the clients takes part in each round, so that after 15 rounds four of five have a control variate. Both runs
 are repeated in turn, and times are medians. `cpu_s` is the user and system time of all processes of a run, which a busy
-machine changes less than `wall_s`; only ratios mean something. `load` is how many processes wanted a core, of which a
-run's own are three. A client has 20 examples and trains on them four steps, so that little hides what it costs to keep
-something. The record is written after each repetition.
+machine changes less than `wall_s`; only ratios are meaningful. `load` is how many processes wanted a core, including
+the run's own three. A client has 20 examples and trains for four steps, so that little hides the cost of keeping state.
+The record is written after each repetition.
 
     python benchmarks/client_states.py [--clients 100000] [--rounds 15] [--repeats 3] [--out FILE]
 """
@@ -88,7 +88,7 @@ def cost(plan: Plan) -> Cost:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of its workers that have ended."""
+    """CPU seconds of this process and of its workers that have ended."""
     uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(use.ru_utime + use.ru_stime for use in uses)
 
@@ -108,7 +108,7 @@ def medians(measured: list[Cost]) -> dict[str, float]:
 
 
 def cpu_ratios(costs: dict[str, list[Cost]]) -> list[float]:
-    """Of each repetition."""
+    """The ratio of each repetition."""
     return [round(b.cpu_s / a.cpu_s, 2) for a, b in zip(costs["fedavg"], costs["scaffold"], strict=True)]
 
 

@@ -50,7 +50,7 @@ def measure(codec: Codec, vector: Tensor, repeats: int) -> dict[str, float]:
         codec.decode(frame, len(vector))
         encoding.append(middle - start)
         decoding.append(thread_time() - middle)
-    encode_ms, decode_ms = (1000 * median(times[2:]) for times in (encoding, decoding))  # the first warm up
+    encode_ms, decode_ms = (1000 * median(times[2:]) for times in (encoding, decoding))  # the first two are warm-up
     return {
         "encode_ms": round(encode_ms, 2),
         "decode_ms": round(decode_ms, 2),

@@ -1,8 +1,8 @@
 """Local epochs with corrections and other optimisers, beside FedAvg's: the 2NN at B = 10, one client of 600 examples.
 
 Each repetition runs all of them once, in turn, on one thread. Times are the process's own CPU time, so that a busy
-machine does little harm; medians, and only their ratios to FedAvg's mean something. The fast path, unless another is
-asked for.
+machine matters little; they are medians, and only their ratios to FedAvg's are meaningful. It measures the fast path
+unless told otherwise.
 
     python benchmarks/corrections.py [--repeats 60] [--engine graph] [--out docs/results/corrections.json]
 """

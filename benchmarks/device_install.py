@@ -2,8 +2,9 @@
 
 python benchmarks/device_install.py docs/results/device_install.json
 
-The environment is made by pip with constraints.txt, without the copy of MNIST. The device is `fedavg join` in it, alone
-at a server of this interpreter, with 600 examples of MNIST and the 2NN; its memory is read when a round is committed.
+The environment is made by pip with constraints.txt, without the copy of MNIST. The device is `fedavg join` in it, the
+only client of a server run by this interpreter, with 600 examples of MNIST and the 2NN; its memory is read when a round
+is committed.
 """
 
 import json
@@ -51,7 +52,7 @@ def _installed(environment: Path) -> Path:
 
 
 def _sizes(environment: Path) -> dict[str, object]:
-    """Megabytes as they lie on the disk, in all and of the largest packages."""
+    """Megabytes on disk, in total and of the largest packages."""
     packages = next(environment.glob("lib/python*/site-packages"))
     by_name = {each.name: _megabytes(each) for each in packages.iterdir() if each.is_dir()}
     whole, torch = _megabytes(environment), sum(by_name.get(name, 0.0) for name in OF_TORCH)
@@ -98,7 +99,7 @@ def _of_a_device(place: Path, scripts: Path) -> dict[str, object]:
 
 
 def _memory(pid: int) -> dict[str, object]:
-    """VmRSS, and its part that is the process's own (the rest are pages of files, which others may share)."""
+    """VmRSS, and its private part (the rest are pages of files, which other processes may share)."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     kilobytes = {name: int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM", "RssAnon")}
     return {

@@ -1,10 +1,10 @@
-"""What `--dry-run` predicts of the benchmark's workloads, beside what they really take.
+"""What `--dry-run` predicts for the benchmark's workloads, beside what they really take.
 
-Each workload is predicted in a process of its own, then run for as many rounds as the benchmark times. Two times are
+Each workload is predicted in its own process, then run for as many rounds as the benchmark times. Two times are
 compared: by the clock, and the time on all cores divided by the workers, which other work on the machine changes less;
 on an idle machine they are the same. Memory is the peak of the process tree, as `benchmarks/memory.py` counts it.
-`ratio` is predicted over measured. The record is written after each workload; rows of workloads that are not asked for
-stay in it. Into docs/results it is written together with the table of docs/performance.md. `--held-out` takes plans
+`ratio` is predicted over measured. The record is written after each workload; rows of workloads that are not requested
+stay in it. If it is written to docs/results, the table of docs/performance.md is updated too. `--held-out` takes plans
 that the model was never fitted to (held_out.py) in place of the workloads.
 
     python benchmarks/estimates.py [W1 W2 ...] [--workers 2] [--out docs/results/estimates.json]
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def chosen(asked: list[str], held: bool) -> list[str]:
-    """The whole names of those that are asked for; all of their kind if none is."""
+    """The full names of the requested ones; all of their kind if none is requested."""
     known = list(held_out.PLANS if held else ROUNDS)
     return [name for name in known if name.partition(":")[0] in asked] if asked else known
 
@@ -80,7 +80,7 @@ def run(plan: Plan) -> dict[str, list[float]]:
     return {"seconds": [each.seconds for each in rounds], "cpu_seconds": [each.cpu_seconds for each in rounds]}
 
 
-#: What a process of its own does for a plan.
+#: What a separate process does for a plan.
 CHILDREN: dict[str, Callable[[Plan], dict[str, Any]]] = {"predict": derive, "run": run}
 
 
@@ -124,7 +124,7 @@ def answer(command: list[str]) -> tuple[dict[str, Any], float]:
 
 
 class Watch(Thread):
-    """Looks at the memory of a process tree, not so often that it slows what it looks at."""
+    """Samples the memory of a process tree, rarely enough not to slow it down."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)

@@ -4,9 +4,9 @@ usage: python benchmarks/fleet_load.py updates [--clients 2000] [--cohort 500] [
        python benchmarks/fleet_load.py held [--polls 10000] [--clients 1000]
        python benchmarks/fleet_load.py loris [--connections 1000]
 
-The server is a process of its own, and so is the one that measures how long an honest client waits; the light clients
+The server has its own process, and so does the client that measures how long an honest client waits; the light clients
 share a third. Each run is added to docs/results/fleet_load.json, from which the tables of docs/fleet-load.md are made,
-or, with --json, only printed. One machine carries both sides: the clients take from the server what they use of it.
+or, with --json, only printed. Both sides share one machine: whatever the clients use, the server lacks.
 """
 
 import argparse
@@ -37,14 +37,14 @@ T = TypeVar("T")
 
 TASK = "mnist-2nn"
 P = 199_210
-#: Clients that come from one address: the server lets an address enrol no more at once.
+#: Clients per address: the server lets an address enrol no more at once.
 PER_ADDRESS = 400
 HELD_S = 25.0
-#: What the server asks of those who are told to come back.
+#: How long the server tells clients to wait before they come back.
 RETRY_S = 2.0
-#: Slow connections that are opened in a second: all at once would be another attack, a flood.
+#: Slow connections opened per second: all at once would be another attack, a flood.
 SLOW_PER_S = 250
-#: What follows in the page is not made from the record, and stays.
+#: The rest of the page after this is not made from the record, and stays.
 BY_HAND = "## What bounds it\n"
 SAMPLE_S = 0.25
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -54,7 +54,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Process:
-    """What the system says of a process."""
+    """What the system says about a process."""
 
     def __init__(self, pid: int) -> None:
         self._proc = Path(f"/proc/{pid}")
@@ -79,7 +79,7 @@ class Running:
 
 @contextmanager
 def serving(clients: int, cohort: int, rounds: int, tls: bool = False, more: tuple[str, ...] = ()) -> Iterator[Running]:
-    """A `fedavg serve` process for this plan, ended at the end."""
+    """A `fedavg serve` process for this plan, stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="fleet-load-") as name:
         directory = Path(name)
         secured, context = _tls_options(directory) if tls else (("--insecure",), None)
@@ -131,7 +131,7 @@ def server_wait(server: "subprocess.Popen[bytes]") -> None:
 
 
 async def enrolled(server: Server, count: int) -> list[LightClient]:
-    """So many clients, enrolled over the network, each with a key and a connection of its own."""
+    """`count` clients, enrolled over the network, each with its own key and connection."""
     first = LightClient(server, _address(0))
     epoch = (await first.enrol())["epoch"]
     clients = [first, *(LightClient(server, _address(i), epoch) for i in range(1, count))]
@@ -257,7 +257,7 @@ def cores(samples: list[Sample]) -> dict[str, float]:
 
 
 class Probe:
-    """An honest client in a process of its own: how long polls that are answered at once, and pings, take."""
+    """An honest client in its own process: how long immediate polls and pings take."""
 
     def __init__(self, server: Running, tls: bool) -> None:
         ca = server.directory / "certificates" / "ca.pem"
@@ -296,7 +296,7 @@ async def probe(port: int, token: str, ca: str | None) -> None:
         await wire.send(b"GET /healthz HTTP/1.1\r\nHost: fleet\r\n\r\n")
 
     async def forever(i: int, client: LightClient) -> None:
-        await asyncio.sleep(0.2 * i / len(clients))  # not in step: one stall should not count for all
+        await asyncio.sleep(0.2 * i / len(clients))  # staggered: one stall should not count for all
         while True:
             await timed("poll", lambda: client.poll(body))
             await asyncio.sleep(0.1)
@@ -323,7 +323,7 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
 
 
 def between(samples: list[tuple[float, float]], first: float, last: float) -> dict[str, float]:
-    """The distribution of what began in a stretch of time."""
+    """The distribution of requests that began within a period."""
     return milliseconds([took for began, took in samples if first <= began <= last])
 
 
@@ -367,7 +367,7 @@ async def updates(clients: int, cohort: int, rounds: int, tls: bool = False) -> 
 
 
 async def held(polls: int, clients: int, seconds: float = 10.0, tls: bool = False) -> dict[str, Any]:
-    """So many polls are held open, each on a connection of its own, some for each client; the run never begins."""
+    """`polls` polls are held open, each on its own connection, some for each client; the run never begins."""
     with serving(clients, 1, 1, tls, ("--min-clients", str(clients + 1))) as server:
         idle_rss = server.process.rss_mb()
         lot = await enrolled(server.at, clients)
@@ -376,7 +376,7 @@ async def held(polls: int, clients: int, seconds: float = 10.0, tls: bool = Fals
         lot += [client.on_another_connection() for client in lot for _ in range(polls // clients - 1)]
         turns = asyncio.Semaphore(64)
         waiting = [asyncio.create_task(_poll_again_and_again(client, turns)) for client in lot]
-        await until_held(lot[0], polls * 98 // 100)  # the others are between two polls
+        await until_held(lot[0], polls * 98 // 100)  # the rest are between two polls
         began = perf_counter()
         async with Watch(server.process) as watch:
             await asyncio.sleep(seconds)
@@ -398,7 +398,7 @@ async def held(polls: int, clients: int, seconds: float = 10.0, tls: bool = Fals
 
 
 async def _poll_again_and_again(client: LightClient, turns: asyncio.Semaphore) -> None:
-    async with turns:  # connect a few at a time: a connection that says nothing for seconds is cut
+    async with turns:  # connect a few at a time: a connection that is silent for seconds is cut
         await client.connect()
     while True:
         answer = await client.poll(poll_body(60.0, client.taken))
@@ -547,7 +547,7 @@ def report(record: dict[str, Any]) -> str:
 
 
 def _alike(runs: list[dict[str, Any]], *names: str) -> list[list[dict[str, Any]]]:
-    """Runs of the same settings together."""
+    """Runs grouped by the same settings."""
     groups: dict[tuple[object, ...], list[dict[str, Any]]] = {}
     for one in runs:
         groups.setdefault(tuple(one[name] for name in names), []).append(one)

@@ -1,4 +1,4 @@
-"""Frozen weights are in memory once per machine: what all processes of a run have together, by their number.
+"""Frozen weights are in memory once per machine: the total memory of all processes of a run, by their number.
 
 python benchmarks/frozen_memory.py docs/results/frozen_memory.json
 
@@ -35,7 +35,7 @@ class Wide(nn.Module):
 
 def total_mb(mb: int, workers: int, method: str) -> float:
     """PSS of the server and its workers in the last round."""
-    gc.collect()  # of the run before: its module is in cycles
+    gc.collect()  # garbage of the previous run: its module is in cycles
     trim()
     rng = np.random.default_rng(0)
     data = fedavg.from_arrays(rng.normal(size=(80, 8)).astype("f4"), rng.integers(0, 3, 80), "iid", clients=8)

@@ -10,7 +10,7 @@ from torch import nn
 from fedavg import Plan, Task
 from fedavg.bench.workloads import between, language, mnist, sequences, split, unlike_sizes
 
-#: Rounds that are run of each: some that are cold, and enough for a median after them.
+#: Rounds run of each: a few for warm-up, and enough for a median after them.
 ROUNDS = 12
 #: Words of X6, and how many of them are in a sequence.
 WORDS, UNROLL = 10_000, 10

@@ -1,8 +1,8 @@
 """Which instructions of a workload's native step take the time.
 
 Each instruction of the step on a full batch runs alone, many times in one call, on what a whole step left in memory;
-the least of some measurements by CPU time counts. What an instruction finds in the cache in a whole step is not the
-same, so the sum is only near to the whole.
+the shortest of several CPU times counts. In a whole step an instruction finds other data in the cache, so the sum only
+approximates the whole.
 
     python benchmarks/instructions.py [--workload W5] [--repeats 7] [--out docs/results/instructions.json]
 """
@@ -27,7 +27,7 @@ from fedavg.engine.threads import one_thread
 from fedavg.engine.writer import INSTRUCTIONS
 from fedavg.setup import simulation
 
-#: A measurement takes about so long.
+#: The approximate duration of a measurement.
 LONG_S = 0.003
 
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 class Watched:
-    """The library of kernels; what an epoch is called with is looked at before it runs."""
+    """The library of kernels; it passes the arguments of an epoch's call to `look` before it runs."""
 
     def __init__(self, library: Any, look: Callable[[Any, tuple[Any, ...]], None]) -> None:
         self._library, self._look = library, look
@@ -85,7 +85,7 @@ def measured(workload: str, repeats: int) -> tuple[dict[str, float], float]:
 
 
 def seconds(library: Any, arguments: tuple[Any, ...], words: np.ndarray, count: int) -> float:
-    """Of some instructions, so many times on the first batch."""
+    """Seconds of some instructions, `count` times on the first batch."""
     _, _, arrays, scalars, _, inputs, _, *loss = arguments
     moves = np.zeros(inputs.value, np.int64)
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (words, moves)]

@@ -1,6 +1,6 @@
 """The paper's two convolutional models with the engine's kernels in C, beside PyTorch's.
 
-Each repetition runs both, in turn, on one thread; times are medians, and only their ratios mean something: of the
+Each repetition runs both, in turn, on one thread; times are medians, and only their ratios are meaningful: of the
 second convolution alone, forward and backward, of MNIST's first one with its pooling and of its large layer with its
 step of SGD, and of a whole training step and an evaluation. Needs a C compiler.
 
@@ -49,7 +49,7 @@ def main() -> None:
         options.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
 
 
-#: What is timed, and how PyTorch and we do it.
+#: What is timed, and the two ways to do it: PyTorch's and ours.
 Contest = tuple[str, Run, Run]
 
 
@@ -140,7 +140,7 @@ def evaluation(model: str) -> Contest:
 
 
 def trainers(model: str, examples: Examples) -> tuple[Trainer, Trainer]:
-    """One that has PyTorch's convolutions, and one that has ours."""
+    """A trainer with PyTorch's convolutions, and one with ours."""
     slow, fast = Trainer(TASKS[model], 0), Trainer(TASKS[model], 0)
     with no_compiler():
         slow.choose_engine("graph", examples)

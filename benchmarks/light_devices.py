@@ -1,6 +1,6 @@
-"""Light clients: they speak the protocol of the fleet in full, sign every request, and do no work between requests.
+"""Light clients: they speak the full protocol of the fleet, sign every request, and do no work between requests.
 
-Thousands of them fit into one event loop, so that what is measured is the server.
+Thousands of them fit into one event loop, so that the server is what is measured.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ EXAMPLES = 30
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server is, and how to get in."""
+    """Where the server is, and how to join it."""
 
     host: str
     port: int
@@ -57,7 +57,7 @@ class ConnectionCut(Exception):
 
 
 class Wire(asyncio.Protocol):
-    """One HTTP/1.1 connection, one request at a time; knows only answers that say their length, as the server's do."""
+    """One HTTP/1.1 connection, one request at a time; reads only answers with a length, as the server's have."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -103,7 +103,7 @@ class Wire(asyncio.Protocol):
 
 
 class LightClient:
-    """One enrolled client on one connection that is kept; `source` is the loopback address that it comes from."""
+    """One enrolled client on one persistent connection; `source` is its loopback address."""
 
     def __init__(self, server: Server, source: str | None = None, epoch: str = "none-yet") -> None:
         self.server, self._source = server, source
@@ -114,7 +114,7 @@ class LightClient:
         self.taken: Taken | None = None
 
     def on_another_connection(self) -> "LightClient":
-        """The same client once more."""
+        """The same client on a second connection."""
         other = LightClient(self.server, self._source)
         other._key, other._signer, other.taken = self._key, self._signer, self.taken
         return other
@@ -174,7 +174,7 @@ class LightClient:
 
 
 def poll_body(wait_s: float, taken: Taken | None, eligible: bool = True) -> Body:
-    """The body of a poll; a client that is not eligible is answered alike, but never drawn."""
+    """The body of a poll; a client that is not eligible gets the same answers, but is never drawn."""
     eligibility = Eligibility(charging=eligible, unmetered=True, idle=True)
     request = PollRequest(eligible=eligibility, examples=EXAMPLES, holding=None, run=taken, wait_s=wait_s)
     return Body.of(dump(request))

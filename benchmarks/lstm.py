@@ -1,7 +1,7 @@
 """Forward and backward of two LSTM layers (8 -> 256 -> 256, B=10, T=80): ours beside torch.nn.LSTM and the products.
 
 Prints one JSON document. Each repetition runs all contestants once, in turn, on one thread; times are medians, and
-only their ratios mean something. `FEDAVG_NATIVE=0` measures the loop that runs without a C compiler.
+only their ratios are meaningful. `FEDAVG_NATIVE=0` measures the loop that runs without a C compiler.
 
     python benchmarks/lstm.py [--repeats 20]
 """

@@ -1,12 +1,11 @@
 """The memory of a run: W1 by its process tree for each number of workers and way to start them, and long runs.
 
-What counts is the tree's share (PSS) as it would be if nothing else ran: anonymous and shared memory by the shares of
-the processes, and of each file that is mapped (PyTorch's libraries) as much as the process that has most of it. So
-other Python processes on the machine, which share those pages, do not make the figure smaller. The peak is sampled
-through the whole run, from the start on. With more and more clients of 1 to 5 examples, of which 1,000 train in each of
-five rounds, it should stay as it is: all of them have their examples from the same 60,000. A long run is a tiny model
-in many rounds, as events and recorded in a run directory; its memory is looked at after a tenth of the rounds and at
-the end.
+The measure is the tree's share (PSS) as it would be if nothing else ran: anonymous and shared memory by the shares of
+the processes, and each mapped file (PyTorch's libraries) once, as resident in the process that has most of it. So other
+Python processes on the machine, which share those pages, do not make the figure smaller. The peak is sampled through
+the whole run, from its start. With growing numbers of clients of 1 to 5 examples, of which 1,000 train in each of five
+rounds, it should stay the same: all of their examples come from the same 60,000. A long run is a tiny model in many
+rounds, as events and recorded in a run directory; its memory is read after a tenth of the rounds and at the end.
 
     python benchmarks/memory.py [--rounds 5000] [--out docs/results/memory.json]
 """
@@ -47,7 +46,7 @@ def main() -> None:
 
 
 def used(pid: int) -> MemoryShare:
-    """By a process and all below it."""
+    """The memory of a process and all its descendants."""
     return share_of(tree(pid)) or MemoryShare(0.0, 0.0, 0.0)
 
 
@@ -109,12 +108,12 @@ if __name__ == "__main__":
 
 
 def of_workload(workload: str, method: str, workers: int) -> dict[str, float]:
-    """The peak while it starts and trains, and what it has after ten rounds."""
+    """The peak while it starts and trains, and the memory after ten rounds."""
     return of_script(TRAINS, workload, method, str(workers))
 
 
 def of_script(text: str, *arguments: str) -> dict[str, float]:
-    """The peak of a run until it says that it is warm, and what it has then."""
+    """The peak of a run until it reports that it is warm, and its memory then."""
     with TemporaryDirectory() as folder:
         script = Path(folder) / "trains.py"
         script.write_text(text)
@@ -167,9 +166,9 @@ if __name__ == "__main__":
 
 
 def grown(rounds: int, *, recorded: bool, width: int = 16) -> dict[str, Any]:
-    """Memory of their own of the server and of both workers after a tenth of the rounds, and at the end.
+    """Private memory of the server and of both workers after a tenth of the rounds, and at the end.
 
-    The model has 12 numbers for each unit of its width. A run that is recorded keeps its rows, for its result.
+    The model has 12 numbers for each unit of its width. A recorded run keeps its rows, for its result.
     """
     with TemporaryDirectory() as folder:
         script = Path(folder) / "long.py"

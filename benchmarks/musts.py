@@ -1,4 +1,4 @@
-"""What the engine must reach, as data, and whether it does: each a figure of the records and a limit."""
+"""The requirements of the engine as data, and whether they are met: each a figure of the records and a limit."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -10,7 +10,7 @@ PEERS = ("fedjax", "pfl", "flwr")
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that a turn has: of a workload, by whom, and which."""
+    """A number of a turn: its workload, who was measured, and which quantity."""
 
     workload: str
     run: str = "fedavg"
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Must:
-    """A figure, or a figure over another one of the same turn; the median over the turns is held against the limit."""
+    """A figure, or its ratio to another one of the same turn; the median over the turns is compared with the limit."""
 
     what: str
     above: Figure
@@ -36,7 +36,7 @@ class Must:
     unit: str = " x"
 
     def measured(self, turns: Turns) -> float | None:
-        """None where nobody has measured it."""
+        """None if it was not measured."""
         numbers = sorted({found["turn"] for several in turns.values() for found in several})
         values = [value for value in (self._in_turn(turn, turns) for turn in numbers) if value is not None]
         return median(values) if values else None

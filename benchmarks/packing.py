@@ -1,6 +1,6 @@
 """The character LSTM on real clients with two lines in a row, beside one padded line in a row.
 
-Each repetition runs both, in turn, on one thread; times are medians, and only their ratios mean something: of a local
+Each repetition runs both, in turn, on one thread; times are medians, and only their ratios are meaningful: of a local
 epoch on five clients, and of an evaluation on their data. Needs the plays in FEDAVG_DATA.
 
     python benchmarks/packing.py [--repeats 5] [--out docs/results/packing.json]

@@ -4,15 +4,15 @@ machine; writes a record, a page made from it, and the rows of the README and of
     benchmarks/peer_scripts/install DIR
     python benchmarks/peers.py --peers DIR [--turns 3] [--workloads W1,W3] [--rounds N] [--out docs/results]
 
-DIR holds the other frameworks' environments; without it none is run. In each turn every workload is measured once: the
-floor, our run, plain PyTorch in two processes, and the frameworks, all on the same clients; on W1 also our run by
-`spawn`. What is far from its limit and takes long is measured in the first turn alone: Flower, our run without kernels
-in C, and with one worker on W1 and W3. Have the machine idle; three turns then take some 35 minutes. Ratios are taken
-within a turn, then their median.
+DIR holds the other frameworks' environments; without it none of them is run. In each turn every workload is measured
+once: the floor, our run, plain PyTorch in two processes, and the frameworks, all on the same clients; on W1 also our
+run by `spawn`. What is far from its limit and takes long is measured only in the first turn: Flower, our run without
+kernels in C, and with one worker on W1 and W3. The machine should be idle; three turns then take about 35 minutes.
+Ratios are taken within a turn, then their median.
 
-The record is written after each workload of a turn. What the record has of this very code is not run again, so a
-stopped measurement is resumed by the same command; of a workload that is run anew, turns of other code go. `--rounds`
-takes fewer rounds than a steady median needs, to try the command out: with another `--out`.
+The record is written after each workload of a turn. Measurements of exactly this code are not repeated, so the same
+command resumes a stopped measurement; when a workload is run again, its turns by other code are removed. `--rounds` is
+for trying the command out with fewer rounds than a steady median needs: use another `--out`.
 """
 
 import argparse
@@ -46,16 +46,16 @@ sys.path.append(str(HERE / "peer_scripts"))
 import work  # noqa: E402
 
 WORKERS = 2
-#: Workloads on which one worker is timed too, to see that a second one pays.
+#: Workloads on which one worker is timed too, to show that a second one helps.
 SCALED = ("W1", "W3")
 SPAWNED = ("W1",)
-#: Rounds that a framework is given: fewer than ours, which are shorter.
+#: Rounds for a framework: fewer than for ours, whose rounds are shorter.
 PEER_ROUNDS = {"W1": 10, "W2": 10, "W3": 4, "W4": 5, "W5": 14, "W6": 10, "W7": 10, "W8": 10, "W9": 8, "W10": 5}
-#: Rounds before those that count. Where clients are not all alike, some more, for every length of a last batch.
+#: Warm-up rounds. If client sizes differ, a few more, so that every length of a last batch occurs.
 PEER_COLD, PEER_COLD_UNLIKE = 2, 6
 UNLIKE = ("W5", "W6", "W7", "W9")
 LIMIT_S = 120
-#: Frameworks that only the first turn has.
+#: Frameworks that are measured only in the first turn.
 ONCE = ("flwr",)
 
 
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def taken(options: argparse.Namespace, workloads: list[str]) -> list[dict[str, Any]]:
-    """Those that the record has of this code, and the others, measured now."""
+    """The turns: from the record if they are of this code, else measured now."""
     options.out.mkdir(parents=True, exist_ok=True)
     record, code = options.out / "speed.json", digest()
     before: list[dict[str, Any]] = json.loads(record.read_text())["turns"] if record.exists() else []
@@ -111,7 +111,7 @@ def taken(options: argparse.Namespace, workloads: list[str]) -> list[dict[str, A
 
 
 def digest() -> str:
-    """Of all code that is timed."""
+    """The digest of all code that is timed."""
     package = Path(fedavg.__file__).parent
     sources = [path for kind in ("*.py", "*.c", "*.h") for path in package.rglob(kind)]
     sources += (HERE / "peer_scripts").glob("*.py")
@@ -151,7 +151,7 @@ def one(options: argparse.Namespace, workload: str, turn: int) -> dict[str, Any]
 
 
 def write_work(path: Path, workload: str, rounds: int) -> int:
-    """What the peers' scripts are given, and how many numbers are trained."""
+    """Write the input of the peers' scripts; returns how many numbers are trained."""
     plan = plan_of(workload, rounds, WORKERS)
     setup, data = simulation(plan)
     task, trained = setup.task, plan.work(1)

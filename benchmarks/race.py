@@ -1,4 +1,4 @@
-"""Two ways to do the same, timed in turn on this machine: machines are noisy, so only ratios within a turn are kept."""
+"""Times two ways to do the same thing, in turn: machines are noisy, so only ratios within a turn are kept."""
 
 import time
 from collections.abc import Callable

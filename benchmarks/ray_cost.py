@@ -1,16 +1,15 @@
-"""What simulations on Ray cost: beside the local fleet, and by the number of actors.
+"""What simulations on Ray cost: compared with the local fleet, and by the number of actors.
 
     python benchmarks/ray_cost.py beside [--only W1] [--rounds 10] [--repeats 3] [--out FILE]
     python benchmarks/ray_cost.py actors [--counts 2,10,50,200] [--rounds 20] [--out FILE]
 
 `beside`: W1 (2NN, B=10) and W3 (CNN, B=10), ten clients a round, by two workers of the local fleet and by two actors of
-a Ray on this machine. Rounds of both are taken in turn, one here, one there, so that a busy machine slows both; what
-is compared are medians of rounds after the first two. On a machine that is busy with other work, look at the processor
-time instead: of the driver in its rounds and of the workers, and of Ray's own processes, which do some of their work
-by the clock, whoever has its turn.
+a Ray on this machine. Rounds of both alternate, so that a busy machine slows both; medians of the rounds after the
+first two are compared. On a busy machine, compare the processor time instead: of the driver in its rounds, of the
+workers, and of Ray's own processes, some of which work periodically, whichever fleet is running.
 
-`actors`: actors that do nothing with their jobs and answer at once, so that what is left is the driver's own work: its
-processor time, and calls, for a round of ten clients per actor, with weights and sums of the 2NN's size.
+`actors`: actors that answer at once without doing their jobs, so that only the driver's own work is left: its processor
+time and calls for a round of ten clients per actor, with weights and sums of the 2NN's size.
 """
 
 import argparse
@@ -39,7 +38,7 @@ WORKLOADS = {"W1": "mnist-2nn", "W3": "mnist-cnn"}
 #: Numbers of the 2NN's update.
 SIZE = 199_210
 CLIENTS_PER_ACTOR = 10
-#: Ray's own processes, which are no workers.
+#: Ray's own processes, which are not workers.
 OTHERS = "Ray's own"
 
 
@@ -95,7 +94,7 @@ def beside(task: str, rounds: int, repeats: int) -> dict[str, Any]:
 
 
 def processor_s(workers: dict[str, list[int]]) -> dict[str, float]:
-    """Processor seconds so far of the workers of each fleet, and of the other processes that this one has started."""
+    """Processor seconds so far of the workers of each fleet, and of the other processes started here."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -118,7 +117,7 @@ FACTS = Facts("", "", "", "", "", "")
 
 
 class IdleJob(TrainJob):
-    """Is sent as the number of its client."""
+    """A job that is sent as just the number of its client."""
 
     def __reduce__(self) -> Any:
         return int, (self.client,)
@@ -138,7 +137,7 @@ def report(numbers: list[int]) -> StationReport:
 
 
 class Here:
-    """This module, as one finds it where an answer is read."""
+    """This module, as found by the process that reads an answer."""
 
     def __reduce__(self) -> Any:
         return import_module, ("__main__",)
@@ -153,7 +152,7 @@ class Function:
 
 
 class Answer:
-    """What `name` of this module makes of the argument, where it is read: so an idle actor needs no PyTorch."""
+    """Becomes the result of this module's `name` on the argument when it is read: so an idle actor needs no PyTorch."""
 
     def __init__(self, name: str, argument: Any) -> None:
         self.name, self.argument = name, argument

@@ -1,10 +1,9 @@
-"""Seconds of one core, and memory beyond the updates, for each reducer on a cohort of the MNIST CNN's updates.
+"""Seconds on one core, and memory beyond the updates, for each reducer on a cohort of the MNIST CNN's updates.
 
     python benchmarks/reducers.py [--clients 100] [--size 1663370] [--json docs/results/robust_speed.json]
 
-CPU time, so that other work on the machine counts little. Memory is the growth of the peak of resident memory while a
-rule is at work, over the bytes of the updates; each rule runs in a process of its own, forked when the updates
-are there.
+Times are CPU times, so that other work on the machine matters little. Memory is the growth of the peak resident memory
+while a rule runs, over the bytes of the updates; each rule runs in its own process, forked once the updates are there.
 """
 
 import argparse
@@ -36,7 +35,7 @@ def peak_bytes() -> int:
 
 def measure(pipe: Connection, updates: list[np.ndarray], reducer: str, pre: list[str]) -> None:
     rng = np.random.default_rng(0)
-    for update in updates:  # pages that are only inherited are not resident until they are read
+    for update in updates:  # inherited pages are not resident until they are read
         update.sum()
     before, began = peak_bytes(), process_time()
     make_defence(reducer, pre).reduce(Rows.of(updates), rng)

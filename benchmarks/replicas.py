@@ -1,10 +1,10 @@
-"""CPU seconds per accepted update of a server that is alone, and of 1, 2 and 3 replicas that share a PostgreSQL.
+"""CPU seconds per accepted update of a single server, and of 1, 2 and 3 replicas that share a PostgreSQL.
 
 usage: python benchmarks/replicas.py [--clients 200] [--cohort 100] [--rounds 6] [--json]
 
 Each is driven by the light clients of fleet_load.py, whose updates are those of the 2NN (0.8 MB), spread over the
-replicas. What counts is processor time, of the servers and of PostgreSQL apart, from the first committed round to the
-end: the wall clock says little where clients, servers and the database share two cores. The result is added to
+replicas. It measures processor time, of the servers and of PostgreSQL separately, from the first committed round to the
+end: wall time says little when clients, servers and the database share two cores. The result is added to
 docs/results/replicas.json, or, with --json, only printed.
 """
 
@@ -44,7 +44,7 @@ def postgresql() -> Iterator[Any]:
 
 
 class Postmaster:
-    """The processor time of PostgreSQL: of the processes that live, and of those that have ended."""
+    """The processor time of PostgreSQL: of its live processes, and of those that have ended."""
 
     def __init__(self, server: Any) -> None:
         self._pid = int((Path(server.pgdata) / "postmaster.pid").read_text().split()[0])
@@ -69,7 +69,7 @@ class Running:
 
 @contextmanager
 def serving(count: int, database: str | None, replica: bool, plan: Sequence[str]) -> Iterator[list[Running]]:
-    """So many processes, each a server, or a replica of one."""
+    """`count` processes, each a server, or a replica of one."""
     with tempfile.TemporaryDirectory(prefix="replicas-") as name, ExitStack() as stack:
         running = []
         for number in range(count):

@@ -3,9 +3,10 @@
 usage: python benchmarks/secagg.py [--part complete|sparse|acceptance] [--out docs] [--quick]
 
 Every row is one whole session of real messages in one process: n clients with d parameters, of which 10 % vanish after
-sharing their keys and before sending their input. That is the dearest place to vanish: the server has to rebuild all of
-their masks. CPU seconds are `time.process_time` of a single-threaded process; a client's include encoding its update,
-the server's include decoding the sum. The acceptance case, 100 clients with the paper's CNN, is run three times.
+sharing their keys and before sending their input. That is the most expensive point to vanish: the server has to rebuild
+all of their masks. CPU seconds are `time.process_time` of a single-threaded process; a client's include encoding its
+update, the server's include decoding the sum. The acceptance case, 100 clients with the paper's CNN, is run three
+times.
 """
 
 import argparse
@@ -31,9 +32,9 @@ T = TypeVar("T")
 #: Parameters of the CNN of McMahan et al. 2017, §3.
 CNN = 1_663_370
 DROPPED = 0.1
-#: Colluding and dropping clients that the sparse graph is made for: the dropout that is measured, with some room.
+#: The rates of colluding and dropping clients that the sparse graph is made for: the measured dropout with some margin.
 RATES = (0.05, 0.15)
-#: What is asked of the acceptance case: seconds of a client and of the server, upload over 32-bit plain.
+#: The limits of the acceptance case: seconds of a client and of the server, upload over 32-bit plain.
 LIMITS = {"client_s": 0.5, "server_s": 5.0, "expansion": 1.3}
 #: What is measured: clients, parameters, and the rates of a sparse graph.
 PARTS: dict[str, list[tuple[int, int, tuple[float, float] | None]]] = {
@@ -46,7 +47,7 @@ BEGIN, END = "<!-- costs: made by benchmarks/secagg.py -->", "<!-- end of costs 
 
 @dataclass(frozen=True)
 class Row:
-    """One session. Client figures are medians over those that saw it through; expansion is over 4 d bytes."""
+    """One session. Client figures are medians over those that stayed to the end; expansion is over 4 d bytes."""
 
     graph: str
     n: int

@@ -53,7 +53,7 @@ def write(out: Path, turns: list[dict[str, Any]]) -> None:
 
 
 def refresh(path: Path, turns: list[dict[str, Any]]) -> None:
-    """Puts the record's figures into the rows of a page."""
+    """Put the record's figures into the rows of a page."""
     path.write_text(refreshed(path.read_text(), grouped(turns)))
 
 
@@ -105,7 +105,7 @@ def when_and_where(turns: list[dict[str, Any]]) -> str:
 
 
 def values(turns: list[dict[str, Any]], run: str, field: str) -> list[float]:
-    """In the turns that have it."""
+    """The values of the turns that have the field."""
     found = [turn.get(run, {}).get(field) for turn in turns]
     return [value for value in found if value is not None]
 

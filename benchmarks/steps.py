@@ -1,9 +1,9 @@
-"""The CPU time of one client's work, as a worker of ours does it, beside plain PyTorch and the bare products.
+"""The CPU time of one client's work by one of our workers, beside plain PyTorch and the bare products.
 
-All three run in one process on one thread, in turns. Times are the process's own CPU time, so that a busy machine does
-little harm; medians of ratios within a turn. Ours is a worker's whole job: the weights loaded, the local epochs, the
-update looked at and added to the exact sum. Plain is `loss.backward()` and `torch.optim.SGD` on the same client; the
-products are those of the same steps and nothing else (`floor`), as PyTorch does them. Messages are in none of them.
+All three run in one process on one thread, in turns. Times are the process's own CPU time, so that a busy machine
+matters little; medians of ratios within a turn. Ours is a worker's whole job: loading the weights, the local epochs,
+checking the update and adding it to the exact sum. Plain is `loss.backward()` and `torch.optim.SGD` on the same client;
+the products are only those of the same steps (`floor`), as PyTorch does them. None of them includes messages.
 
     python benchmarks/steps.py [--only W1,W9] [--repeats 15] [--out docs/results/steps.json]
 """
@@ -36,7 +36,7 @@ from fedavg.tasks import Task, lstm_native
 from fedavg.types import Examples
 
 Run = Callable[[], object]
-#: A turn takes at least so long of each, in CPU time: several clients of a small workload.
+#: The least CPU time of each in a turn: several clients of a small workload.
 AT_LEAST_S = 0.1
 
 
@@ -120,7 +120,7 @@ def plain_client(plan: Plan, task: Task, module: torch.nn.Module, examples: Exam
 
 def bare_products(plan: Plan, setup: Setup, data: Any, examples: Examples) -> Run:
     """The products of the client's steps."""
-    with no_kernels():  # those of an LSTM can be seen only in the loop that runs everywhere
+    with no_kernels():  # an LSTM's products are visible only in the loop without kernels
         trainer = Trainer(setup.task, plan.seed)
         trainer.fit(trees.take(examples, slice(0, 10)))
         work = plan.work(1)
@@ -143,7 +143,7 @@ def no_kernels() -> Iterator[None]:
 
 
 def repetitions(run: Run) -> int:
-    """How often in a turn; what is compiled or met first is over then."""
+    """How often to run in a turn; this also does the warm-up."""
     run()
     run()
     return max(1, round(AT_LEAST_S / max(seconds(run, 1), 1e-6)))

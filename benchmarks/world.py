@@ -1,7 +1,7 @@
 """What a simulated world costs. The clock alone: a million clients over a simulated day, 1,000 reports a round, no
-training; each world in a process of its own, so that memory is its own. With training: W1 (2NN, B=10) and W3 (CNN) in a
-world of "always there, all alike" beside the same plan without a world, in turns; `ratio` is CPU time of all processes,
-the median over repetitions of each pair's ratio.
+training; each world in its own process, so that its memory is measured alone. With training: W1 (2NN, B=10) and W3
+(CNN) in a world of "always there, all alike" beside the same plan without a world, in turns; `ratio` is CPU time of all
+processes, the median over repetitions of each pair's ratio.
 
     python benchmarks/world.py [--clients 1000000] [--repeats 5] [--training] [--out FILE]
 """
@@ -76,10 +76,10 @@ def training(name: str, repeats: int) -> dict[str, object]:
     }
     plan = plans[name]
     ratios, models = [], set()
-    cpu_of(plan)  # what is imported and compiled once is nobody's
+    cpu_of(plan)  # warm-up: one-time imports and compilation do not count
     for repeat in range(repeats):
         costs: dict[str | None, float] = {}
-        for world in (None, "always")[:: 1 if repeat % 2 else -1]:  # in turns also within a pair
+        for world in (None, "always")[:: 1 if repeat % 2 else -1]:  # alternate the order within a pair too
             costs[world], model = cpu_of(replace(plan, world=world))
             models.add(model)
         ratios.append(costs["always"] / costs[None])
@@ -96,7 +96,7 @@ def cpu_of(plan: object) -> tuple[float, str]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of its workers that have ended."""
+    """CPU seconds of this process and of its workers that have ended."""
     uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(use.ru_utime + use.ru_stime for use in uses)
 

@@ -1,4 +1,4 @@
-"""The CPU time of a step of the 2NN on 600 examples of which a part of the numbers is not zero, beside none being zero.
+"""The CPU time of a step of the 2NN on 600 examples with only a part of the numbers non-zero, beside all non-zero.
 
 Both run in one process on one thread, in turns; medians of ratios within a turn.
 

@@ -1,5 +1,5 @@
-"""ByzFL's aggregators and attacks, without the rest of it: its package imports torchvision and seaborn, which they do
-not need. Tests that hold ours against theirs are skipped where it is not installed."""
+"""ByzFL's aggregators and attacks only: its package imports torchvision and seaborn, which they do not need. Tests that
+compare ours with theirs are skipped if it is not installed."""
 
 import sys
 from importlib import import_module

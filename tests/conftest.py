@@ -7,8 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# Threads that wait for each other must not take the core that the others need: with several tests at a time there are
-# more of them than cores, also in the processes that tests start. PyTorch reads this when it is imported.
+# Waiting threads must not occupy cores that others need: with several tests at a time there are more threads than
+# cores, also in the processes that tests start. PyTorch reads this when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
@@ -22,14 +22,14 @@ from fedavg.fleets.http.server.logs import StderrLines
 
 TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "benchmarks")]
-sys.path.append(str(TESTS.parent))  # a worker that is started anew imports a test by its name, tests.fleets.test_start
+sys.path.append(str(TESTS.parent))  # a spawned worker imports a test by its name, tests.fleets.test_start
 
-# A busy machine must not fail a test of a law; every run tries other examples.
+# A busy machine must not fail a property test; every run tries other examples.
 settings.register_profile("fedavg", deadline=None, max_examples=50)
 settings.load_profile("fedavg")
 
 
-#: Files whose tests share what is dear to make (a server, a database, a finished run): each stays on one worker.
+#: Files whose tests share something expensive (a server, a database, a finished run): each stays on one worker.
 SHARING = (
     "native/test_wheel.py",
     "http/test_replicas.py",
@@ -42,9 +42,9 @@ SHARING = (
     "http/test_load.py",
     "cli/test_run.py",
 )
-#: What imports peft and transformers, which takes seconds and 200 MB: one worker does.
+#: Tests that import peft and transformers, which takes seconds and 200 MB: only one worker runs them.
 ADAPTING = ("adapters/test_lora.py", "engine/test_structured.py", "[lora.py]", "[adapters.md]")
-#: Pages that show the same commands, which compute for seconds.
+#: Pages that show the same commands, each of which computes for seconds.
 ACCOUNTING = ("[privacy.md]", "[private.md]", "[tutorial.md]", "::test_the_commands_of_the_readme")
 
 
@@ -61,7 +61,7 @@ def scope_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items):
-    """What takes long as a whole comes first, Ray before all, so that no worker ends late."""
+    """The longest groups come first, Ray before all, so that no worker ends late."""
 
     def rank(item):
         scope = scope_of(item.nodeid)
@@ -86,7 +86,7 @@ def pytest_xdist_make_scheduler(config, log):
     return ByScope(config, log)
 
 
-#: Pages that have come since garbage was last looked for: 64 MB.
+#: Collect garbage again after this many new pages of memory: 64 MB.
 GROWN_PAGES = 64 << 20 >> 12
 
 
@@ -110,7 +110,7 @@ class Memory:
 
 
 def build_kernels():
-    """Before there are workers, each of which would build the same."""
+    """Build before the workers start, each of which would build the same."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(native.library, sorted(Path(fedavg.__file__).parent.rglob("*.c"))))
 
@@ -124,13 +124,13 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
-    """As in a worker: tests run side by side, and threads of small products would only wait for each other."""
+    """As in a worker: tests run in parallel, and threads of small products would only wait for each other."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _logging_as_before():
-    """A command called in this process turns the log of its program on; the next test must not find it on."""
+    """A command called in this process turns on its log; the next test must not find it on."""
     root, hooks = logging.getLogger(), (sys.excepthook, threading.excepthook, sys.unraisablehook)
     handlers, level = root.handlers[:], logging.getLogger("fedavg").level
     yield
@@ -141,7 +141,7 @@ def _logging_as_before():
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own with 24 MB; needs the right to mount."""
+    """A separate file system of 24 MB; needs the right to mount."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True)

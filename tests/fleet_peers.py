@@ -1,4 +1,4 @@
-"""A real fleet server for tests, and peers that speak to it byte by byte: honest ones, and ones that are not."""
+"""A real fleet server for tests, and peers that talk to it byte by byte, honest and dishonest ones."""
 
 import json
 import os
@@ -26,11 +26,11 @@ from fedavg.programs.serve import serve
 from toys import toy_data
 
 HOST = "127.0.0.1"
-#: What `toys.small_net` has: 8 * 16 + 16 + 16 * 3 + 3.
+#: The parameters of `toys.small_net`: 8 * 16 + 16 + 16 * 3 + 3.
 NUMBERS = 195
-#: Clients 0, 1 and 2 with 5, 10 and 20 examples: the server itself only ever uses the test set.
+#: Clients 0, 1 and 2 with 5, 10 and 20 examples: the server itself uses only the test set.
 DATA = toy_data((5, 10, 20))
-#: A selection of clients that leaves nothing out; the server takes it only with something said.
+#: A selection with no criterion set; the server accepts it only with at least one.
 EVERYONE = dict.fromkeys(("client", "token", "address", "newer_than_h", "older_than_h"))
 ELIGIBLE = {"charging": True, "unmetered": True, "idle": True}
 
@@ -59,7 +59,7 @@ class Answer:
 
 
 class Wire:
-    """One connection. What is sent is exactly what is given; connects again if the server has hung up."""
+    """One connection. It sends exactly what it is given, and reconnects if the server has hung up."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None, timeout: float = 60.0) -> None:
         self._port, self._tls, self._timeout = port, tls, timeout
@@ -89,7 +89,7 @@ class Wire:
         return self._socket
 
     def send(self, data: bytes) -> None:
-        """Bytes; a server that has hung up already is the reader's concern."""
+        """Send bytes; a server that has already hung up shows when an answer is read."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(data)
 
@@ -155,7 +155,7 @@ def request_bytes(method: str, path: str, body: bytes | None = None, headers: di
 
 
 class Peer(Wire):
-    """A client with a key that does just what a test tells it to."""
+    """A client with a key that does exactly what a test tells it to."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(port, tls)
@@ -191,7 +191,7 @@ class Peer(Wire):
         return self.signer.client
 
     def poll(self, wait_s: float = 0.0) -> Answer:
-        """Asks for work; whatever run is offered is taken up."""
+        """Asks for work, and takes up whatever run is offered."""
         body = {"eligible": ELIGIBLE, "examples": self.examples, "holding": None, "run": self.taken, "wait_s": wait_s}
         answer = self.signed("POST", "/v1/poll", json.dumps(body).encode())
         if answer.status == 200 and answer.json["type"] == "plan":
@@ -248,7 +248,7 @@ class Served:
         return self.admin("POST", "/admin/tokens", wanted).json["token"]
 
     def revoke(self, **selection: object) -> list[int]:
-        """The operator takes clients back; returns which."""
+        """The operator revokes clients; returns which."""
         return self.admin("POST", "/admin/clients/revoke", EVERYONE | selection).json["clients"]
 
     def status(self) -> dict:
@@ -259,7 +259,7 @@ class Served:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
     def peer(self, examples: int = 10, client: int | None = None, token: str | None = None, **changes: object) -> Peer:
-        """A client that is enrolled."""
+        """An enrolled client."""
         peer = Peer(self.port, self.tls)
         answer = peer.enrol(token or self.join_token, examples, client, **changes)
         assert answer.status == 200, answer
@@ -277,7 +277,7 @@ class Served:
 def serving(
     directory: Path, plan: Plan | None = None, speak: ssl.SSLContext | None = None, **options: object
 ) -> Iterator[Served]:
-    """A server in this process on a real socket, stopped by its operator in the end; `speak` is how to talk to it."""
+    """A server in this process on a real socket, stopped by its operator at the end; `speak` is how to talk to it."""
     plan = plan or fleet_plan(rounds=100)
     ready: list[int] = []
     failed: list[BaseException] = []
@@ -290,7 +290,7 @@ def serving(
     def run() -> None:
         try:
             serve(plan, Options(Address(HOST, 0), directory, **options), ready=listening)  # type: ignore[arg-type]
-        except BaseException as error:  # what it ended with is looked at below
+        except BaseException as error:  # checked below
             failed.append(error)
         finally:
             settled.set()
@@ -312,7 +312,7 @@ def serving(
 
 @contextmanager
 def serving_process(directory: Path, plan: Plan, *arguments: str) -> Iterator[Served]:
-    """`fedavg serve` in a process of its own on loopback; what it says is in the file `stderr`."""
+    """`fedavg serve` in its own process on loopback; its output is in the file `stderr`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "served.toml").write_text(plan.to_toml())
     run_dir = directory / "run"
@@ -333,7 +333,7 @@ def serving_process(directory: Path, plan: Plan, *arguments: str) -> Iterator[Se
 
 
 def until(condition: Callable[[], object], what: str = "", timeout: float = 120.0) -> object:
-    """Waits for something, and gives it back."""
+    """Wait for a condition, and return its value."""
     end = monotonic() + timeout
     while not (found := condition()):
         assert monotonic() < end, f"waited {timeout:g} s {what}"

@@ -1,7 +1,7 @@
-"""`fedavg` as a command in a process of its own, without the two seconds in which each would import PyTorch.
+"""`fedavg` as a command in its own process, without the two seconds that importing PyTorch takes each time.
 
-One process has imported it (template.py) and forks itself for every command (multiprocessing's fork server). What a
-command does at its very start (what it imports, how the interpreter was called) needs a real one: `sys.executable`.
+One process has imported it (template.py) and forks itself for every command (multiprocessing's fork server). Tests of a
+command's very start (its imports, how the interpreter was called) need a real process: `sys.executable`.
 """
 
 import os
@@ -42,7 +42,7 @@ def _start_template() -> None:
 def start(
     *words: object, out: Path, err: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Forked:
-    """A command that is under way, and writes what it says into files."""
+    """A running command that writes its output to files."""
     arguments = (list(map(str, words)), out, err, str(cwd or Path.cwd()), dict(env or os.environ))
     process = Forked(target=_run, args=arguments)
     process.start()
@@ -52,7 +52,7 @@ def start(
 def fedavg(
     *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 240
 ) -> "subprocess.CompletedProcess[str]":
-    """A command, its exit code and what it said."""
+    """Run a command; returns its exit code and output."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         process = start(*words, out=out, err=err, cwd=cwd, env=env)

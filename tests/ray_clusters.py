@@ -20,7 +20,7 @@ STORE_BYTES = 80 << 20
 
 @contextmanager
 def ray_cluster(*cpus, **head):
-    """A cluster whose nodes have so many cores each, as Ray believes."""
+    """A cluster whose nodes have these numbers of cores, as far as Ray knows."""
     from ray.cluster_utils import Cluster
 
     # Workers at Ray's own niceness of 15 would wait for all other tests.
@@ -54,7 +54,7 @@ def fleet_of(cluster, **settings):
 
 
 class Slow(nn.Module):
-    """Takes its time, so that something can happen in the middle of a client."""
+    """A slow module, so that something can happen in the middle of a client."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Slow(nn.Module):
 
 
 class Elsewhere(FederatedData):
-    """Data that do something to a process other than the one they were made in, when it asks for a client."""
+    """Data that does something when a process other than the one that made it asks for a client."""
 
     name, fingerprint = "elsewhere", "elsewhere-1"
 
@@ -122,7 +122,7 @@ class Points(FederatedData):
 
 
 class FromDataFolder(Points):
-    """The same from a file of the data directory of whoever loads it."""
+    """The same from a file in the data directory of the process that loads it."""
 
     def _read(self) -> np.ndarray:
         return np.load(data_directory(None) / "points.npy")

@@ -1,7 +1,7 @@
-"""What the process has done that commands and devices of the tests are forked from (see programs.py).
+"""Prepares the process from which commands and devices of the tests are forked (see programs.py).
 
-All is imported, and what is garbage is gone: a collector that looked at every object would copy every page, in every
-one of them.
+Everything is imported, and garbage is collected: in a forked process, a collector that visits every object would copy
+every page.
 """
 
 import os

@@ -18,7 +18,7 @@ SIZES = (7, 12, 0, 5, 20, 9)
 
 
 def blobs(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """n points around three centres in eight dimensions, with their centre's number."""
+    """n points around three centres in eight dimensions, labelled by their centre."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 3, n)
     x = 2 * np.eye(3, 8)[y] + 0.7 * rng.standard_normal((n, 8))
@@ -43,7 +43,7 @@ def epoch(trainer: Trainer, examples: Examples, batch: int, lr: float) -> Tensor
 
 
 def epoch_by(trainer: Trainer, examples: Examples, batch: int, steps: Steps) -> Tensor:
-    """The same by steps under way; the sum of the losses."""
+    """The same with steps that are already under way; the sum of the losses."""
     with trainer.explained("trained", examples):
         pieces = trainer.pieces(examples, batch, np.random.default_rng(0))
         losses = [piece.of_raw(trainer.epoch_for(piece, steps)(piece, steps)) for piece in pieces]
@@ -106,8 +106,8 @@ def line_change(w: float, steps: int = 2, eta: float = 0.1) -> float:
     return total / sum(COUNTS)
 
 
-#: For `Popen(preexec_fn=...)`: the child heeds Ctrl-C though whoever started the tests ignores it, as shells do for
-#: what they start in the background.
+#: For `Popen(preexec_fn=...)`: the child handles Ctrl-C even if the tests ignore it, as processes do that a shell
+#: started in the background.
 heed_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 

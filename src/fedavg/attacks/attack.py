@@ -74,7 +74,7 @@ class Attack(Pluggable, ABC):
         return vector
 
     def forge(self, view: View) -> np.ndarray:
-        """What all liars send, shape (P,), float32, where they see the honest updates. They do not train then."""
+        """What all liars send, shape (P,), float32, if they see the honest updates. They do not train then."""
         raise NotImplementedError(f"attack {self.name} sees the honest updates; expected `forge`: define it")
 
     def triggered(self, test: Examples) -> Examples:

@@ -32,7 +32,7 @@ class LabelFlip(Attack):
 
 
 def checked_labels(examples: Examples, attack: str, classes: int | None = None) -> Tensor:
-    """The labels, shape (n,), integers; whatever else there is cannot be attacked so."""
+    """The labels, shape (n,), integers; raises for anything else, which this attack cannot handle."""
     y = examples.y
     if not isinstance(y, Tensor) or y.dim() != 1 or y.dtype.is_floating_point or y.dtype == torch.bool:
         raise DataError(f"attack {attack}: the targets are not classes; expected whole numbers, one for each example")

@@ -1,8 +1,8 @@
 """The factor of a lie that does the most harm, as ByzFL searches for it (González et al. 2025): by doubling steps as
 long as they help, then by smaller and smaller ones.
 
-Lies are combinations of a few vectors. So are the results of most defences, and then a trial costs no pass over the
-updates, only products of small matrices.
+Lies are combinations of a few vectors. If the defence's result is one too, as for most defences, a trial needs no pass
+over the updates, only products of small matrices.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Many runs side by side, one process per core, towards aims that are asked again whenever a run ends."""
+"""Many runs in parallel, one process per core, towards aims that are checked again whenever a run ends."""

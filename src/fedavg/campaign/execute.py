@@ -1,7 +1,7 @@
-"""Runs plans side by side, one process per core, until goals are met. Knows processes and files, not tables.
+"""Runs plans in parallel, one process per core, until goals are met. Knows processes and files, not tables.
 
-A goal says, from the records alone, which runs it still needs. Whenever a run ends, its record is written and all
-goals are asked again: so caps fall as soon as a better rate is known, a run that nobody needs any more is ended, and a
+A goal says, from the records alone, which runs it still needs. Whenever a run ends, its record is written and all goals
+are checked again: so caps fall as soon as a better rate is known, and runs that are no longer needed are stopped. A
 kill at any time loses nothing: the same command resumes each run at its last checkpoint.
 """
 
@@ -25,12 +25,12 @@ from fedavg.runlog.summary import curve
 
 POLL_S: Final = 0.1
 REPORT_S: Final = 30.0
-#: Runs that are at work in another process are looked at again after so long.
+#: How often runs in other processes are checked again, in seconds.
 ELSEWHERE_S: Final = 1.0
 
-#: Starts of a run that bring it no further, after which something is wrong that another start will not fix.
+#: After this many starts without progress, another start of the run will not help.
 MOST_VAIN_STARTS: Final = 3
-#: How a run's process may end without anything being wrong with the run.
+#: Exit codes that do not mean that the run failed.
 _IN_ORDER: Final = (0, BUSY, SIGNALLED, -KILLED, -signal.SIGTERM)
 
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 class Need:
     """A run that a goal still needs: this plan, until the target or the cap (`stopped`, `reason`: see Order).
 
-    `spare`: it may turn out to be needed, and is run only where no goal needs anything else.
+    `spare`: it may turn out to be needed, and is run only if no goal needs anything else.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Aim:
-    """Something to measure. `needs` gives what is still to run, the most informative first; nothing if it is met."""
+    """Something to measure. `needs` returns the runs still needed, the most informative first; none if it is met."""
 
     name: str
     command: str
@@ -101,7 +101,7 @@ class Campaign:
     runs: Path
     outlay: Outlay
     say: Say
-    #: What else to say now and then: how much is done, and how long the rest may take.
+    #: Further progress to report now and then: how much is done, and how long the rest may take.
     outlook: Callable[[Records], str] | None = None
     _starter: RunStarter = field(default_factory=run_starter)
     _running: dict[str, _Running] = field(default_factory=dict)
@@ -134,9 +134,9 @@ class Campaign:
                 reported = monotonic()
 
     def _dispatch(self) -> bool:
-        """Start what is needed on free places, lower caps, end what is no longer needed.
+        """Start needed runs on free cores, lower caps, stop runs that are no longer needed.
 
-        True if another process works on something that is needed, so that the caller must wait.
+        True if another process works on a needed run, so that the caller must wait.
         """
         wanted, elsewhere = self._wanted()
         for digest, running in self._running.items():
@@ -152,7 +152,7 @@ class Campaign:
         return elsewhere
 
     def _wanted(self) -> tuple[dict[str, tuple[Aim, Need]], bool]:
-        """By digest, in the order of the goals, spare ones last. What another process is at work on is left to it."""
+        """The needed runs by digest, in the order of the goals, spare ones last; without those of other processes."""
         wanted: dict[str, tuple[Aim, Need]] = {}
         elsewhere = False
         pursued = [goal for goal in self.goals if goal.name not in self._failed]
@@ -166,7 +166,7 @@ class Campaign:
         return wanted, elsewhere
 
     def _fits(self, goal: Aim) -> bool:
-        """A goal is started only if it can be expected to be met in the time that is left."""
+        """A goal is started only if it can be expected to be met in the remaining time."""
         if goal.name not in self._begun and goal.estimate_s > self._time_left() * self.outlay.jobs:
             return False
         self._begun.add(goal.name)
@@ -204,7 +204,7 @@ class Campaign:
             write_order(running.path, order)
 
     def _collect(self) -> bool:
-        """Take in the runs that have ended; True if there were any."""
+        """Record the runs that have ended; True if there were any."""
         ended = [digest for digest, running in self._running.items() if running.process.poll() is not None]
         for digest in ended:
             running = self._running.pop(digest)
@@ -227,7 +227,7 @@ class Campaign:
         self.say(f"{running.goal.name}: failed: {reason}")
 
     def _stop_all(self) -> None:
-        """End all runs at their next good point, and write their records."""
+        """Stop all runs cleanly, and write their records."""
         for running in self._running.values():
             running.process.terminate()
         for running in self._running.values():
@@ -259,7 +259,7 @@ def _no_longer_needed(running: _Running) -> Need:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """A SIGTERM is treated as Ctrl-C, so that runs are ended in good order."""
+    """Treat SIGTERM like Ctrl-C, so that runs are stopped cleanly."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -268,7 +268,7 @@ def _terminable() -> Iterator[None]:
 
 
 def check_report(report: CampaignReport) -> None:
-    """Goals that failed end the command with their reasons, when all others have been pursued."""
+    """Raise with the reasons of failed goals, after all others have been pursued."""
     if report.failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in report.failed.items())
         raise FedAvgError(f"{len(report.failed)} could not be measured: {reasons}")

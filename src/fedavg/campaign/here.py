@@ -1,4 +1,4 @@
-"""Runs in this process, one after another: for plans with objects from Python, which no other process can be given.
+"""Runs in this process, one after another: for plans with Python objects, which cannot be passed to other processes.
 
 Their clients are spread over the cores by the local fleet instead.
 """
@@ -16,18 +16,18 @@ from fedavg.server import Event, Round
 
 
 class _Capped(Exception):
-    """The run has come to its cap."""
+    """The run has reached its cap."""
 
 
 def pursue_here(aims: Sequence[Aim], records: Records, runs: Path, say: Say) -> None:
-    """Until no aim needs anything. Runs that are in the run directories continue from there."""
+    """Run until no aim needs anything. Existing run directories are continued."""
     while need := _next(aims, records):
         say(f"{need.plan.digest[:8]}: up to {need.cap} rounds")
         records.put(_run(need, runs / need.plan.digest))
 
 
 def known_here(plans: Sequence[Plan], runs: Path, metric: str, records: Records) -> None:
-    """Take in what earlier calls left in the run directories of these plans."""
+    """Record what earlier calls left in the run directories of these plans."""
     for plan in plans:
         directory = RunDir(runs / plan.digest)
         if records.find(plan) is None and (directory.path / "run.json").exists():
@@ -53,7 +53,7 @@ def _run(need: Need, path: Path) -> Record:
 
 
 def _outcome(need: Need, directory: RunDir) -> tuple[str, str]:
-    """How a run ended that was not stopped."""
+    """How a run that was not stopped ended."""
     watch = _cap(need.plan, need.cap)
     if (directory.path / "run.json").exists():
         if len(directory.rows()) >= need.cap:

@@ -1,7 +1,7 @@
-"""One run in a process of its own: `python -m fedavg.campaign.one ORDER`.
+"""One run in its own process: `python -m fedavg.campaign.one ORDER`.
 
-It starts the run of the order, or continues it, and stops it at the target or at the cap, also when the cap is
-lowered meanwhile. A stop, a signal and the death of the one who gave the order all leave a run that can go on.
+It starts or continues the order's run, and stops it at the target or at the cap, even if the cap is lowered meanwhile.
+After a stop, a signal or the death of the process that gave the order, the run can be resumed.
 """
 
 import json
@@ -32,7 +32,7 @@ from fedavg.server import Event, Round, Watcher, event_row
 from fedavg.setup import resolve_data, resolve_task
 from fedavg.types import Examples, FederatedData
 
-#: Exit codes, beside 0: a mistake that is reported on stderr; another process is at work on the run; a signal.
+#: Exit codes besides 0: an error, reported on stderr; another process has the run; a signal.
 FAILED: Final = 2
 BUSY: Final = 3
 SIGNALLED: Final = 130
@@ -49,7 +49,7 @@ class Stop(Exception):
 
 
 class Overseer:
-    """Watches a run by its order, and ends it when there is reason to."""
+    """Watches a run according to its order, and ends it when there is reason to."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class Overseer:
         return self.order
 
     def check(self, round: int, values: Sequence[float]) -> None:
-        """Raises Stop if the run is to end after this round, KeyboardInterrupt if nobody waits for it any more.
+        """Raise Stop if the run is to end after this round, KeyboardInterrupt if nobody waits for it any more.
 
         `values`: what was evaluated since the last check.
         """
@@ -87,9 +87,9 @@ class Overseer:
 
 
 class TrainingSample:
-    """Notes the loss of the shared model on a fixed sample of the training set, at rounds that lie ever further apart.
+    """Notes the loss of the shared model on a fixed sample of the training set, at ever longer intervals.
 
-    A run's own training loss is met by clients on the way, in their last local epoch: with a large E it says how well
+    A run's own training loss is measured by clients during their last local epoch: with a large E it says how well
     clients fit their own data, not how good the shared model is (Figures 3, 6 and 8).
     """
 
@@ -113,7 +113,7 @@ def sample_due(round: int) -> bool:
 
 
 def sample_of(data: FederatedData, size: int, seed: int) -> Examples:
-    """About `size` training examples, from each client in proportion to what it has."""
+    """About `size` training examples, from each client in proportion to its n_k."""
     share = min(size / int(data.sizes.sum()), 1.0)
     parts = []
     for k, n in enumerate(data.sizes):
@@ -126,7 +126,7 @@ def sample_of(data: FederatedData, size: int, seed: int) -> Examples:
 
 
 def follow(path: Path) -> None:
-    """Raises Stop when the order is fulfilled."""
+    """Raise Stop when the order is fulfilled."""
     overseer = Overseer(path)
     directory = RunDir(run_directory(path))
     begun = (directory.path / "run.json").exists()

@@ -1,6 +1,6 @@
 """`Order`: what a run is asked to do, as a file beside its run directory.
 
-The one who gives the order may change it while the run is at work: a lower cap ends it after its current round.
+The process that gives the order may change it during the run: a lower cap ends the run after its current round.
 """
 
 import json
@@ -24,7 +24,7 @@ class Order:
     reason: str
     train_sample: int
     command: str
-    #: What the run is judged by; `thrifty`: an accuracy that fell back for good ends it.
+    #: What the run is judged by; `thrifty`: it ends if its accuracy has fallen back for good.
     metric: str = "accuracy"
     thrifty: bool = True
 

@@ -1,4 +1,4 @@
-"""The processes of runs: forked from one that has imported PyTorch (`warm.py`), or, where that cannot be, new ones."""
+"""The processes of runs: forked from one that has imported PyTorch (`warm.py`), or, if that is impossible, new ones."""
 
 import os
 import select
@@ -20,7 +20,7 @@ _LOOK_S: Final = 0.02
 
 
 class RunProcess(Protocol):
-    """At work on an order, as `subprocess.Popen` has it."""
+    """A process at work on an order; the interface of `subprocess.Popen`."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -41,11 +41,11 @@ class RunStarter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """No more are started, and those that were have ended."""
+        """No more processes are started, and all have ended."""
 
 
 def run_starter() -> RunStarter:
-    """By fork where that is the system's own way; macOS has it, but its own libraries do not survive it."""
+    """By fork if that is the system's default; macOS has it, but its libraries do not survive it."""
     return ForkedRuns() if hasattr(os, "fork") and sys.platform != "darwin" else NewRuns()
 
 
@@ -63,7 +63,7 @@ class NewRuns(RunStarter):
 
 @final
 class ForkedRuns(RunStarter):
-    """Forks every run from one process, which is started for the first. If that one dies, another takes its place."""
+    """Forks every run from one process, started with the first run. If that process dies, another replaces it."""
 
     def __init__(self) -> None:
         self._warm: _Warm | None = None
@@ -94,13 +94,13 @@ class _Warm:
 
     def start(self, order: Path) -> "RunProcess":
         with suppress(BrokenPipeError):
-            os.write(self._orders, os.fsencode(order) + b"\0")  # a byte that no path has
+            os.write(self._orders, os.fsencode(order) + b"\0")  # no path contains this byte
         while not self._started and not self.is_gone:
             self._hear()
         return _Child(self, self._started.pop(0)) if self._started else _Child(self, None)
 
     def code_of(self, pid: int) -> int | None:
-        """How a child ended, once it has. Of one whose server died nothing is known: it counts as killed."""
+        """The exit code of a child, once it has ended. If the forking process died, the child counts as killed."""
         while not self.is_gone and select.select([self._answers], [], [], 0)[0]:
             self._hear()
         return self._codes.get(pid, -KILLED if self.is_gone else None)
@@ -130,7 +130,7 @@ class _Warm:
 
 @dataclass
 class _Child:
-    """A run's process that somebody else is the parent of."""
+    """A run's process whose parent is another process."""
 
     _warm: _Warm
     #: None: it was never started.
@@ -162,5 +162,5 @@ def _python(
         stdout=stdout,
         stderr=stderr,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        start_new_session=True,  # the process that gave the order passes Ctrl-C on
+        start_new_session=True,  # the process that gave the order forwards Ctrl-C
     )

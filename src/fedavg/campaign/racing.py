@@ -1,4 +1,4 @@
-"""Which of several runs is ahead, and which can no longer win: how far each has come, from its curve alone.
+"""Which of several runs is ahead, and which can no longer win, from their curves alone.
 
 Curves are those of a score, where higher is better. Pure logic: nothing here knows plans, files or processes.
 """
@@ -10,16 +10,16 @@ from typing import Final
 
 from fedavg.runlog.curves import rounds_to_target
 
-#: Of the rounds that the best run needs, or may need: the parts that a run is taken to before its rivals have come as
-#: far. Much earlier, runs that win in the end do trail. And the least number of rounds that is worth a start.
+#: The ends of the stages, as parts of the rounds that the best run needs or may need: no run goes past the end of a
+#: stage before its rivals are there. Much earlier, eventual winners may trail. And the fewest rounds worth a start.
 STAGES: Final = (1 / 8, 1 / 3, 2 / 3, 1)
 LEAST_STAGE: Final = 4
 #: A run that needs this many times the leader's rounds to reach the same score is dropped. In the paper's searches
-#: that were run without this rule, no rate that won in the end trailed by more than 1.25 at the end of a stage,
-#: but for one client a round on non-IID data (1.66): where curves jump so, the rule may drop a winner.
+#: that were run without this rule, no winning rate trailed by more than 1.25 at the end of a stage, except with one
+#: client a round on non-IID data (1.66): where curves are that noisy, the rule may drop a winner.
 TRAILING: Final = 1.5
-#: A run is lost if its last evaluations, this many, are all below half of what it had reached. Of the runs that reached
-#: their targets, none had more than 6 such in a row.
+#: A run is lost if this many last evaluations are all below half of its best. No run that reached its target had more
+#: than 6 such evaluations in a row.
 LOST: Final = 30
 
 
@@ -61,7 +61,7 @@ def settled(result: Standing, cap: int) -> bool:
 
 
 def lost(scores: Sequence[float]) -> bool:
-    """A model that learned and fell back for good, as at a rate that is just too high: it will not come again."""
+    """A model that learned and fell back for good, as at a rate that is slightly too high: it will not recover."""
     before, latest = scores[:-LOST], scores[-LOST:]
     return bool(before) and max(latest) < max(before) / 2
 

@@ -1,7 +1,7 @@
 """What was measured, as compact JSON: the plan and its curve, no weights. One file for each plan.
 
-The directory of records is what tables and figures are made from, and what a search consults before it runs anything:
-it travels with the repository, run directories do not. A record is looked up by its plan, not by its file's name, so
+Tables and figures are made from the directory of records, and a search consults it before it runs anything: it is part
+of the repository, run directories are not. A record is looked up by its plan, not by its file's name, so
 that records stay valid when plans gain options.
 """
 
@@ -24,7 +24,7 @@ from fedavg.runlog.rundir import RunDir
 from fedavg.runlog.summary import curve
 
 FORMAT: Final = 1
-#: Points of a curve that are kept; more than enough to draw it.
+#: The most points of a curve that are kept; more than enough to draw it.
 MOST_POINTS: Final = 2000
 
 _ACCURACY: Final = {"values": "accuracy"}
@@ -39,7 +39,7 @@ INTERRUPTED: Final = "interrupted"
 
 
 def setting_key(plan: Plan) -> str:
-    """What plans of one learning-rate search have in common."""
+    """The key that all plans of one learning-rate search share."""
     values = plan.to_dict(runtime=False)
     return json.dumps({name: value for name, value in values.items() if name not in ("lr", "seed")}, sort_keys=True)
 
@@ -52,7 +52,7 @@ class RecordError(FedAvgError):
 class Record:
     """One run: the `values` of the metric that it is judged by and the cohorts' `train_loss` at the evaluated `rounds`.
 
-    `sample_rounds`, `sample_loss`: the shared model's loss on a fixed sample of the training set, where it was noted.
+    `sample_rounds`, `sample_loss`: the shared model's loss on a fixed sample of the training set, if it was noted.
     """
 
     plan: Plan
@@ -85,9 +85,9 @@ class Record:
 
 
 class Records:
-    """The records in a directory, by the digest of their plans, and by what a search has in common.
+    """The records in a directory, by the digest of their plans, and by the key of their search.
 
-    Those of plans with objects from Python are only kept in memory: no file can hold them.
+    Records of plans with Python objects are kept only in memory: no file can hold them.
     """
 
     def __init__(self, directory: Path, beside: Path | None = None) -> None:
@@ -112,7 +112,7 @@ class Records:
         return list(self._by_key.get(key, {}).values())
 
     def put(self, record: Record) -> None:
-        """Keep this record, unless a longer one of the same plan is here, be it by another process."""
+        """Keep this record, unless there is a longer one of the same plan, even from another process."""
         if record.plan.objects():
             self._keep(record, self.directory / record.digest)
             return
@@ -137,7 +137,7 @@ class Records:
 def from_run(directory: RunDir, command: str, metric: str = "accuracy", given: Plan | None = None) -> Record | None:
     """The record of a run directory as it stands; None if it has no round yet, unless it diverged in the first.
 
-    `given`: the plan, where it has objects that no run directory can hold.
+    `given`: the plan, if it has objects that no run directory can hold.
     """
     identity, plan, rows = directory.identity(), given or directory.plan(), directory.rows()
     stop = _stop(directory, len(rows))
@@ -166,10 +166,10 @@ def from_run(directory: RunDir, command: str, metric: str = "accuracy", given: P
 
 
 def thin(values: Sequence[float]) -> list[int]:
-    """Which points to keep, at most about MOST_POINTS of them. What the paper reads from a curve does not change by it.
+    """Which points to keep, at most about MOST_POINTS. This does not change what the paper reads from a curve.
 
-    The monotone curve is known from the points where it rises and, for interpolation, the ones just before; the
-    others are only for the eye, and of them every n-th stays.
+    The monotone curve is determined by the points where it rises and, for interpolation, the ones just before; the
+    others serve only for drawing, and every n-th of them stays.
     """
     if len(values) <= MOST_POINTS:
         return list(range(len(values)))
@@ -186,7 +186,7 @@ def to_json(record: Record) -> str:
         name: getattr(record, name) for name in Record.__dataclass_fields__
     }
     document["plan"] = plain_plan(record.plan)
-    if record.metric == "accuracy":  # as records had it when nothing else was measured
+    if record.metric == "accuracy":  # the format of records from when only accuracy was measured
         document = {_ACCURACY.get(name, name): value for name, value in document.items() if name != "metric"}
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in document.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -225,7 +225,7 @@ def _stop(directory: RunDir, rounds: int) -> dict[str, Any]:
 
 
 def _sample(directory: RunDir, rounds: int) -> dict[int, float]:
-    """Round -> loss on the sample of the training set. A run that went back to a checkpoint has written some twice."""
+    """Round -> loss on the sample of the training set. A run that was resumed from a checkpoint wrote some twice."""
     path = directory.path / "sample.jsonl"
     if not path.exists():
         return {}
@@ -233,7 +233,7 @@ def _sample(directory: RunDir, rounds: int) -> dict[int, float]:
     for line in path.read_text().splitlines():
         try:
             round, loss = json.loads(line)
-        except (ValueError, TypeError):  # torn by a kill
+        except (ValueError, TypeError):  # cut short by a kill
             continue
         points[int(round)] = float(loss)
     return {round: points[round] for round in sorted(points) if round <= rounds}
@@ -244,13 +244,13 @@ def _short(value: float) -> float:
 
 
 def absorb(store: Records, runs: Path) -> None:
-    """Take into the records what run directories have more of: the work of a search that was killed."""
+    """Add to the records what only the run directories have: the work of a search that was killed."""
     for order in sorted(runs.glob("*.json")):
         absorb_one(store, order)
 
 
 def absorb_one(store: Records, order: Path) -> None:
-    """The run that belongs to this order, if it is a run of today's plans and is not at work."""
+    """Add the run of this order, if its plan is of this version and no process is at work on it."""
     directory = RunDir(order.with_suffix(""))
     if not (directory.path / "run.json").exists() or is_locked(directory.path):
         return
@@ -258,7 +258,7 @@ def absorb_one(store: Records, order: Path) -> None:
         given = read_order(order)
         plan = directory.plan()
     except (RunDirError, ValueError, TypeError):
-        return  # made by plans of another version: it cannot be resumed, and its record is there already
+        return  # from a plan of another version: it cannot be resumed, and its record exists already
     known, rounds = store.find(plan), directory.metrics_path.read_bytes().count(b"\n")
     # A resumed run may have diverged in its next round: it has no more rows, but a new end.
     news = _stop(directory, rounds)["stopped"] == DIVERGED and not (known and known.diverged)

@@ -1,9 +1,9 @@
 """A process that has imported PyTorch and forks the process of each run: `python -m fedavg.campaign.warm`.
 
-Importing takes a new process two seconds, which is as long as many a run of a sweep. Standard input brings the paths of
-orders, each ended by a zero byte: a child is forked for it and named in an answer, `started PID`; when it ends, another
-answer says `ended PID CODE`. When standard input ends this process does too, and its children stop by themselves, as
-they do when the process that gave their order dies.
+Importing takes a new process two seconds, as long as many a run of a sweep. Standard input carries the paths of orders,
+each ended by a zero byte: a child is forked for each and reported as `started PID`; when it ends, as `ended PID CODE`.
+When standard input ends, this process ends too, and its children stop by themselves, as they do when the process that
+gave their order dies.
 """
 
 import gc
@@ -18,14 +18,14 @@ from fedavg.errors import FedAvgError
 
 
 def serve() -> Path | None:
-    """Fork a child for each order. In a child: the order that is its own; in the server: None, at the end."""
+    """Fork a child for each order. Returns the order in a child, and None at the end in the server."""
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal that is handled wakes
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # only a handled signal wakes us up
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     gc.collect()
-    gc.freeze()  # what is imported stays in pages that children share
+    gc.freeze()  # keeps imported objects in memory pages that children share
     rest = b""
     while True:
         ready, _, _ = select.select([sys.stdin, woken], [], [])
@@ -47,7 +47,7 @@ def serve() -> Path | None:
 
 
 def _fork() -> int:
-    """The child's number; 0 in the child."""
+    """The child's process id; 0 in the child."""
     if not hasattr(os, "fork"):
         raise FedAvgError("this system cannot fork; expected a new process for each run")
     return os.fork()
@@ -69,7 +69,7 @@ def _tell(text: str) -> None:
 
 
 def _become_independent(order: Path, *pipes: int) -> None:
-    """A child hears nothing of what is meant for the server, and writes to the log of its order."""
+    """A child does not read the server's input, and writes to the log of its order."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for pipe in pipes:

@@ -1,4 +1,4 @@
-"""Bits, and what a seed stands for: the same at both ends of a wire, whatever the machine or the version of numpy."""
+"""Bits, and random numbers from a seed: the same for sender and receiver, whatever the machine or numpy version."""
 
 from typing import Final
 
@@ -8,18 +8,18 @@ SEED_BYTES: Final = 8
 
 
 def draw_seed(rng: np.random.Generator) -> bytes:
-    """Eight bytes that travel in a frame in place of all that is drawn from them."""
+    """Eight bytes that are sent in a frame in place of everything drawn from them."""
     return rng.bytes(SEED_BYTES)
 
 
 def words(seed: bytes, count: int) -> np.ndarray:
-    """`count` random uint32 that belong to a seed. A bit generator's raw stream is fixed; numpy's samplers are not."""
+    """`count` random uint32 from a seed. A bit generator's raw stream never changes; numpy's samplers may."""
     raw = np.random.SFC64(int.from_bytes(seed, "little")).random_raw(-(-count // 2))
     return raw.astype("<u8", copy=False).view("<u4")[:count]
 
 
 def coins(seed: bytes, count: int) -> np.ndarray:
-    """`count` random 0s and 1s, uint8, that belong to a seed."""
+    """`count` random 0s and 1s, uint8, from a seed."""
     return np.unpackbits(words(seed, -(-count // 32)).view(np.uint8), count=count, bitorder="little")
 
 

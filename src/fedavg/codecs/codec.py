@@ -1,7 +1,7 @@
 """`Codec`: a vector to bytes and back. The bytes are real: they are what the accounting counts.
 
-Frames are not trusted. A decoder checks all of it before use, allocates no more than the vector and the frame
-need, and refuses whatever no encoder makes with a `DataError`.
+Frames are not trusted. A decoder checks a whole frame before use, allocates no more than the vector and the frame
+need, and refuses with a `DataError` any frame that no encoder makes.
 """
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ from torch import Tensor
 from fedavg.errors import DataError, Diverged, NotFinite
 from fedavg.specs import Pluggable
 
-#: Gives the shapes of a vector's layers, which are end to end; only a caller that asks waits for the model.
+#: Returns the shapes of a vector's layers, which are concatenated; lazy, because it may have to wait for the model.
 Shapes = Callable[[], Sequence[tuple[int, ...]]]
 
-#: Training that has come to such numbers has failed, and below it no codec's own arithmetic can overflow.
+#: Training that reaches such numbers has failed; below this limit no codec's arithmetic can overflow.
 LIMIT: Final = 2.0**96
 
 
@@ -49,12 +49,12 @@ class Codec(Pluggable, ABC):
 
     kind = "codec"
     name: str
-    #: True if the sum of decoded frames can be had by adding the frames themselves (secure aggregation needs that).
+    #: True if adding the frames themselves gives the sum of the decoded ones (secure aggregation needs that).
     additive: bool = False
-    #: True if what is decoded is what was encoded, bit for bit, and `frame_bytes` says how long frames are: then a
-    #: simulation need not make them.
+    #: True if decoding gives back what was encoded, bit for bit, and `frame_bytes` says how long frames are: then a
+    #: simulation need not make frames.
     lossless: bool = False
-    #: Bytes that stand for one number, where a frame is nothing else: entropy coding looks at each of them apart.
+    #: Bytes per number, if a frame consists only of numbers: entropy coding codes each byte position separately.
     width: int = 1
 
     @classmethod
@@ -65,7 +65,7 @@ class Codec(Pluggable, ABC):
 
     @property
     def keeps_residual(self) -> bool:
-        """True if what a frame leaves out is kept by the sender and added to its next vector (error feedback)."""
+        """True if the sender keeps what a frame leaves out and adds it to its next vector (error feedback)."""
         return False
 
     def bind(self, shapes: Shapes) -> "Codec":
@@ -73,20 +73,20 @@ class Codec(Pluggable, ABC):
         return self
 
     def encode(self, vector: Tensor, rng: np.random.Generator) -> bytes:
-        """The frame for a vector, shape (P,) float32; a random codec draws from `rng` alone.
+        """The frame for a vector, shape (P,) float32; a random codec draws only from `rng`.
 
         Values that are not finite, or absurdly large, raise `Diverged`: no codec may hide that training has failed.
         """
         values = vector.numpy()
-        if not largest(values) <= LIMIT:  # so that NaN is caught as well
+        if not largest(values) <= LIMIT:  # written so that NaN is caught as well
             raise Diverged("an update holds values that are not finite (NaN or infinity) or are beyond 2^96")
         return self.pack(values, rng)
 
     def decode(self, frame: bytes | memoryview, size: int) -> Tensor:
-        """The vector of `size` numbers in a frame; a frame that is not one of this codec is refused by a DataError."""
+        """The vector of `size` numbers in a frame; DataError if the frame is not of this codec."""
         if len(frame) > self.max_bytes(size):
             self.refuse(f"{len(frame)} bytes", f"at most {self.max_bytes(size)} for {size} numbers")
-        with np.errstate(over="ignore", invalid="ignore"):  # a stranger's numbers: what comes of them is looked at
+        with np.errstate(over="ignore", invalid="ignore"):  # untrusted numbers: the result is checked
             values = self.unpack(bytes(frame), size)
         if not isfinite(largest(values)):
             raise NotFinite(f"a {self.name} frame holds values that are not finite; expected finite numbers")
@@ -107,7 +107,7 @@ class Codec(Pluggable, ABC):
     def frame_bytes(self, size: int) -> int | None:
         """How long every frame for `size` numbers is; None if that depends on the numbers.
 
-        A simulated world has to know before clients train: it needs a codec that says so.
+        A simulated world has to know this before clients train, so it needs a codec that says it.
         """
         return None
 
@@ -120,5 +120,5 @@ class Codec(Pluggable, ABC):
 
 
 def largest(values: np.ndarray) -> float:
-    """max |v|, 0 for no values; NaN or infinity if there is one among them."""
+    """max |v|, 0 for no values; NaN or infinity if any value is."""
     return max(abs(float(values.min())), abs(float(values.max()))) if len(values) else 0.0

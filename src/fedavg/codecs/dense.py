@@ -14,7 +14,7 @@ from fedavg.errors import Diverged
 class Dense(Codec):
     """Numbers one after another in one format."""
 
-    #: The largest number that the format is asked to hold.
+    #: The largest number that the format accepts.
     limit: ClassVar[float] = LIMIT
 
     def pack(self, values: np.ndarray, rng: np.random.Generator) -> bytes:
@@ -74,7 +74,7 @@ class Float16(Dense):
     limit = 65504.0
 
     def narrowed(self, values: np.ndarray) -> np.ndarray:
-        return torch.from_numpy(values).half().numpy()  # numpy takes ten times as long
+        return torch.from_numpy(values).half().numpy()  # ten times as fast as numpy
 
     def widened(self, frame: bytes) -> np.ndarray:
         return torch.from_numpy(np.frombuffer(frame, "<f2").copy()).float().numpy()

@@ -1,8 +1,8 @@
 """Compression from the server to the clients (Sattler et al. 2020, Algorithm 2).
 
-The server sends its change of the weights as a frame, and takes the step that the frame says, so that it and every
+The server sends its change of the weights as a frame, and itself takes the decoded step, so that the server and every
 client hold the same weights: w_{t+1} = w_t + decode(encode(w'_{t+1} - w_t + residual)). A client that was away fetches
-the frames of all rounds it missed, or the whole model, whichever is less; one that was never there has no choice.
+the frames of all rounds that it missed, or the whole model, whichever is smaller; a new client fetches the whole model.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from fedavg.types import Slots
 
 #: What earlier frames left out, shape (P,).
 RESIDUAL: Final = "residual"
-#: The last frames end to end, uint8, and the length of each. All together are less than the whole model: nobody would
-#: fetch more.
+#: The last frames concatenated, uint8, and the length of each. Together they are smaller than the whole model: no
+#: client would fetch more.
 FRAMES: Final = "frames"
 LENGTHS: Final = "lengths"
-#: The round in which each client last had the model, 0 if never; as long as the largest number asked so far.
+#: The round in which each client last had the model, 0 if never; long enough for the largest client number so far.
 SEEN: Final = "seen"
 
 
 @dataclass(frozen=True)
 class Downlink:
-    """Holds no state of its own: what it remembers is handed in and out, so that a resumed run continues exactly."""
+    """Holds no state itself: what it remembers is passed in and out, so that a resumed run continues exactly."""
 
     codec: Codec
     seed: int
@@ -52,7 +52,7 @@ class Downlink:
 
     def fetched(self, slots: Slots, cohort: Sequence[int], round: int) -> int:
         """Bytes that a cohort fetches to have the server's weights, which are those of this round."""
-        # Entry n: what a client fetches that had the model n rounds ago; the last is the whole model, for all others.
+        # Entry n: what a client that had the model n rounds ago fetches; the last is the whole model, for all others.
         newest_first = slots[LENGTHS].flip(0).cumsum(0)
         costs = torch.cat([torch.zeros(1, dtype=torch.int64), newest_first, torch.tensor([_whole(slots)])])
         seen = _seen(slots, cohort)[list(cohort)]
@@ -62,8 +62,8 @@ class Downlink:
     def send(
         self, slots: Slots, before: Tensor, after: Tensor, cohort: Sequence[int], round: int
     ) -> tuple[Tensor, Slots]:
-        """The step from `before`, which `cohort` had, to `after` as it is sent: the weights that it leads to, and what
-        is kept."""
+        """The step from `before`, which `cohort` had, to `after`, as it is sent: returns the resulting weights, and
+        what is kept."""
         change = after - before
         if self.codec.keeps_residual:
             change += slots[RESIDUAL]
@@ -78,7 +78,7 @@ class Downlink:
         }
 
     def follow(self, weights: Tensor, frame: bytes) -> Tensor:
-        """A client's weights after a frame: the very numbers that the server has."""
+        """A client's weights after a frame: exactly the server's numbers."""
         return weights + self.codec.decode(frame, len(weights))
 
 
@@ -88,13 +88,13 @@ def _whole(slots: Slots) -> int:
 
 
 def _seen(slots: Slots, cohort: Sequence[int]) -> Tensor:
-    """A copy that has room for the cohort: who was never asked has no entry."""
+    """A copy with room for the cohort: clients that were never asked have no entry."""
     seen = slots[SEEN]
     return pad(seen, (0, max(0, max(cohort, default=-1) + 1 - len(seen)))).clone()
 
 
 def _kept(frames: list[bytes], whole: int) -> dict[str, Tensor]:
-    """The newest frames that are less than the whole model together."""
+    """The newest frames that together are smaller than the whole model."""
     while sum(map(len, frames)) >= whole:
         frames = frames[1:]
     return {

@@ -1,8 +1,8 @@
-"""Lossless entropy coding on top of another codec: `entropy:quantise:4`. Huffman coding by zlib, or nothing at all.
+"""Lossless entropy coding on top of another codec: `entropy:quantise:4`. Huffman coding by zlib, or none at all.
 
-Numbers of an update have no repeats that a dictionary could find, only bytes that are more frequent than others: so no
-search for matches, which also makes it fast. Of a number of several bytes only those with the exponent are far from
-uniform, so each byte of the numbers is coded apart, and left alone where nothing can be gained.
+The numbers of an update have no repeated sequences for a dictionary, only some bytes that are more frequent than
+others: so there is no search for matches, which also makes it fast. In numbers of several bytes only those with the
+exponent are far from uniform, so each byte position is coded separately, and stored as is if nothing can be gained.
 """
 
 import zlib
@@ -16,9 +16,9 @@ from fedavg.codecs.codec import Codec, Shapes
 from fedavg.codecs.dense import Float32
 from fedavg.errors import PlanError
 
-#: Before each plane: 1 if it is coded, 0 if stored; how many bytes it takes.
+#: The header of each plane: 1 if it is coded, 0 if stored; its number of bytes.
 HEADER: Final = Struct("<?I")
-#: Bits of information in a byte from which on coding is not worth its time.
+#: From this many bits of information per byte, coding is not worth its time.
 DENSE: Final = 7.9
 
 
@@ -66,7 +66,7 @@ class Entropy(Codec):
         return HEADER.size * self.inner.width + self.inner.max_bytes(size)
 
     def _next_plane(self, frame: bytes, limit: int) -> tuple[np.ndarray, bytes]:
-        """The first plane and the rest; never more than the limit, however much a hostile frame would unfold to."""
+        """The first plane and the rest; never more than the limit, however much a hostile frame would expand to."""
         if len(frame) < HEADER.size:
             self.refuse(f"{len(frame)} bytes left", f"the {HEADER.size} bytes before a plane")
         coded, length = HEADER.unpack_from(frame)
@@ -101,7 +101,7 @@ def _coded(plane: np.ndarray) -> bytes:
 
 
 def _information(plane: np.ndarray) -> float:
-    """Bits of information in a byte, if bytes come independently: -Σ p log2 p."""
+    """Bits of information per byte, if bytes are independent: -Σ p log2 p."""
     if not len(plane):
         return 0.0
     share = np.bincount(plane, minlength=256) / len(plane)

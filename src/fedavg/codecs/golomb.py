@@ -1,7 +1,7 @@
 """Golomb coding of the places of a sparse vector (Sattler et al. 2020, Algorithms 3 and 4).
 
 The gap before each place is 2^b q + r. Algorithm 3 writes q in unary and r in b bits, gap after gap; here all r come
-first and then all q, which is the same number of bits but can be read and written without a loop over gaps.
+first and then all q, which takes the same number of bits but needs no loop over gaps.
 """
 
 from math import floor, log, log2
@@ -54,7 +54,7 @@ def decode_places(data: bytes, count: int, size: int) -> np.ndarray:
 
 
 def max_place_bytes(count: int, size: int) -> int:
-    """No `count` places of `size` take more: all quotients together are at most size / 2^b."""
+    """The most bytes that `count` places of `size` take: all quotients together are at most size / 2^b."""
     if not count:
         return 0
     b = remainder_bits(count / size)

@@ -1,8 +1,8 @@
 """Low-rank structured updates (Konečný et al. 2016, §2): each layer's change as a product A B of rank k.
 
-A is random, drawn from a seed that travels; only B is sent. The paper learns B during local training; here B is fitted
-to the finished change, so that any algorithm can use it: with orthonormal columns in A, B = Aᵀ H. Unbiased, A B is
-multiplied by n/k, and its expectation is H. Otherwise A B is the nearest to H, and the rest waits in the sender's
+A is random, drawn from a seed; only the seed and B are sent. The paper learns B during local training; here B is fitted
+to the finished change, so that any algorithm can use it: with orthonormal columns in A, B = Aᵀ H. If unbiased, A B is
+multiplied by n/k, and its expectation is H. Otherwise A B is the nearest to H, and the rest is kept in the sender's
 residual.
 """
 
@@ -25,7 +25,7 @@ class LowRank(Codec):
     """Each layer's change as a product of rank `rank`, of which one factor is random; small layers are sent whole.
 
     A frame has the seed, then for each layer k numbers for each index of its shorter side. A codec that is not bound to
-    layers sees a single one without a second side, and sends it whole.
+    layers treats the vector as one one-dimensional layer, and sends it whole.
 
     >>> str(LowRank(2))
     'lowrank:2'
@@ -70,7 +70,7 @@ class LowRank(Codec):
         return self.max_bytes(size)
 
     def _layers(self, size: int) -> Iterator["_Layer"]:
-        """The layers of a vector: those that the codec is bound to, if they fit it."""
+        """The layers of a vector: those that the codec is bound to, if they fit."""
         shapes = self.shapes if sum(map(prod, self.shapes)) == size else ((size,),)
         offset = 0
         for shape in shapes:
@@ -96,7 +96,7 @@ class LowRank(Codec):
     def _left(self, seed: bytes, layer: "_Layer") -> Tensor:
         """A, shape (n, k), with orthonormal columns; each layer has its own.
 
-        Rows are alike in law and symmetric in sign, hence E[A Aᵀ] = (k/n) I.
+        Rows are identically distributed and symmetric in sign, hence E[A Aᵀ] = (k/n) I.
         """
         own = (int.from_bytes(seed, "little") ^ (layer.offset << 64)).to_bytes(16, "little")
         random = words(own, layer.rows * self.rank).astype(np.float64).reshape(layer.rows, self.rank)
@@ -106,7 +106,7 @@ class LowRank(Codec):
 
 @dataclass(frozen=True)
 class _Layer:
-    """Where a layer stands in the vector, seen as a matrix; A belongs to its longer side."""
+    """A layer's position in the vector, and its shape as a matrix; A belongs to its longer side."""
 
     shape: tuple[int, ...]
     offset: int

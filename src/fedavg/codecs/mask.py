@@ -1,7 +1,7 @@
 """A random mask (Konečný et al. 2016, §2 and §3): a random few of the numbers, and the seed that says which.
 
-Both ends draw the mask from the seed, so no places travel. Unbiased, the numbers are divided by the fraction, and their
-expectation is the vector. Otherwise they travel as they are and the rest waits in the sender's residual.
+Both ends draw the mask from the seed, so no places are sent. If unbiased, the numbers are divided by the fraction, and
+their expectation is the vector. Otherwise they are sent unchanged and the rest is kept in the sender's residual.
 """
 
 from dataclasses import dataclass
@@ -54,5 +54,5 @@ class Mask(Codec):
         return SEED_BYTES + 4 * size
 
     def _places(self, seed: bytes, size: int) -> np.ndarray:
-        """Each place with probability `fraction`, on its own."""
+        """Each place with probability `fraction`, independently."""
         return np.flatnonzero(words(seed, size) <= np.uint32(self.fraction * (2**32 - 1)))

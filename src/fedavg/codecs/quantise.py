@@ -1,8 +1,8 @@
 """Probabilistic quantisation after a random rotation (Konečný et al. 2016, §3; Suresh et al. 2017, §2 and §3).
 
-In each block of numbers, x between the block's least and largest is rounded at random to one of the two nearest of
-2^bits even levels, so that its expectation is x. The error grows with the block's range; the rotation HD (random signs
-D, drawn from a seed that travels, then the Walsh-Hadamard transform H) makes the range small whatever the vector.
+In each block of numbers, 2^bits levels are evenly spaced from the least to the largest, and x is rounded at random to
+one of the two nearest, so that its expectation is x. The error grows with the block's range; the rotation HD (random
+signs D, drawn from a seed that is sent, then the Walsh-Hadamard transform H) makes the range small for any vector.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from fedavg.codecs.bits import SEED_BYTES, coins, draw_seed, words
 from fedavg.codecs.codec import Codec
 from fedavg.errors import PlanError
 
-#: Numbers in a block: two float32 of overhead for each, and log2 of it passes over the vector.
+#: Numbers in a block: each block costs two float32 of overhead, and the transform takes log2 of this many passes.
 BLOCK: Final = 4096
 #: Blocks that are transformed together: few enough to stay in the cache, enough to fill vector instructions.
 TOGETHER: Final = 32
@@ -101,21 +101,21 @@ def _layout(size: int) -> tuple[int, int]:
 
 
 def _runs(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """The runs of the vector that are transformed together, and which blocks stand in each."""
+    """The runs of the vector that are transformed together, and which blocks are in each."""
     for first in range(0, columns, TOGETHER):
         last = min(first + TOGETHER, columns)
         yield slice(first * rows, last * rows), slice(first, last)
 
 
 def _flip(values: np.ndarray, seed: bytes) -> np.ndarray:
-    """D v: the signs that the seed says are turned."""
+    """D v: flips the signs that the seed selects."""
     return (values.view(np.uint32) ^ (coins(seed, len(values)).astype(np.uint32) << 31)).view(np.float32)
 
 
 def _hadamard(x: np.ndarray) -> np.ndarray:
     """H x for every column, H of +1 and -1: symmetric, and H H = rows I, so that it undoes itself up to a power of two.
 
-    Sums and differences in a fixed order, no matrix product: both ends of a wire round the same way.
+    It uses sums and differences in a fixed order, no matrix product, so that both ends round the same way.
     """
     rows, columns = x.shape
     buffers = np.empty_like(x), np.empty_like(x)
@@ -129,14 +129,14 @@ def _hadamard(x: np.ndarray) -> np.ndarray:
 
 
 def _least(x: np.ndarray) -> np.ndarray:
-    """The least of every column. Halving the rows keeps long stretches to work on, which numpy's own way has not."""
+    """The least of every column. Halving the rows works on long stretches of memory, unlike numpy's own reduction."""
     while len(x) > 1:
         x = np.minimum(x[: len(x) // 2], x[len(x) // 2 :])
     return x.reshape(-1)
 
 
 def _packed(levels: np.ndarray, bits: int) -> bytes:
-    """Levels at `bits` bits, those of a byte from its low end."""
+    """Levels at `bits` bits, packed into bytes from the low end."""
     if bits == 1:
         return np.packbits(levels, bitorder="little").tobytes()
     share = 8 // bits

@@ -1,7 +1,7 @@
 """Sparse ternary compression (Sattler et al. 2020, Algorithms 1 and 3): the k largest numbers, each as ±μ.
 
-μ is the mean magnitude of the k, the places are Golomb-coded, and what is left out waits in the sender's residual.
-Used for `codec` and `downlink` both it is the paper's Algorithm 2.
+μ is the mean magnitude of the k, the places are Golomb-coded, and what is left out is kept in the sender's residual.
+Used for both `codec` and `downlink`, it is the paper's Algorithm 2.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The k numbers of largest magnitude; the rest waits in the sender's residual (Aji and Heafield 2017; Stich 2018)."""
+"""The k numbers of largest magnitude; the rest is kept in the sender's residual (Aji and Heafield 2017; Stich 2018)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +9,7 @@ from fedavg.codecs.codec import Codec
 from fedavg.codecs.golomb import decode_places, encode_places, max_place_bytes
 from fedavg.errors import PlanError
 
-#: One in this many numbers is looked at first, to guess the k-th largest magnitude from below.
+#: One in this many numbers is sampled first, to estimate the k-th largest magnitude from below.
 SAMPLE: Final = 64
 
 
@@ -58,7 +58,7 @@ def kept(fraction: float, size: int) -> int:
 
 
 def largest_places(values: np.ndarray, count: int) -> np.ndarray:
-    """Where the `count` largest magnitudes are, rising; of equal ones the first. int64."""
+    """The places of the `count` largest magnitudes, rising, int64; of equal magnitudes the first."""
     magnitudes = np.abs(values)
     candidates = _candidates(magnitudes, count)
     if len(candidates) == count:
@@ -70,7 +70,7 @@ def largest_places(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _candidates(magnitudes: np.ndarray, count: int) -> np.ndarray:
-    """Places, rising, that hold all numbers as large as the count-th largest; few of them where a sample can tell."""
+    """Places, rising, that include all numbers as large as the count-th largest; few of them if a sample can tell."""
     sample = np.sort(magnitudes[::SAMPLE])[::-1]
     place = 2 * count * len(sample) // max(len(magnitudes), 1) + 8
     if place < len(sample):

@@ -1,1 +1,1 @@
-"""The mathematics of differential privacy: what noise costs, and noise in whole numbers. It knows of no plan."""
+"""The mathematics of differential privacy: the cost of noise, and noise in whole numbers. It knows no plans."""

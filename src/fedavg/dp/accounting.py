@@ -1,8 +1,8 @@
 """How much privacy a run costs, on top of `dp-accounting`: epsilon(delta) from the noise, and the other way round.
 
 The unit of privacy is a client with all of its data. The noise multiplier z is the standard deviation of the noise on
-the sum of the cohort's updates, in units of the L2 norm S that each update is clipped to. A number is worth nothing
-without its neighbouring relation: each kind of sampling states its own.
+the sum of the cohort's updates, in units of the L2 norm S that each update is clipped to. An epsilon means
+nothing without its neighbouring relation: each kind of sampling states its own.
 """
 
 import logging
@@ -23,7 +23,7 @@ Accountant = Literal["rdp", "pld"]
 MOST_NOISE: Final = 1e4
 NOISE_DECIMALS: Final = 4
 MOST_ROUNDS: Final = 10**9
-#: In a search, no epsilon counts as more than this, or as less than its inverse.
+#: In a search, epsilons are clamped between the inverse of this value and this value.
 MOST_COST: Final = 1e300
 
 
@@ -50,7 +50,7 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class EveryRound:
-    """No sampling to hide in: any observer knows that the client took part, and it may do so every time."""
+    """No sampling to hide in: any observer knows that the client took part, and it may take part every time."""
 
     name: ClassVar[str] = "every round"
     relation: ClassVar[str] = "replace one client"
@@ -123,7 +123,7 @@ def noise_for(target: float, sampling: Sampling, rounds: int, delta: float, acco
     step = 10.0**-NOISE_DECIMALS
     begin, factor = 1.0, 2.0
     if accountant == "pld":
-        # PLD takes long where there is little noise, and never needs more than RDP: its search begins there.
+        # PLD is slow for little noise, and never needs more noise than RDP: its search begins there.
         begin, factor = _noise_of_cost(cost("rdp"), target, begin, factor, precision=0.01), 1.2
     exactly = cost(accountant)
     noise = ceil(_noise_of_cost(exactly, target, begin, factor, step / 4) / step) * step
@@ -133,7 +133,7 @@ def noise_for(target: float, sampling: Sampling, rounds: int, delta: float, acco
 def rounds_for(
     target: float, sampling: Sampling, noise_multiplier: float, delta: float, accountant: Accountant = "rdp"
 ) -> int:
-    """How many rounds can be had before they cost more than epsilon = `target`; 0 if not even one."""
+    """How many rounds are possible before they cost more than epsilon = `target`; 0 if not even one."""
     _check_target(target)
     if accountant == "rdp":
         cost: Callable[[int], float] = spending(sampling, noise_multiplier, delta).epsilon
@@ -160,7 +160,7 @@ def gaussian_sigma(target: float, delta: float) -> float:
 def _noise_of_cost(
     cost: Callable[[float], float], target: float, begin: float, factor: float, precision: float
 ) -> float:
-    """The noise at which `cost` is `target`. On logarithmic scales the two lie almost on a line: few steps do."""
+    """The noise at which `cost` is `target`. On logarithmic scales they are almost linear: few steps suffice."""
 
     def excess(log_noise: float) -> float:
         return log(min(max(cost(exp(log_noise)), 1 / MOST_COST), MOST_COST) / target)
@@ -170,7 +170,7 @@ def _noise_of_cost(
 
 
 def _bracket(excess: Callable[[float], float], begin: float, width: float) -> tuple[float, float]:
-    """Logarithms of too little noise and of enough of it, `width` apart."""
+    """Logarithms of too little noise and of enough noise, `width` apart."""
     high = begin
     while excess(high) > 0:
         high += width
@@ -184,7 +184,7 @@ def _bracket(excess: Callable[[float], float], begin: float, width: float) -> tu
 
 
 def _event(library: ModuleType, sampling: Sampling, noise_multiplier: float) -> object:
-    """One round as dp-accounting knows it."""
+    """One round as an event of dp-accounting."""
     if isinstance(sampling, PoissonSampling):
         return library.PoissonSampledDpEvent(sampling.rate, library.GaussianDpEvent(noise_multiplier))
     # When one client is replaced by another, a sum of vectors of norm S moves by up to 2 S. RDP there takes the
@@ -207,7 +207,7 @@ def _library() -> ModuleType:
 
 @contextmanager
 def _only_errors_logged() -> Iterator[None]:
-    """RDP orders that do not converge are left out, which is safe; the user need not read of each."""
+    """RDP orders that do not converge are left out, which is safe; the user need not see a warning for each."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)

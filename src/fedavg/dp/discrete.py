@@ -1,9 +1,9 @@
-"""Discrete Gaussian noise by integer arithmetic alone: what must be summed in a ring of integers can be noised in it.
+"""Discrete Gaussian noise by integer arithmetic only, for values that are summed in a ring of integers.
 
-The sampler is that of Canonne, Kamath and Steinke (2020, Algorithms 1 to 3), over whole arrays at a time. No floating
-point number takes part once sigma is written as a fraction, so the distribution is exact as far as the generator's bits
-are uniform and independent: Philox is a good generator, but not a cryptographic one. The time that a call takes
-depends on what is drawn.
+The sampler is that of Canonne, Kamath and Steinke (2020, Algorithms 1 to 3), over whole arrays at a time. Once
+sigma is a fraction, no floating-point number is involved, so the distribution is exact as far as the generator's bits
+are uniform and independent: Philox is a good generator, but not a cryptographic one. The time of a call depends
+on what is drawn.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def discrete_gaussian(sigma: float, size: int, rng: np.random.Generator) -> np.n
 
 
 def as_fraction(sigma: float) -> Fraction:
-    """The standard deviation that is really used: never less than was asked for."""
+    """The standard deviation that is actually used: never less than requested."""
     if not 0 < sigma <= MOST_SIGMA:
         raise ValueError(f"sigma is {sigma}; expected a number above 0 and at most {MOST_SIGMA}")
     return Fraction(ceil(sigma * FINENESS), FINENESS) if sigma < FINE_UP_TO else Fraction(ceil(sigma))

@@ -1,4 +1,4 @@
-"""Where clients run. Only this folder knows. A fleet that needs no server of its own has a name here."""
+"""Where clients run; only this folder knows. A fleet that needs no server has a name here."""
 
 from fedavg.errors import FleetError
 from fedavg.fleets.fleet import Abandoned, CohortResult, Fleet
@@ -17,7 +17,7 @@ def make_fleet(value: str | Fleet) -> Fleet:
 
 
 def make_simulated(value: str | Fleet) -> SimulatedFleet:
-    """The same for what needs all clients at once, such as fine-tuning."""
+    """The same for tasks that need all clients at once, such as fine-tuning."""
     fleet = make_fleet(value)
     if not isinstance(fleet, SimulatedFleet):
         raise FleetError(

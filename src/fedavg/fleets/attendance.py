@@ -1,9 +1,9 @@
-"""Who took part in a round, and what the server saw of each update: its length, and how it points against the mean.
+"""Who took part in a round, and what the server saw of each update: its norm, and its cosine to the mean.
 
-Updates are added and forgotten, so the mean is not there yet when they are seen. Each leaves a sketch of 1,024 numbers
-instead: a linear map with random signs that keeps inner products, give or take 1/32. The sketch of the mean is the mean
-of the sketches. Sketches stay in memory; what is recorded of an update is two numbers, and nothing at all where
-differential privacy or secure aggregation keeps single updates from the server.
+Updates are added and discarded, so the mean is not known yet when they arrive. Each leaves a sketch of 1,024 numbers
+instead: a linear map with random signs that preserves inner products to about 1/32. The sketch of the mean is the mean
+of the sketches. Sketches stay in memory; two numbers are recorded per update, and none if differential privacy
+or secure aggregation hides single updates from the server.
 """
 
 from collections import Counter
@@ -22,13 +22,13 @@ from fedavg.types import Update
 
 #: Numbers of a sketch.
 SKETCH: Final = 1024
-#: Clients of a round that are recorded one by one; of larger rounds only the counts are.
+#: Rounds of at most this many clients are recorded client by client, larger rounds only by counts.
 MOST_NAMED: Final = 1000
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One update as the server saw it: what it counts for, its L2 norm, its sketch (float32)."""
+    """One update as the server saw it: its weight, its L2 norm, its sketch (float32)."""
 
     weight: float
     norm: float
@@ -39,22 +39,22 @@ class Seen:
 class Attendance:
     """Who was asked in a round, and how each of them fared.
 
-    `seen` and `missing` name clients; both are empty where the plan keeps them from the server.
+    `seen` and `missing` name clients; both are empty if the plan hides them from the server.
     """
 
     asked: int
     seen: Mapping[int, Seen] = field(default_factory=dict)
-    #: By reason, those who gave nothing, and how many they are.
+    #: By reason, the clients that sent nothing, and how many they are.
     missing: Mapping[str, Sequence[int]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     #: How many updates came from a model of each age in rounds, in an asynchronous run.
     staleness: Mapping[int, int] = field(default_factory=dict)
-    #: Under secure aggregation: of how many clients the sum is, and how many it needs, where that is one number.
+    #: Under secure aggregation: the number of clients in the sum, and the number it needs, if that is one number.
     survivors: int | None = None
     threshold: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in a row: what not every round has is there only if this one has it."""
+        """As recorded in a row; optional fields are present only if this round has them."""
         counts = dict(self.counts) or {reason: len(clients) for reason, clients in self.missing.items()}
         found: dict[str, Any] = {"asked": self.asked, "missing": counts}
         if any(self.staleness):
@@ -97,8 +97,8 @@ def _signs(size: int, seed: int) -> np.ndarray:
 
 
 def cosines_to_mean(seen: Mapping[int, Seen]) -> dict[int, float]:
-    """How each update points against the weighted mean of all, by client; nothing where either is zero."""
-    clients = sorted(seen)  # the order of arrival must not change a digit
+    """The cosine of each update to the weighted mean of all, by client; left out if either is zero."""
+    clients = sorted(seen)  # the order of arrival must not change the result
     if not clients:
         return {}
     sketches = np.frombuffer(b"".join(seen[k].sketch for k in clients), np.float32).reshape(len(clients), SKETCH)
@@ -113,7 +113,7 @@ def cosines_to_mean(seen: Mapping[int, Seen]) -> dict[int, float]:
 
 
 def joined(parts: Sequence[Attendance | None], scales: Sequence[float]) -> Attendance | None:
-    """The parts of a round as one; what a part's updates count for is scaled as its sum is."""
+    """The parts of a round as one; the weights of a part's updates are scaled like its sum."""
     there = [(part, scale) for part, scale in zip(parts, scales, strict=True) if part is not None]
     if not there:
         return None

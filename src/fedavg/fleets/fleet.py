@@ -23,26 +23,26 @@ from fedavg.types import Cohort, Examples, Part, Population, Slots, Split, Sum, 
 
 @dataclass(frozen=True)
 class CohortResult:
-    """The exact weighted sum over a cohort, and what it cost to have it."""
+    """The exact weighted sum over a cohort, and its cost."""
 
     total: Sum
     bytes_up: int
-    #: The largest message of one client: clients send side by side, so it decides the simulated clock.
+    #: The largest message of one client: clients send in parallel, so it decides the simulated clock.
     largest_up: int
     bytes_down: int
     #: Numbers that secure aggregation had to cut to its clip range, over all clients.
     saturated: int = 0
-    #: How many releases the client that has the most has behind it, this round's among them; None: one a round.
+    #: The most releases that any client has made, this round's included; None: one a round.
     releases: int | None = None
-    #: Where the setup asks for `single_updates`: each client's, as it counts, in memory; `total` has no vector then.
+    #: If the setup asks for `single_updates`: each client's update, in memory; `total` then has no vector.
     singles: Mapping[int, Update] | None = None
-    #: The training loss of each client, where the plan's sampler looks at it.
+    #: The training loss of each client, if the plan's sampler uses it.
     losses: Mapping[int, float] = field(default_factory=dict)
-    #: How many seconds each of them took, where devices are real and the sampler looks at it.
+    #: How many seconds each client took, if devices are real and the sampler uses it.
     seconds: Mapping[int, float] = field(default_factory=dict)
     #: How the round went in the plan's world (`fedavg.world.report.ClockRow`); None without one.
     world: Mapping[str, Any] | None = None
-    #: Who took part; None where the fleet does not tell.
+    #: Who took part; None if the fleet does not say.
     attendance: Attendance | None = None
 
 
@@ -87,17 +87,17 @@ class Fleet(Pluggable, ABC):
     """
 
     kind = "fleet"
-    #: True if it can give single updates back, kept in memory and nowhere else, as reducers need them.
+    #: True if it can return single updates, kept only in memory, as reducers need them.
     gives_singles: bool = False
-    #: How clients train, and why so; known after `start`.
+    #: How clients train, and why; known after `start`.
     engine: Engine
     #: The fingerprint of the weights that are frozen, empty if none are; known after `start`.
     frozen: str = ""
-    #: What a run is resumed on only; known after `open`.
+    #: What must be the same for a run to be resumed; known after `open`.
     fingerprint: str
-    #: What the server judges models on; None where it has nothing. Known after `open`.
+    #: What the server judges models on; None if it has no data. Known after `open`.
     test: Examples | None
-    #: True if its clients are simulated: they do in no time what they are asked, so that a world can say when.
+    #: True if its clients are simulated: their work takes no simulated time, so that a world can set the clock.
     simulates: bool = False
 
     @classmethod
@@ -123,8 +123,9 @@ class Fleet(Pluggable, ABC):
     def flush_states(self) -> None:
         """Write what clients keep to the directory of `keep_states_in`, if it is not there yet: a checkpoint follows.
 
-        A recorded run asks this before its first round and before every checkpoint, the last one after `close`. A fleet
-        that writes at once has nothing to do; one around another fleet may leave it out: then that one writes at once.
+        A recorded run calls this before its first round and before every checkpoint, the last time after `close`. A
+        fleet that writes at once has nothing to do; a fleet around another may leave it out: the inner one then writes
+        at once.
         """
 
     @abstractmethod
@@ -136,16 +137,16 @@ class Fleet(Pluggable, ABC):
         """Who is asked in this round; after an abandoned attempt, who is asked next. Losses are those of `weights`."""
 
     def draw_among(self, round: int, weights: Tensor, among: Among) -> Cohort:
-        """The same, where a world says who can be asked. Only of a fleet that simulates."""
+        """The same, if a world says who can be asked. Only for a fleet that simulates."""
         raise FleetError(f"{type(self).__name__} cannot draw a cohort among some of its clients; expected `draw_among`")
 
     def population_at(self, round: int) -> Population:
-        """The clients as they are in a round: their data may change. Only of a fleet that simulates."""
+        """The clients as they are in a round: their data may change. Only for a fleet that simulates."""
         raise FleetError(f"{type(self).__name__} does not know its clients round by round; expected `population_at`")
 
     @abstractmethod
     def train(self, cohort: Cohort, work: Work, parts: Sequence[Part]) -> CohortResult | Abandoned:
-        """Have the clients do the round's work, each from what its part shares, and add up what they send back."""
+        """Have the clients do the round's work, each from what its part shares, and add up their updates."""
 
     def reject(self, work: Work, reason: str) -> bool:
         """The result of the last attempt cannot be used. True if another attempt may do better.
@@ -160,7 +161,7 @@ class Fleet(Pluggable, ABC):
 
     @abstractmethod
     def evaluate_on_clients(self, weights: Tensor, round: int) -> OnClients | None:
-        """The same on what clients hold out, each judging on its own; as many of them as the plan says.
+        """The same on the clients' held-out examples, judged by the clients; as many of them as the plan says.
 
         None if too few answer.
         """

@@ -1,7 +1,7 @@
 """The local fleet: clients are simulated by one persistent single-threaded process per core.
 
-Weights and sums lie in shared memory; pipes carry only small messages. A worker that dies or hangs is replaced and its
-clients of the round are run again. How workers start (`start.py`) cannot change a bit.
+Weights and sums are in shared memory; pipes carry only small messages. A worker that dies or hangs is replaced and its
+clients of the round are run again. How workers start (`start.py`) does not change a bit of the result.
 """
 
 import logging
@@ -78,7 +78,7 @@ class LocalFleet(SimulatedFleet):
         return ProcessPool(setup.plan, data, starter, memory)
 
     def _singles(self, setup: Setup, rings: list[SharedVector]) -> SingleRows | None:
-        """Rows for the single updates of a cohort, where the plan has them."""
+        """Rows for the single updates of a cohort, if the plan uses them."""
         if not setup.single_updates:
             return None
         return SingleRows(cohort_size(setup.plan.C, self._population), len(rings[0].tensor))

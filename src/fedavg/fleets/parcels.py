@@ -1,7 +1,7 @@
-"""What a process that was not forked is handed at its start: Python objects, with their arrays in shared memory.
+"""What a process that was not forked receives at its start: Python objects, with their arrays in shared memory.
 
-By pickle, from a process to the children that it starts itself; nothing of it comes from a network or a file. Arrays
-and tensors are not copied by those who open a parcel: all look at the same memory.
+Objects are pickled by a process for children that it starts itself; nothing comes from a network or a file. Opening a
+parcel copies no arrays or tensors: all processes read the same memory.
 """
 
 import pickle
@@ -19,7 +19,7 @@ from torch import Tensor
 from fedavg.errors import FleetError
 from fedavg.fleets.sharing import shared_bytes
 
-#: Arrays from this size on lie outside of the pickle, each at a multiple of `ALIGNED`.
+#: Arrays of at least this size are stored outside the pickle, each at a multiple of `ALIGNED`.
 LARGE_BYTES: Final = 1 << 12
 ALIGNED: Final = 64
 #: What pickle raises for objects that it cannot write or read.
@@ -39,7 +39,7 @@ class Parcel:
 
 
 def pack(value: object, method: str) -> Parcel:
-    """For processes that start by `method`."""
+    """A parcel for processes that start by `method`."""
     stream, arrays = _written(value)
     pieces = [memoryview(stream), *(array.raw() for array in arrays)]
     places, end = [], 0
@@ -81,7 +81,7 @@ def remedy() -> str:
 
 
 class _ParcelWriter(pickle.Pickler):
-    """Tensors as arrays of bytes; nothing of a main program that no other process can import."""
+    """Writes tensors as arrays of bytes; refuses objects of a main program that other processes cannot import."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor and _is_plain(value):
@@ -96,7 +96,7 @@ def _written(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
     arrays: list[pickle.PickleBuffer] = []
 
     def aside(array: pickle.PickleBuffer) -> bool:
-        """True: it stays in the pickle."""
+        """True if the array stays in the pickle."""
         if array.raw().nbytes < LARGE_BYTES:
             return True
         arrays.append(array)

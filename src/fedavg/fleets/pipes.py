@@ -1,4 +1,4 @@
-"""Replies of a worker, read as they arrive: a worker that stops in the middle of one does not stop its reader."""
+"""Replies of a worker, read as they arrive: a worker that stops in the middle of a reply does not block its reader."""
 
 import os
 import struct
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 HEADER: Final = struct.Struct("<Q")
 CHUNK_BYTES: Final = 1 << 20
-#: Messages wait for others until they are so long together, or have waited for so long.
+#: Messages are collected up to this total length, or for this long.
 TOGETHER_BYTES: Final = 1 << 15
 TOGETHER_S: Final = 0.02
 #: Pipes of POSIX are streams of bytes. On Windows a message arrives whole or not at all.
@@ -18,14 +18,14 @@ STREAMS: Final = sys.platform != "win32"
 
 
 def send(pipe: Connection, message: object) -> None:
-    """Writes a whole message; for `Inbox` at the other end."""
+    """Write a whole message, for an `Inbox` at the other end."""
     outbox = Outbox(pipe)
     outbox.put(message)
     outbox.flush()
 
 
 class Outbox:
-    """The writing end: short messages go together, since each write wakes the reader up; none waits for long."""
+    """The writing end: short messages are sent together, since each write wakes the reader; none waits for long."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -59,9 +59,9 @@ class Inbox:
         self._arrived = bytearray()
 
     def take(self) -> list[Any] | None:
-        """The messages that are whole by now, perhaps none; None once the other end is gone.
+        """The complete messages so far, perhaps none; None once the other end is gone.
 
-        It never waits when the pipe has something to read.
+        It never blocks when the pipe has something to read.
         """
         try:
             return self._stream() if STREAMS else [self._pipe.recv()]
@@ -81,5 +81,5 @@ class Inbox:
 
     def _end_of_first(self) -> int:
         if len(self._arrived) < HEADER.size:
-            return HEADER.size + 1  # its length is not known yet: more than there is
+            return HEADER.size + 1  # its length is not known yet: ask for more than there is
         return HEADER.size + int(HEADER.unpack_from(self._arrived)[0])

@@ -1,6 +1,6 @@
 """Who does the jobs of a simulation: here, processes, which are replaced when they die or hang, or this process itself.
 
-A pool hands out jobs and gives back results in their order. What a job is, is the worker's to know (`worker.py`).
+A pool hands out jobs and returns results in the order of the jobs. Only the worker knows what a job is (`worker.py`).
 """
 
 import logging
@@ -27,7 +27,7 @@ from fedavg.types import FederatedData
 
 log = logging.getLogger("fedavg.run")
 
-#: Deaths of workers within one round after which something is wrong that another will not fix.
+#: After this many deaths of workers within one round, another worker will not help.
 MAX_DEATHS: Final = 10
 
 #: Short jobs are handed out several at a time, since a message takes as long as such a job: this many at most, and
@@ -50,11 +50,11 @@ class WorkerPool(ABC):
     @property
     @abstractmethod
     def pids(self) -> list[int]:
-        """Of the processes that do the jobs, if they are others than this one."""
+        """The ids of the processes that do the jobs, if other than this one."""
 
     @abstractmethod
     def share(self, vector: Tensor) -> None:
-        """What the jobs to come read: weights, or all that an algorithm shares, shape (P,) or (V P,) float32."""
+        """What the next jobs read: weights, or all that an algorithm shares, shape (P,) or (V P,) float32."""
 
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Finished:
@@ -67,7 +67,7 @@ class WorkerPool(ABC):
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """What the workers of one machine read, and what each of them adds to."""
+    """The memory that the workers of one machine read, and that each of them adds to."""
 
     shared: Tensor
     rings: Sequence[Tensor]
@@ -78,7 +78,7 @@ class WorkerMemory:
         self.shared[: len(vector)].copy_(vector)
 
     def total(self, results: Sequence[JobResult], by_slot: Mapping[int, Sequence[int]]) -> Tensor | None:
-        """The sum over the rings of the workers that added to theirs, given the jobs that each of them did."""
+        """The sum over the rings of the workers that added something, given the jobs that each worker did."""
         bounds = {slot: [_bound(results[job]) for job in jobs] for slot, jobs in by_slot.items()}
         used = [slot for slot, of_slot in bounds.items() if any(of_slot)]
         bound = 0
@@ -165,10 +165,10 @@ class ProcessPool(WorkerPool):
         deaths, loans = 0, _Loans(self._memory.singles)
         self._watchdog.new_list()
         while waiting or any(sent.values()):
-            # One handful to do, and one to go on with while the server wakes up.
+            # One batch of jobs to do, and one to continue with while the server wakes up.
             while waiting and len(sent[slot := _least_busy(sent)]) <= handed[slot]:
                 some = waiting.take(len(self._processes))
-                with suppress(OSError):  # that a worker is dead shows when its reply is asked for
+                with suppress(OSError):  # a dead worker is noticed when its reply is read
                     self._processes[slot].pipe.send([loans.lent(index, jobs[index]) for index in some])
                 handed[slot] = len(some)
                 if not sent[slot]:
@@ -196,7 +196,7 @@ class ProcessPool(WorkerPool):
         return Finished(finished, self._memory.total(finished, done))
 
     def _replied(self, slots: Iterable[int]) -> list[int]:
-        """Who has something to say, perhaps nobody; those that hang are killed, which is soon said too."""
+        """The workers with something to read, perhaps none. Hung workers are killed, so that their pipes end soon."""
         by_pipe: dict[Any, int] = {self._processes[slot].pipe: slot for slot in slots}
         began = monotonic()
         ready = [by_pipe[pipe] for pipe in wait(list(by_pipe), LOOK_S)]
@@ -235,7 +235,7 @@ class ProcessPool(WorkerPool):
             )
         siblings = [process for process in self._processes if process is not dead]
         self._processes[slot] = self._starter.start(slot, siblings)
-        self._processes[slot].wait_until_ready()  # if it dies on its way, the next read from it shows that
+        self._processes[slot].wait_until_ready()  # if it dies before it is ready, the next read from it shows that
 
 
 def _least_busy(sent: dict[int, deque[int]]) -> int:
@@ -243,7 +243,7 @@ def _least_busy(sent: dict[int, deque[int]]) -> int:
 
 
 class _Loans:
-    """The rows for single updates that are lent to jobs on their way, by the number of the job."""
+    """The rows for single updates that are lent to current jobs, by the number of the job."""
 
     def __init__(self, singles: SingleRows | None) -> None:
         self._singles = singles
@@ -257,21 +257,21 @@ class _Loans:
         return replace(job, row=row)
 
     def returned(self, index: int, result: JobResult) -> JobResult:
-        """The result with what is in its row."""
+        """The result with the update from its row."""
         row = self._rows.pop(index, None)
         if row is None or self._singles is None or not isinstance(result, Trained):
             return result
         return replace(result, single=self._singles.read(row))
 
     def lost(self, jobs: Iterable[int]) -> None:
-        """A worker has died before it had done these."""
+        """A worker has died before it did these jobs."""
         for index in jobs:
             if self._singles and (row := self._rows.pop(index, None)) is not None:
                 self._singles.give_back(row)
 
 
 class _Waiting:
-    """The jobs that nobody has been given yet, in their order."""
+    """The jobs that are not handed out yet, in order."""
 
     def __init__(self, tasks: Sequence[Busy]) -> None:
         self._tasks = tasks
@@ -282,7 +282,7 @@ class _Waiting:
         return bool(self._jobs)
 
     def take(self, workers: int) -> list[int]:
-        """Those that are handed out together next. The largest come first, so a large one goes alone."""
+        """The jobs to hand out together next. The largest come first, so a large one goes alone."""
         enough, size, some = self._size * PART / workers, 0.0, list[int]()
         while self._jobs and len(some) < TOGETHER:
             size += self._tasks[self._jobs[0]].size

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, at the other end of a pipe."""
+"""A worker in its own process, at the other end of a pipe."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from fedavg.errors import FedAvgError, FleetError
 from fedavg.fleets import pipes
 from fedavg.fleets.worker import JobResult, Worker
 
-#: Seconds that a new process may take to import PyTorch and record its step, on a machine that is busy.
+#: Seconds that a new process may take to import PyTorch and record its step, on a busy machine.
 START_S: Final = 600.0
 READY: Final = "ready"
 
@@ -43,7 +43,7 @@ class WorkerProcess:
         self._inbox = pipes.Inbox(self.pipe)
 
     def wait_until_ready(self) -> bool:
-        """Until it can be given jobs; False if it is dead. What it could not start with is raised."""
+        """Wait until it can be given jobs; False if it is dead. An error of its start is raised."""
         replies: list[Any] | None = []
         while replies == []:
             if not self.pipe.poll(START_S):
@@ -60,7 +60,7 @@ class WorkerProcess:
         return self._inbox.take()
 
     def kill(self) -> None:
-        """Ends it even if it is stopped or stuck: it holds nothing that it would have to put away."""
+        """End it even if it is stopped or stuck: it has nothing to clean up."""
         self.process.kill()
 
     def stop(self) -> None:
@@ -71,7 +71,7 @@ class WorkerProcess:
 
 def live(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection, inherited: list[Connection]) -> None:
     """The life of a worker: do jobs until the server goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle: it finishes the checkpoint first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C: it finishes the checkpoint first
     for other in inherited:
         other.close()
     keep_freed_memory()
@@ -104,7 +104,7 @@ def _made(make: Callable[..., Worker], given: tuple[Any, ...], pipe: Connection)
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """A process that starts meanwhile never hears Ctrl-C, not even while it imports; this one hears it afterwards."""
+    """A process started meanwhile ignores Ctrl-C, even while it imports; this process handles Ctrl-C afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -1,7 +1,7 @@
 """Memory that the server and its workers share, whichever way the workers start. Nothing of it outlives them.
 
-Forked workers inherit anonymous memory. Others are handed it by `multiprocessing`: a file that has lost its name before
-anything is in it (POSIX), or a section of memory that goes with its last user (Windows).
+Forked workers inherit anonymous memory. Other workers receive it by `multiprocessing`: a file that is unlinked before
+anything is written to it (POSIX), or a section of memory that is freed with its last user (Windows).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def shared_bytes(size: int, method: str) -> Any:
-    """Zeros, as an object with the buffer protocol; what is not forked can be an argument of a new process."""
+    """Zeros, as an object with the buffer protocol; unless `method` is fork, a new process can receive it."""
     return mmap(-1, max(size, 1)) if method == "fork" else get_context(method).RawArray("b", max(size, 1))
 
 

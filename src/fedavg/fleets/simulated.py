@@ -1,4 +1,4 @@
-"""A fleet that simulates all clients of a plan: cohorts, jobs for a pool of workers, and what follows from results.
+"""A fleet that simulates all clients of a plan: it draws cohorts, makes jobs for a pool of workers, and sums results.
 
 It does not know where the workers are: on this machine (`local.py`), or on a cluster (`ray/`). Since sums are exact,
 neither the number of workers nor who does what can change a bit of the result.
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedavg.run")
 
-#: Bytes of one sum of a metric on its way to the server: a float64.
+#: Bytes of one sum of a metric as sent to the server: a float64.
 SUM_BYTES: Final = 8
-#: Memory for what clients have kept since the last checkpoint, if an eighth of what is free is not less.
+#: Memory for what clients have kept since the last checkpoint, or an eighth of free memory if that is less.
 MOST_RECENT_BYTES: Final = 512 << 20
 
 
@@ -75,7 +75,7 @@ class SimulatedFleet(Fleet, ABC):
     gives_singles = True
 
     def __init__(self) -> None:
-        #: Where clients keep what they carry from round to round; None: it is gone at the end.
+        #: Where clients keep what they carry from round to round; None: it is discarded at the end.
         self._kept_in: Path | None = None
         self._states: ClientStates | None = None
         self._scratch = ExitStack()
@@ -121,11 +121,11 @@ class SimulatedFleet(Fleet, ABC):
 
     @abstractmethod
     def new_pool(self, setup: Setup, data: FederatedData, trainer: Trainer, states: ClientStates | None) -> WorkerPool:
-        """The workers. The trainer is proved, and has the initial weights."""
+        """The workers. The trainer is verified, and has the initial weights."""
 
     @property
     def worker_pids(self) -> list[int]:
-        """Of the processes that run clients, from `start` on; none where they run in this one."""
+        """The ids of the processes that run clients, from `start` on; empty if clients run in this process."""
         return self._pool.pids
 
     def close(self) -> None:
@@ -136,12 +136,12 @@ class SimulatedFleet(Fleet, ABC):
             self._states.flush()
 
     def _client_states(self, directory: Path | None) -> ClientStates:
-        """Made before there are workers, so that those that are forked share its memory; others go by its files."""
+        """Created before the workers, so that forked workers share its memory; others use its files."""
         root = directory or Path(self._scratch.enter_context(TemporaryDirectory(prefix="fedavg-")))
         budget = int(min(MOST_RECENT_BYTES, memory_bytes()[1] / 8))
         states = ClientStates(root, recent=RecentStates.within(budget, self._population.count))
         if directory is None:
-            states.flush()  # nothing is there, and nobody will go back to it
+            states.flush()  # it is still empty, and no run will resume from it
         return states
 
     def draw(self, round: int, weights: Tensor) -> Cohort:
@@ -165,12 +165,12 @@ class SimulatedFleet(Fleet, ABC):
             return self._losses(weights, clients)
 
         cohort = sample_cohort(self._setup.plan, among.clients, round, among.attempt, losses, among.size, among.memory)
-        # Who is chosen has the model already, and fetches it only once.
+        # The chosen clients have the model already, and fetch it only once.
         down = make_codec("float32").max_bytes(len(weights)) * len(set(asked) - set(cohort))
         return Cohort(cohort, self._population.count, SUM_BYTES * len(asked), down)
 
     def _losses(self, weights: Tensor, clients: Sequence[int]) -> np.ndarray:
-        """The mean loss of each client on what it trains on, shape (len(clients),)."""
+        """The mean loss of each client on its training examples, shape (len(clients),)."""
         self._pool.share(weights)
         metrics, results = (
             self._setup.task.judged_by,
@@ -211,11 +211,11 @@ class SimulatedFleet(Fleet, ABC):
         return CohortResult(total, sum(sent), max(sent, default=0), down_bytes, losses=losses, attendance=there)
 
     def _nothing(self) -> Tensor:
-        """The sum over nobody."""
+        """The sum over no clients."""
         return torch.zeros(self._update_size, dtype=torch.float64)
 
     def _terms(self, part: Part, work: Work) -> "Terms | None":
-        """The terms of a part's session of secure aggregation; None where there is none."""
+        """The terms of a part's session of secure aggregation; None if the plan has none."""
         masking, size = self._setup.secagg, self._update_size
         if not masking:
             return None
@@ -223,7 +223,7 @@ class SimulatedFleet(Fleet, ABC):
         return masking.terms(token_bytes(16), work.round, model, len(part.cohort), size, self._setup.metrics)
 
     def _unmasked(self, part: Part, cohort: list[int], finished: Finished, terms: "Terms") -> CohortResult:
-        """The same sum by secure aggregation: the whole session runs here, through the bytes that would travel."""
+        """The same sum by secure aggregation: the whole session runs here, through the bytes that would be sent."""
         from fedavg.secagg.simulate import simulate
 
         rings = {k: t.ring for k, t in zip(cohort, finished.results, strict=True) if isinstance(t, Trained)}
@@ -239,7 +239,7 @@ class SimulatedFleet(Fleet, ABC):
         return CohortResult(total, sum(up), max(up), down, decoded.saturated, attendance=there)
 
     def _tell_of_capped(self, decoded: "DecodedSum", cap: float) -> None:
-        """Once for a run: from then on the mean over clients is another than the plan's weights would give."""
+        """Warn once per run: from then on the mean over clients differs from the mean by the plan's weights."""
         if decoded.capped and not self._told_of_capped:
             self._told_of_capped = True
             log.warning(
@@ -268,13 +268,13 @@ class SimulatedFleet(Fleet, ABC):
         return judged_by_clients(metrics, pieces, sent, down, named, self._groups(clients))
 
     def _groups(self, clients: Sequence[int]) -> list[int]:
-        """The group of each client in the plan's world; nothing without one, or where it has only one."""
+        """The group of each client in the plan's world; empty without a world, or if it has only one group."""
         world = self._setup.plan.world
         groups = make_world(world).groups(self._population.count) if world is not None else np.zeros(1, np.int64)
         return groups[list(clients)].tolist() if groups.any() else []
 
     def _judged_masked(self, pieces: dict[int, Evaluated], weights: Tensor, round: int, down: int) -> OnClients:
-        """The sums of all clients together, through a session of their own: nobody sees one client's."""
+        """The sums of all clients together, through a separate session: nobody sees one client's sums."""
         from fedavg.secagg.simulate import simulate
 
         metrics, masking = self._setup.task.judged_by, self._setup.secagg
@@ -288,7 +288,7 @@ class SimulatedFleet(Fleet, ABC):
         return judged_together(metrics, unclipped(decoded), decoded.count, up, down)
 
     def fine_tune(self, weights: Tensor, jobs: Sequence[TuneJob]) -> list[Tuned]:
-        """Have clients train the shared model further for themselves; the results in the order of the jobs."""
+        """Have clients train the shared model further for themselves; returns the results in the order of the jobs."""
         self._pool.share(weights)
         return [result for result in self._pool.run(list(jobs)).results if isinstance(result, Tuned)]
 
@@ -297,7 +297,7 @@ class SimulatedFleet(Fleet, ABC):
 
 
 def _singles(clients: Sequence[int], finished: Finished) -> dict[int, Update]:
-    """The updates of the clients as they came, without a copy."""
+    """The updates of the clients as received, without a copy."""
     trained = zip(clients, finished.results, strict=True)
     return {
         k: Update(torch.frombuffer(t.single, dtype=torch.float32), t.weight)

@@ -1,6 +1,6 @@
-"""Single updates on their way from forked workers to the server: in shared memory, so that nothing of them is sent.
+"""Single updates from forked workers to the server: in shared memory, so that they need not be sent.
 
-A row is lent to a job before it is handed out, and is free again when nobody holds the update in it any more.
+A row is lent to a job before the job is handed out, and is free again when nobody refers to its update any more.
 """
 
 from mmap import mmap
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @final
 class SingleRows:
-    """So many rows of `size` float32. Only the server lends them; memory is taken only by rows that were written."""
+    """Rows of `size` float32. Only the server lends them; only rows that were written take memory."""
 
     def __init__(self, count: int, size: int) -> None:
         self._memory = mmap(-1, max(4 * count * size, 1))
@@ -26,15 +26,15 @@ class SingleRows:
         return self._free.pop() if self._free else None
 
     def give_back(self, row: int) -> None:
-        """Free a row of which nothing has been read."""
+        """Free a row that has not been read."""
         self._free.append(row)
 
     def write(self, row: int, vector: Tensor) -> None:
-        """For the worker that a row was lent to."""
+        """Called by the worker that the row was lent to."""
         torch.from_numpy(self._row(row)).copy_(vector)
 
     def read(self, row: int) -> memoryview:
-        """The bytes of the update, not copied; its row is lent again only when nothing is left that looks at it."""
+        """The bytes of the update, not copied; its row is lent again only once nothing refers to them."""
         values = self._row(row)
         finalize(values, self._free.append, row).atexit = False
         return values.data.cast("B")

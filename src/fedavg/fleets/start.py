@@ -1,8 +1,8 @@
-"""How worker processes start: forked with all that the server has, or as new ones that are handed what they need.
+"""How worker processes start: forked with the server's memory, or as new processes that are sent what they need.
 
-By `fork` (Linux) a worker is there at once, shares all memory, and a user's objects need no pickling. By `spawn`
+By `fork` (Linux) a worker is ready at once, shares all memory, and a user's objects need no pickling. By `spawn`
 (macOS, Windows) it is a new Python that imports PyTorch and records its own step. By `forkserver` it is forked from a
-third process that has imported PyTorch and nothing else. The bits are the same.
+third process that has imported only PyTorch. The result is the same, bit for bit.
 """
 
 import gc
@@ -36,7 +36,7 @@ PRELOADED: Final = ("fedavg.fleets.start",)
 
 
 def method_of(plan: Plan) -> Method:
-    """What the plan asks for, or what suits this system: macOS has `fork`, but its own libraries do not survive it."""
+    """The plan's method, or the one that suits this system: macOS has `fork`, but its libraries do not survive it."""
     able = [method for method in get_all_start_methods() if method == "spawn" or hasattr(os, "fork")]
     if plan.start_method == "auto":
         return "fork" if "fork" in able and sys.platform != "darwin" else "spawn"
@@ -47,7 +47,7 @@ def method_of(plan: Plan) -> Method:
 
 
 def check_not_imported(method: Method) -> None:
-    """New processes import the script that started them; one that starts a run while it is imported would never end."""
+    """New processes import the script that started them; a script that starts a run on import would never end."""
     if method != "fork" and getattr(current_process(), "_inheriting", False):
         raise FleetError(
             "a worker imports this script, which would start another run; put the code that runs below: "
@@ -56,11 +56,11 @@ def check_not_imported(method: Method) -> None:
 
 
 class Starter(ABC):
-    """Starts the worker of a slot, the first time and when the one before is gone."""
+    """Starts the worker of a slot, at first and whenever the previous one is gone."""
 
     @abstractmethod
     def start(self, slot: int, siblings: Sequence[WorkerProcess]) -> WorkerProcess:
-        """A process that is on its way; `WorkerProcess.wait_until_ready` says when it has come."""
+        """A process that is starting; `WorkerProcess.wait_until_ready` waits for it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Starter(ABC):
 
 @final
 class Forked(Starter):
-    """Forks workers that are all made up already."""
+    """Forks workers that are already built."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
@@ -79,14 +79,14 @@ class Forked(Starter):
         gc.unfreeze()
 
     def start(self, slot: int, siblings: Sequence[WorkerProcess]) -> WorkerProcess:
-        # A copy of the server's end of a pipe would keep a worker alive after the server.
+        # With a copy of the server's end of a pipe, a worker would outlive the server.
         inherited = [sibling.pipe for sibling in siblings]
         return WorkerProcess("fork", _as_it_is, (self._workers[slot],), inherited)
 
 
 @dataclass(frozen=True)
 class Desk:
-    """What a worker that was not forked has of its own, and what it needs to make up the rest."""
+    """What a worker that was not forked owns, and what it needs to build the rest."""
 
     #: A `Setup`, the `FederatedData` and the frozen weights by name.
     parcel: Parcel
@@ -99,7 +99,7 @@ class Desk:
 
 @final
 class Spawned(Starter):
-    """Starts new processes that make up their workers themselves."""
+    """Starts new processes that build their workers themselves."""
 
     def __init__(self, method: Method, desks: Sequence[Desk]) -> None:
         self._method, self._desks = method, desks
@@ -126,10 +126,10 @@ def _as_it_is(worker: Worker) -> Worker:
 
 
 def worker_at(desk: Desk) -> Worker:
-    """In a new process: the worker of a desk."""
+    """Build the worker of a desk, in a new process."""
     setup, data, frozen = parcels.unpack(desk.parcel)
     trainer = proved_trainer(setup, data, frozen)
-    trim()  # of frozen weights that were built here, before those of the parcel took their place
+    trim()  # release the frozen weights that were built here before the parcel's replaced them
     if trainer.engine != desk.engine:
         raise FleetError(
             f"a worker would train by engine '{trainer.engine.name}' ({trainer.engine.reason}), and the server by "

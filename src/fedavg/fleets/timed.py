@@ -1,7 +1,7 @@
 """A fleet of simulated clients in a world: the same fleet under a simulated clock.
 
-It asks only who is there, counts only who reports in time, and knows what time it is. Where clients run is left to the
-fleet inside. Everything but training is decided before a client trains: who would not count is not trained at all.
+It asks only clients that are available, counts only those that report in time, and keeps the time. The inner fleet
+decides where clients run. Everything but training is decided first: a client that would not count is not trained.
 """
 
 import logging
@@ -32,12 +32,12 @@ log = logging.getLogger("fedavg.run")
 
 #: Abandoned attempts at one round after which a run ends.
 MOST_ATTEMPTS: Final = 50
-#: The slot of the time among what is remembered.
+#: The name of the slot that remembers the time.
 TIME: Final = "time"
 
 
 def in_world(fleet: Fleet, setup: Setup) -> Fleet:
-    """The fleet in the plan's world; the fleet itself where the plan has none."""
+    """The fleet in the plan's world; the fleet itself if the plan has none."""
     if setup.plan.world is None:
         return fleet
     if not fleet.simulates:
@@ -95,7 +95,7 @@ class TimedFleet(Fleet):
         return {TIME: torch.tensor([self._clock.now], dtype=torch.float64), **to_slots(self._memory)}
 
     def draw(self, round: int, weights: Tensor) -> Cohort:
-        """A cohort of those who are there, as soon as enough are."""
+        """A cohort of available clients, as soon as there are enough."""
         population, began = self._clients(round), self._clock.now
         self._wanted = cohort_size(self._setup.plan.C, population)
         if not self._setup.algorithm.asynchronous:
@@ -108,7 +108,7 @@ class TimedFleet(Fleet):
         return replace(cohort, errands=self._flights)
 
     def _drawn(self, round: int, weights: Tensor) -> Cohort:
-        """Whom the sampler picks of those who are there."""
+        """The clients that the sampler picks of those available."""
         population = self._clients(round)
         present = Population(population.count, np.where(self._there, _sizes(population), 0))
         size = self._wanted if self._setup.algorithm.asynchronous else self._clock.closing.asked(self._wanted)
@@ -154,7 +154,7 @@ class TimedFleet(Fleet):
         return result
 
     def _abandoned(self, work: Work, asked: np.ndarray, outcome: Outcome, row: ClockRow) -> Abandoned:
-        """Time has passed and work was done for nothing; other clients are asked."""
+        """Time and work were spent in vain; other clients are asked."""
         reason = f"{hours(self._clock.now)}: {outcome.closed.reason}"
         log.warning("round %d, attempt %d is abandoned on %s", work.round, self._attempt + 1, reason)
         self._lost.append(replace(row, abandoned=(reason,)))
@@ -201,7 +201,7 @@ class TimedFleet(Fleet):
         return self._closed(result, row)
 
     def flight(self, work: tuple[int, int], client: int, at: float) -> tuple[float, bool] | None:
-        """When a client that starts now is back, and whether with a report; None if it is not there."""
+        """When a client that starts at `at` is back, and whether it then reports; None if it is unavailable."""
         round, epochs = work
         sizes = _sizes(self._clients(round))
         if not sizes[client] or not self._clock.is_there(client, at):
@@ -209,7 +209,7 @@ class TimedFleet(Fleet):
         return self._clock.flight(round, client, at, (epochs * float(sizes[client]), self._bytes_down, self._sent))
 
     def redrawn(self, round: int, weights: Tensor, at: float) -> tuple[float, Sequence[int]]:
-        """When somebody is there again, and whom the sampler picks then."""
+        """When a client is available again, and whom the sampler picks then."""
         self._clock.set(at)
         self._there = self._clock.gather(_able(self._clients(round)), 1)
         self._attempt += 1
@@ -226,7 +226,7 @@ class TimedFleet(Fleet):
 
 
 def _attended(result: CohortResult, asked: np.ndarray, outcome: Outcome) -> CohortResult:
-    """With those who were asked and did not count."""
+    """The result with the clients that were asked and did not count."""
     if not result.attendance:
         return result
     fates = {fate.name.lower(): asked[outcome.closed.fates == fate].tolist() for fate in (Fate.LATE, Fate.DROPPED)}
@@ -246,7 +246,7 @@ def _able(population: Population) -> np.ndarray:
 
 @final
 class Flights(Errands):
-    """What an asynchronous algorithm learns of the world while it fills its buffer."""
+    """What an asynchronous algorithm learns about the world while it fills its buffer."""
 
     def __init__(self, fleet: TimedFleet, round: int, weights: Tensor, most: int) -> None:
         self._fleet, self._round, self._weights, self.most = fleet, round, weights, most

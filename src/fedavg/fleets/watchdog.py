@@ -1,21 +1,21 @@
-"""Which workers hang: silent for far longer than the jobs before would explain.
+"""Which workers hang: silent for far longer than earlier jobs would explain.
 
-Pure logic, without clocks and processes. Silence is counted in small steps while somebody waits for a worker, so a
-machine that sleeps, or a run that is stopped with Ctrl-Z, makes no worker look as if it hung.
+Pure logic, without clocks and processes. Silence is counted in small steps while a worker is waited for, so no worker
+seems to hang because the machine slept, or because the run was stopped with Ctrl-Z.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-#: How often a worker's silence is looked at, in seconds; also the most that one look counts.
+#: How often a worker's silence is checked, in seconds; also the most that one check counts.
 LOOK_S: Final = 1.0
-#: No worker hangs before this, however short the jobs were: the machine may be busy with something else.
+#: No worker counts as hung before this, however short the jobs were: the machine may be busy with something else.
 SHORTEST_S: Final = 60.0
-#: Before anything is known of how long a job takes.
+#: The limit before the duration of any job is known.
 FIRST_S: Final = 900.0
-#: A worker hangs when it needs this many times the slowest pace seen so far.
+#: A worker counts as hung when it takes this many times the slowest pace seen so far.
 FACTOR: Final = 20.0
-#: Hung workers for one and the same job, after which the job is at fault.
+#: After this many hung workers on the same job, the job is at fault.
 MOST_HANGS: Final = 3
 
 
@@ -39,10 +39,10 @@ class Silence:
 
 
 class Watchdog:
-    """Learns the pace of each kind of job, and says which workers are silent for too long."""
+    """Learns the pace of each kind of job, and says which workers have been silent for too long."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        """With a timeout, that is how long a worker may take for a job; else it follows from the jobs before."""
+        """`timeout_s` is how long a worker may take for a job; without it, the limit follows from earlier jobs."""
         self._timeout_s = timeout_s
         self._slowest: dict[str, float] = {}
         self._busy: dict[int, Busy] = {}
@@ -67,7 +67,7 @@ class Watchdog:
         self.took(task, self._silent_s[slot])
 
     def took(self, task: Busy, seconds: float) -> None:
-        """So long a job has taken."""
+        """A job has taken this long."""
         self._slowest[task.kind] = max(self._slowest.get(task.kind, 0.0), seconds / max(task.size, 1.0))
 
     def gone(self, slot: int) -> None:
@@ -75,7 +75,7 @@ class Watchdog:
         self._busy.pop(slot, None)
 
     def waited(self, seconds: float) -> tuple[list[Silence], list[Silence]]:
-        """So much time has passed: who has become suspicious by it, and who hangs and is watched no longer."""
+        """Time has passed: returns who has become suspicious, and who hangs and is no longer watched."""
         suspicious, hung = [], []
         for slot, task in list(self._busy.items()):
             self._silent_s[slot] += min(seconds, 2 * LOOK_S)
@@ -90,7 +90,7 @@ class Watchdog:
         return suspicious, hung
 
     def limit_s(self, task: Busy) -> float:
-        """After each hang of the same job it is twice as long: the job may just be slower than any before."""
+        """The limit doubles after each hang of the same job, which may just be slower than any before."""
         if self._timeout_s is not None:
             return self._timeout_s
         pace = self._slowest.get(task.kind)

@@ -1,4 +1,4 @@
-"""What a worker of a simulation does with one job: in a forked process, in an actor of Ray, or in the server's own."""
+"""What a simulation's worker does with one job: in a forked process, in a Ray actor, or in the server's process."""
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +39,9 @@ class TrainJob:
     client: int
     work: Work
     cohort: int
-    #: With secure aggregation: how the update becomes ring elements, which are given back instead of added.
+    #: With secure aggregation: how the update becomes ring elements, which are returned instead of added.
     encoding: "Encoding | None" = None
-    #: With single updates: the row of shared memory that this one goes to; none: it is sent.
+    #: With single updates: the row of shared memory for this one; None: it is sent.
     row: int | None = None
 
 
@@ -57,7 +57,7 @@ class EvalJob:
 
 @dataclass(frozen=True)
 class TuneJob:
-    """Fine-tune the shared model on one client's examples, for it alone; judge both models on what it holds out."""
+    """Fine-tune the shared model for one client on its examples; judge both models on those that it holds out."""
 
     client: int
     epochs: int
@@ -77,9 +77,9 @@ class Trained:
     bound: int
     #: The ring elements to be masked, with secure aggregation.
     ring: bytes = b""
-    #: The update itself, float32, where the setup asks for single updates: it is in no sum then.
+    #: The update itself, float32, if the setup asks for single updates: it is then in no sum.
     single: bytearray | memoryview = field(default_factory=bytearray)
-    #: What the server sees of the update, where the plan lets it.
+    #: What the server sees of the update, if the plan allows it.
     seen: Seen | None = None
 
 
@@ -105,7 +105,7 @@ JobResult = Trained | Evaluated | Tuned
 
 
 class Worker:
-    """Has a trainer, reads what the server shares, and adds into its own ring of shared memory."""
+    """Has a trainer, reads what the server shares, and adds updates to its own ring in shared memory."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Worker:
         self._frame_bytes = setup.codec.frame_bytes(len(ring)) or 0
         self._cohort = 0
         self._pieces: dict[Split, tuple[FederatedData, list[Examples]]] = {}
-        #: What is done with a job, by its kind.
+        #: The method for each kind of job.
         self.handlers: dict[type[Job], Callable[[Any], JobResult]] = {
             TrainJob: self._train,
             EvalJob: self._evaluate,
@@ -161,15 +161,15 @@ class Worker:
             raise Diverged(f"client {k}: {error}") from None
 
     def _sends_frames(self, job: TrainJob) -> bool:
-        """False where a frame would only be written to be read, and the sum takes what is in it."""
+        """False if a frame would only be written and read back, and the sum can take its content directly."""
         setup = self._setup
         plain = setup.codec.lossless and not job.encoding and not setup.single_updates
         return not plain or setup.lie_of(job.client) is not None
 
     def _counted(self, job: TrainJob, message: Message, vector: Tensor) -> Trained:
-        """A client's message as the server takes it."""
+        """A client's message as the server counts it."""
         setup, size = self._setup, len(message.frame) or self._frame_bytes
-        if job.encoding:  # bounds cannot be kept on what is masked
+        if job.encoding:  # the server cannot enforce bounds on masked updates
             measured = masked_numbers(setup.measures, message)
             ring = job.encoding.encode(vector.numpy(), message.weight, measured).ring
             return Trained(message.weight, message.metrics, size, 0, ring.tobytes())
@@ -181,19 +181,19 @@ class Worker:
         return Trained(update.weight, message.metrics, size, self._sum.bound, single=single, seen=seen)
 
     def _single(self, vector: Tensor, row: int | None) -> bytearray:
-        """What is sent of a single update: nothing, if it has a row of shared memory."""
+        """The bytes to send for a single update: none, if it has a row of shared memory."""
         if row is None or self._singles is None:
-            return bytearray(vector.numpy())  # a tensor needs memory that may be written
+            return bytearray(vector.numpy())  # a tensor needs writable memory
         self._singles.write(row, vector)
         return bytearray()
 
     def _seen(self, update: Update) -> Seen | None:
-        """What the server sees of a single update; nothing of one that is not finite, which it leaves out."""
+        """What the server sees of a single update; None for a non-finite one, which the server leaves out."""
         found = look_at(update.vector, self._setup.plan.seed)
         return seen_by(found, update.weight) if isfinite(found.largest) else None
 
     def _add(self, update: Update) -> Seen | None:
-        """Into the sum; and what the server sees of it, where it may."""
+        """Add to the sum; returns what the server sees of the update, if the plan allows it."""
         if not self._setup.shows_updates:
             self._sum.add(update.vector, update.weight)
             return None
@@ -202,14 +202,14 @@ class Worker:
         return seen_by(found, update.weight)
 
     def _as_it_is(self, vector: Tensor) -> Tensor:
-        """An update that no codec has looked at; code of the user may have made it."""
+        """An update that no codec has checked; the user's code may have made it."""
         if vector.shape != (self._size,):
             got, name = tuple(vector.shape), self._setup.algorithm.name
             raise DataError(f"an update of algorithm '{name}' has shape {got}; expected ({self._size},)")
         return vector.detach().to(torch.float32)
 
     def _decoded(self, frame: bytes, k: int) -> Tensor:
-        """The update in a frame. What a liar sends that is none is left to the reducer, which counts it as faulty."""
+        """The update in a frame. If an attacker sends no valid one, the reducer counts it as faulty."""
         try:
             return self._setup.codec.decode(frame, self._size)
         except DataError as error:
@@ -245,7 +245,7 @@ class Worker:
         return self._judged_on(job.split, data)[job.piece]
 
     def _judged_on(self, split: Split, data: FederatedData) -> list[Examples]:
-        """Made once, as long as the data does not change: a trigger takes a copy of the test set."""
+        """Built once while the data does not change: adding a trigger copies the test set."""
         if split not in self._pieces or self._pieces[split][0] is not data:
             self._pieces[split] = (data, server_pieces(self._setup, data, split))
         return self._pieces[split][1]
@@ -265,7 +265,7 @@ def test_pieces(task: Task, test: Examples) -> list[Examples]:
 
 
 def server_pieces(setup: Setup, data: FederatedData, split: Split) -> list[Examples]:
-    """The chunks of the test set, as it is, or as an attack shows it to the model."""
+    """The chunks of the test set, unchanged or as an attack alters it."""
     assert data.test, "the plan's evaluation is checked before round 1"
     if split == "test":
         return test_pieces(setup.task, data.test)
@@ -281,7 +281,7 @@ def eval_jobs(setup: Setup, data: FederatedData, split: Split, round: int) -> li
 
 
 def describe(data: FederatedData, job: Job, index: int) -> Busy:
-    """A job as a watchdog knows it."""
+    """A job as the watchdog sees it."""
     if isinstance(job, TrainJob):
         examples = float(data.sizes[job.client]) * job.work.epochs
         return Busy(index, "train", examples, f"client {job.client} in round {job.work.round}")
@@ -293,9 +293,9 @@ def describe(data: FederatedData, job: Job, index: int) -> Busy:
 
 
 def judges(setup: Setup, round: int, able: np.ndarray) -> list[int]:
-    """Who judges the model of a round: as many as the plan says of the clients that are able to, in rising order.
+    """Who judges the model of a round: as many of the `able` clients as the plan says, in rising order.
 
-    A service may have more of them than the plan is for; no more than K are asked.
+    A service may have more clients than the plan's population; no more than K are asked.
     """
     wanted = min(each for each in (setup.plan.eval_clients, setup.plan.clients, len(able)) if each is not None)
     if wanted == len(able):
@@ -312,8 +312,8 @@ def judged_by_clients(
     clients: Sequence[int] = (),
     groups: Sequence[int] = (),
 ) -> OnClients:
-    """What clients found, each with its own sums; `clients` says whose they are, where that may be recorded, and
-    `groups` which group of the plan's world each belongs to, where it has groups."""
+    """The metrics from each client's own sums; `clients` says whose they are, if that may be recorded, and `groups`
+    gives each client's group in the plan's world, if it has groups."""
     each = [{name: torch.tensor(sums, dtype=torch.float64) for name, sums in piece.sums.items()} for piece in pieces]
     worst = worst_of(metrics, clients, each) if clients else {}
     whole = whole_report(metrics, add_up([piece.sums for piece in pieces]))
@@ -325,7 +325,7 @@ def judged_by_clients(
 def judged_together(
     metrics: Mapping[str, Metric], means: Mapping[str, float], count: int, bytes_up: int, bytes_down: int
 ) -> OnClients:
-    """The same from the means of the sums over clients, by name: all that secure aggregation lets through."""
+    """The same from the means of the sums over clients, by name, which is all that secure aggregation reveals."""
     totals = {
         name: torch.tensor([means[f"{name}.{place}"] * count for place in range(metric.size)], dtype=torch.float64)
         for name, metric in metrics.items()
@@ -334,12 +334,12 @@ def judged_together(
 
 
 def named_sums(piece: Evaluated) -> dict[str, float]:
-    """Each sum by its name, as `names_of_sums` has them."""
+    """Each sum by its name in `names_of_sums`."""
     return {f"{name}.{place}": value for name, sums in piece.sums.items() for place, value in enumerate(sums)}
 
 
 def unclipped(decoded: "DecodedSum") -> Mapping[str, float]:
-    """The means of a masked sum; a sum that was cut to fit the ring would be a wrong result without a word."""
+    """The means of a masked sum; refused if the sum was clipped to the ring, which would silently be wrong."""
     if decoded.saturated:
         raise FleetError(
             f"{decoded.saturated} sums of metrics were beyond 2^31, which a masked sum cannot hold; expected smaller "

@@ -1,4 +1,4 @@
-"""What the page asks for by its paths: the same for a browser over HTTP and for a file that is written once."""
+"""Answers to the page's requests by path: the same for a browser over HTTP and for an exported file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ from fedavg.page.record import RunFiles
 from fedavg.page.views import Answer
 from fedavg.study.axes import AXES
 
-if TYPE_CHECKING:  # it needs packages of the server extra
+if TYPE_CHECKING:  # the import needs packages of the server extra
     from fedavg.page.fleet import LiveFleet
 
 
 class NotThere(FedAvgError):
-    """The page asked for something that is not there, or not any more."""
+    """The page asked for something that does not exist, or no longer exists."""
 
 
 class Shown:
@@ -89,7 +89,7 @@ class Shown:
         return _known(found, f"round {number} is not on record")
 
     def _partition(self, id: str) -> Answer:
-        """Data takes its time to be read: the records are not kept waiting for it."""
+        """Reading the data is slow, so it happens outside the records' lock."""
         with self._records() as records:
             plan, identity = dict(_one(records, id).plan), dict(_one(records, id).identity)
         return self._partitions.of(plan, identity)

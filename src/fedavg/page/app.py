@@ -1,7 +1,7 @@
 """The page over HTTP: for this machine and whoever knows the token, read-only.
 
-Any website that is open in the browser can send requests to 127.0.0.1, and one that rebinds its name to it can read
-the answers. So the address holds a token, and the name by which the page is asked for must be that of this machine.
+Any website that is open in the browser can send requests to 127.0.0.1, and with DNS rebinding it can read the answers.
+So the address contains a token, and the request's host name must be this machine's.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fedavg.page.answers import NotThere, Shown
 from fedavg.page.site import POLICY, asset
 
-#: Names that this machine is asked for by.
+#: Host names of this machine.
 HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
-#: Seconds between looks for something new, and between signs of life.
+#: Seconds between checks for something new, and between keep-alive messages.
 LOOK_S: Final = 0.3
 ALIVE_S: Final = 15.0
 HEADERS: Final = {
@@ -38,7 +38,7 @@ HEADERS: Final = {
 
 
 class Guarded:
-    """Refuses a request by another name than this machine's, or without the token; sets headers on every answer."""
+    """Refuses requests for a host name other than this machine's, or without the token; sets headers on all answers."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._prefix = app, f"/{token}/"
@@ -107,7 +107,7 @@ def _answered(answer: Callable[[str], dict[str, Any]], query: str) -> Response:
 
 
 async def _events(_: Request, shown: Shown) -> Response:
-    """Says that something is new; what it is, the page asks for itself."""
+    """Announces that something is new; the page then asks for what it needs."""
 
     async def stream() -> AsyncIterator[bytes]:
         told, silent = -1, 0.0

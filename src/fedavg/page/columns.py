@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
-#: Parts of a row that are shown for one round alone: they are lists and words, or say again what a column says.
+#: Parts of a row that are shown only for a single round: lists and words, or repetitions of a column.
 _APART: Final = frozenset({"ledger", "who", "worst", "digest"})
 
 
 class GrowingColumns:
-    """Grows by rows. A column that a row lacks is NaN there."""
+    """Grows by rows. A value that a row lacks is NaN."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -36,12 +36,12 @@ class GrowingColumns:
         column.extend([nan] * (self.count - len(column)))
 
     def get(self, name: str) -> np.ndarray:
-        """The column, shape (count,), float64; all NaN where no row has it."""
+        """The column, shape (count,), float64; all NaN if no row has it."""
         found = self._values.get(name)
         return np.array(found, np.float64) if found is not None else np.full(self.count, nan)
 
     def last(self, name: str) -> float | None:
-        """The last number of a column that is one."""
+        """The last value of a column that is a number."""
         column = self._values.get(name, array("d"))
         return next((value for value in reversed(column) if value == value), None)
 

@@ -12,12 +12,12 @@ from fedavg.page.thin import POINTS, Curve, band, curve, thinned
 from fedavg.study.axes import AXES
 from fedavg.study.compare import RUNTIME
 
-#: Columns that are no result of a round, and so are not offered to be drawn.
+#: Columns that are not results of a round, and so are not offered as curves.
 _NOT_DRAWN: Final = frozenset({"round"})
 
 
 def group_of(plan: Mapping[str, Any]) -> str:
-    """A name that plans share which differ in their seed alone."""
+    """A name shared by plans that differ only in their seed."""
     counted = {name: value for name, value in plan.items() if name not in RUNTIME | {"seed"}}
     return sha256(dumps(counted, sort_keys=True, default=str).encode()).hexdigest()[:12]
 

@@ -1,4 +1,4 @@
-"""The page as one file, to be sent or kept: it needs neither this package nor a network."""
+"""The page as one file to send or keep: it needs neither this package nor a network."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from fedavg.page.site import whole_page
 from fedavg.page.views import evenly
 from fedavg.study.axes import AXES
 
-#: Rounds of each run that the file holds one by one; of longer runs so many, evenly spread.
+#: The most rounds of each run that the file holds in detail; of longer runs, this many evenly spread ones.
 ROUNDS: Final = 200
 
 
@@ -28,7 +28,7 @@ def export(root: Path, file: Path) -> int:
 
 
 def all_answers(shown: Shown) -> dict[str, Any]:
-    """All that the page can ask for, by what it asks."""
+    """All answers that the page can ask for, by request."""
     index = shown.answer("index")
     ids = [run["id"] for run in index["runs"]]
     chosen = "".join(f"&run={id}" for id in ids)
@@ -40,6 +40,6 @@ def all_answers(shown: Shown) -> dict[str, Any]:
     for name, path in asked.items():
         try:
             found[name] = shown.answer(path)
-        except NotThere:  # what is not there now will not be in the file, and the page says so
+        except NotThere:  # it is left out of the file, and the page says so
             continue
     return found

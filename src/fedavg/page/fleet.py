@@ -1,4 +1,4 @@
-"""A live fleet as its server reports it: asked every other second from here, so the browser contacts nobody else."""
+"""A live fleet as its server reports it. This process polls the server every other second; the browser does not."""
 
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -11,20 +11,20 @@ import httpx2 as httpx
 
 from fedavg.fleets.http.protocol.certs import client_context, no_tls
 
-#: Seconds between questions, and for an answer.
+#: Seconds between requests, and the timeout of an answer.
 ASK_S: Final = 2.0
 ANSWER_S: Final = 10.0
-#: Moments that are remembered: an hour of them, and as many more in the window that the pace is taken from.
+#: How many moments are remembered: one hour, and as many more for the window over which the pace is measured.
 MOMENTS: Final = 1800
-#: Devices that are listed.
+#: The most devices that are listed.
 MOST_LISTED: Final = 500
-#: What is shown of a device; nothing else of an answer is passed on.
+#: The fields shown of a device; nothing else of an answer is passed on.
 _SHOWN: Final = ("client", "name", "examples", "revoked", "approved", "enrolled")
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The fleet at a time (seconds since 1970): rounds done, devices there, of those at work on the round."""
+    """The fleet at a time (seconds since 1970): rounds done, devices present, and how many of those are at work."""
 
     at: float
     committed: int
@@ -82,7 +82,7 @@ class LiveFleet:
         status = self._get("/admin/status" if self._token else "/v1/status")
         if "error" in status:
             return {"problem": f"the server refused ({status['error']}): {status.get('detail', '')}"}
-        clients = self._get("/admin/clients").get("clients") if self._token else None  # not for a viewer's token
+        clients = self._get("/admin/clients").get("clients") if self._token else None  # a viewer's token may not see it
         listed = None if clients is None else [{name: row.get(name) for name in _SHOWN} for row in clients]
         return {
             "problem": None,
@@ -112,7 +112,7 @@ def moment(status: dict[str, Any], now: float) -> Moment:
 
 
 def pace(moments: list[Moment]) -> float | None:
-    """Rounds per hour over the time that is remembered; None until a round has ended in it.
+    """Rounds per hour over the remembered time; None until a round has ended in it.
 
     >>> pace([Moment(0.0, 3, 5, 0), Moment(1800.0, 8, 5, 0)])
     10.0

@@ -1,4 +1,4 @@
-"""The runs below a folder: found, read in the background piece by piece, and looked at under one lock."""
+"""The runs below a folder: found, read in the background piece by piece, and viewed under one lock."""
 
 import os
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from typing import Final
 from fedavg.errors import RunDirError
 from fedavg.page.record import MARKS, RunFiles, locked_inodes
 
-#: Seconds between looks at the disk, and between looks for new runs.
+#: Seconds between reads of the disk, and between searches for new runs.
 LOOK_S: Final = 0.5
 SEARCH_S: Final = 2.0
-#: Folders below the first one that are searched, and runs that are shown at most.
+#: The depth of folders that are searched, and the most runs that are shown.
 DEPTH: Final = 4
 MOST: Final = 1000
 
 
 class Library:
-    """Thread-safe by `looking`. `version` grows with every change that a view may show."""
+    """Thread-safe inside `looking`. `version` grows with every change that a view may show."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -43,12 +43,12 @@ class Library:
 
     @contextmanager
     def looking(self) -> Iterator[dict[str, RunFiles]]:
-        """The records by id, which stay as they are meanwhile."""
+        """The records by id, which do not change meanwhile."""
         with self._lock:
             yield self._records
 
     def refresh(self) -> bool:
-        """Look at the disk once; True if anything is new."""
+        """Read the disk once; True if anything is new."""
         changed = self._search()
         locked = locked_inodes()
         for record in list(self._records.values()):
@@ -58,7 +58,7 @@ class Library:
         return changed
 
     def read_all(self) -> None:
-        """All that is there now."""
+        """Read everything that is there now."""
         while self.refresh():
             if not any(record.state.word == "reading" for record in self._records.values()):
                 return
@@ -88,7 +88,7 @@ def _runs(root: Path) -> list[tuple[Path, str]]:
 
 
 def _below(folder: Path, prefix: str, depth: int) -> Iterator[tuple[Path, str]]:
-    """What cannot be read is left out, as are hidden folders; links are not followed, for they may go in circles."""
+    """Unreadable and hidden folders are left out; links are not followed, because they may form cycles."""
     try:
         entries = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except OSError:

@@ -1,7 +1,7 @@
-"""What the clients of a run hold, as a picture: computed from the plan, if the data is on this machine.
+"""A picture of what the clients of a run hold: computed from the plan, if the data is on this machine.
 
-Nothing is fetched, and no code is run that a plan names: a run may have come from somebody else. A private plan's
-clients are not shown.
+Nothing is downloaded, and no code that a plan names is run: a run may come from somebody else. The clients of a
+private plan are not shown.
 """
 
 from collections.abc import Mapping
@@ -13,27 +13,27 @@ from typing import Any, Final
 from fedavg.errors import FedAvgError
 from fedavg.page.views import BARS, Answer, evenly
 
-#: Clients beyond which labels are not counted: all examples of all clients would have to be read.
+#: With more clients than this, labels are not counted: all examples of all clients would have to be read.
 MOST_COUNTED: Final = 5000
-#: What of a plan decides who holds what.
+#: The options of a plan that decide which client holds which examples.
 _DECIDES: Final = ("data", "partition", "clients", "holdout", "seed", "data_dir")
 
 
 class Partitions:
-    """Remembers what it has read, and reads one at a time."""
+    """Remembers the partitions that it has read, and reads one at a time."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._known: dict[str, Answer] = {}
 
     def of(self, plan: Mapping[str, Any], identity: Mapping[str, Any]) -> Answer:
-        """The picture's numbers, or why there is none. Plans with the same clients share them, if they may be shown."""
+        """The picture's numbers, or why there is none. Plans with the same partition share them, if allowed."""
         try:
             problem = _refused(plan)
             return {"missing": problem} if problem else self._remembered(plan, identity.get("data"))
         except FedAvgError as error:
             return {"missing": str(error)}
-        except (KeyError, TypeError, ValueError, AttributeError):  # a plan of another tool or version
+        except (KeyError, TypeError, ValueError, AttributeError):  # a plan from another tool or version
             return {"missing": "Its plan.toml is not one that this version can read."}
 
     def _remembered(self, plan: Mapping[str, Any], fingerprint: str | None) -> Answer:
@@ -45,7 +45,7 @@ class Partitions:
 
 
 def _described(plan: Mapping[str, Any], fingerprint: str | None) -> Answer:
-    """Imports PyTorch, which the rest of the page does without."""
+    """Imports PyTorch, which the rest of the page does not need."""
     from fedavg.data import HeldOut, load
     from fedavg.data.show import PartitionTable, describe
 
@@ -64,7 +64,7 @@ def _no_labels(data: Any) -> tuple[Any, Any]:
 
 
 def _refused(plan: Mapping[str, Any]) -> str | None:
-    """Why there is no picture: it would show too much, run code that a plan names, or fetch something."""
+    """Why there is no picture: it would reveal too much, run code that a plan names, or download something."""
     from fedavg.data import dataset_named, is_named
     from fedavg.data.download import complete
     from fedavg.data.location import data_directory
@@ -87,7 +87,7 @@ def _folder(plan: Mapping[str, Any]) -> Path | None:
 
 
 def _is_noised(stages: Any, known: Mapping[str, Any]) -> bool:
-    """True if a stage hides clients' numbers; one that is not known may."""
+    """True if a stage hides clients' numbers, or is unknown and so may."""
     names = [str(stage).partition(":")[0] for stage in stages]
     return any(name not in known or known[name].hides_metrics for name in names)
 

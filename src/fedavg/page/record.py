@@ -1,6 +1,6 @@
-"""One run directory as it is on the disk: read piece by piece, while it grows, and whatever state it is in.
+"""One run directory as it is on disk: read piece by piece, while it grows, in whatever state it is.
 
-Nothing here writes, and nothing takes the run's lock: a page that looks must not be in the way of a run that starts.
+Nothing here writes or takes the run's lock: the page must not keep a run from starting.
 """
 
 import json
@@ -19,12 +19,12 @@ import numpy as np
 from fedavg.page.columns import GrowingColumns
 from fedavg.runlog.seals import unchained, unsealed
 
-#: Bytes of metrics.jsonl that are read at a time.
+#: How many bytes of metrics.jsonl are read at a time.
 PIECE: Final = 2**21
-#: A run that nobody is known to hold counts as running for this many times its pace, and at least this many seconds.
+#: A run without a known lock counts as running for this many times its time per round, and at least so many seconds.
 FRESH_PACES: Final = 5.0
 FRESH_S: Final = 20.0
-#: Files by which a directory is taken for a run.
+#: Files that identify a directory as a run.
 MARKS: Final = ("run.json", "plan.toml", "metrics.jsonl")
 #: The format of run.json that this version reads.
 FORMAT: Final = 2
@@ -58,7 +58,7 @@ class RunFiles:
 
     def _forget(self) -> None:
         self.columns, self._starts, self._link, self._offset = GrowingColumns(), array("q"), "", 0
-        #: In how many rounds each client reported, where rows say who did.
+        #: In how many rounds each client reported, if rows say who did.
         self.reported: Counter[int] = Counter()
         self._inode, self._damage = 0, ""
         #: Is there more to read; was the last line cut off?
@@ -69,7 +69,7 @@ class RunFiles:
         return self.columns.count
 
     def refresh(self, locked: frozenset[int] = frozenset()) -> bool:
-        """Read what is new, a piece at most; True if anything is. `locked`: inodes of files that are locked."""
+        """Read what is new, at most one piece; True if anything is. `locked`: inodes of locked files."""
         lock = _stamp(self.path / "lock")
         self._held = lock is not None and lock[0] in locked
         stamps = tuple(_stamp(self.path / name) for name in (*MARKS, "summary.json"))
@@ -84,7 +84,7 @@ class RunFiles:
         self.state = self._state()
         return True
 
-    # What the run is in
+    # The run's state
 
     def _state(self) -> RunState:
         notes = tuple(self._problems.values())
@@ -102,7 +102,7 @@ class RunFiles:
         return RunState(str(self.summary.get("status", "stopped")))
 
     def _fresh(self) -> bool:
-        """True if it has no end, and its last row is recent enough that another is likely."""
+        """True if the run has not ended, and its last row is recent enough that another is likely."""
         if self.summary:
             return False
         seconds = self.columns.get("seconds")[-50:] + self.columns.get("eval_seconds")[-50:]
@@ -121,7 +121,7 @@ class RunFiles:
         return {}
 
     def _read_identity(self) -> Document:
-        """What run.json says; a run that is served has none."""
+        """What run.json says; a served run has none."""
         document = self._json("run.json")
         if document is None:
             return {}
@@ -189,7 +189,7 @@ class RunFiles:
             self._damage = f"metrics.jsonl: {found.damage}; 'fedavg resume' computes what follows again"
 
     def row(self, round: int) -> Document | None:
-        """The row of a round, from the disk; None if there is none."""
+        """The row of a round, read from disk; None if there is none."""
         if not 1 <= round <= len(self._starts):
             return None
         try:
@@ -221,7 +221,7 @@ def _stamp(path: Path) -> tuple[int, int, float] | None:
 
 
 def locked_inodes() -> frozenset[int]:
-    """Inodes of files that a process holds a lock on; none where the system does not tell."""
+    """Inodes of files that a process has locked; empty if the system does not say."""
     try:
         text = Path("/proc/locks").read_text()
     except OSError:

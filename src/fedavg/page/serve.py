@@ -15,7 +15,7 @@ HOST: Final = "127.0.0.1"
 
 
 def serve(shown: Shown, port: int, ready: Callable[[str], None]) -> None:
-    """Serve on this machine alone; `ready` is called with the address once it can be opened."""
+    """Serve on this machine only; `ready` is called with the address once it can be opened."""
     token = token_urlsafe(16)
     listening = _bound(port)
     address = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
@@ -27,7 +27,7 @@ def serve(shown: Shown, port: int, ready: Callable[[str], None]) -> None:
 
 
 class _Told(uvicorn.Server):
-    """Says when it listens, and ends the streams of events when it is to stop."""
+    """Reports when it listens, and ends the streams of events when it is to stop."""
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None], shown: Shown) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""The files that the browser gets: nothing is made from them but one file for an export, and nothing comes from
+"""The files that the browser gets: served as they are, or joined into one file for an export; nothing comes from
 elsewhere."""
 
 import re
@@ -10,7 +10,7 @@ from json import dumps
 from typing import Any, Final
 
 TYPES: Final = {"html": "text/html; charset=utf-8", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-#: Nothing but our own files is run, drawn or asked for, and no other site may put the page in a frame.
+#: The browser may run, show and request only our own files, and no other site may put the page in a frame.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -21,7 +21,7 @@ _EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
 
 @cache
 def asset(name: str) -> tuple[bytes, str] | None:
-    """A file of the page with its type; None if there is none of this name."""
+    """A file of the page with its type; None if there is no such file."""
     ending = name.rpartition(".")[2]
     if not re.fullmatch(r"[a-z]+\.[a-z]+", name) or ending not in TYPES:
         return None
@@ -32,7 +32,7 @@ def asset(name: str) -> tuple[bytes, str] | None:
 def whole_page(answers: dict[str, Any]) -> str:
     """The page as one file that needs no server: its scripts, its style, and the answers to all that it asks."""
     style, script = _text("page.css"), bundled("main")
-    # Within a script element only this could end it: a run may be named anything.
+    # Only this could end a script element, and a run may have any name.
     data = dumps(answers).replace("<", "\\u003c")
     allowed = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:"
     return (
@@ -48,7 +48,7 @@ def whole_page(answers: dict[str, Any]) -> str:
 
 
 def bundled(main: str) -> str:
-    """A module and all that it imports, each before those that need it, as one script."""
+    """A module and all of its imports as one script, each module before those that need it."""
     done: dict[str, str] = {}
 
     def add(name: str) -> None:

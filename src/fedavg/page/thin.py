@@ -50,7 +50,7 @@ class Band:
 
 
 def band(curves: list[Curve], points: int = POINTS) -> Band | None:
-    """Between evaluated points a curve is taken for straight. None where the curves have no stretch in common."""
+    """Curves are interpolated linearly between evaluated points. None if they have no stretch in common."""
     first, last = max(each.x[0] for each in curves), min(each.x[-1] for each in curves)
     if first > last:
         return None

@@ -1,4 +1,4 @@
-"""What the page asks for, as plain values for JSON. It shows what is on record, and adds nothing to it."""
+"""What the page asks for, as plain values for JSON. It shows only what is on record."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -15,7 +15,7 @@ from fedavg.study.compare import differing
 
 Answer = dict[str, Any]
 
-#: Bars that a picture over clients has at most.
+#: The most bars in a picture over clients.
 BARS: Final = 200
 #: Seconds of a simulated day.
 DAY_S: Final = 86_400
@@ -61,7 +61,7 @@ def drawn(records: Sequence[RunFiles], x: str, y: str) -> Answer:
 
 
 def one_round(record: RunFiles, round: int) -> Answer | None:
-    """What is on record of a round, with what the plan allows it; None if there is no such round."""
+    """The record of a round, as far as the plan allows it to be shown; None if there is no such round."""
     row = record.row(round)
     if row is None:
         return None
@@ -80,12 +80,12 @@ def one_round(record: RunFiles, round: int) -> Answer | None:
 
 
 def is_private(plan: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """True where a single client's numbers may not be seen."""
+    """True if a single client's numbers must not be shown."""
     return plan.get("secagg", "none") != "none" or bool(row.get("ledger"))
 
 
 def clients(record: RunFiles) -> Answer:
-    """How the model does over clients, round by round, and how often each took part."""
+    """How well the model does across clients, round by round, and how often each took part."""
     prefix = "on_clients.spread."
     names = [name.removeprefix(prefix).rsplit(".", 1) for name in record.columns.names if name.startswith(prefix)]
     spread: dict[str, Answer] = {}
@@ -148,7 +148,7 @@ def world(record: RunFiles, day: str) -> Answer | None:
 
 
 def as_json(value: Any) -> Any:
-    """The same, with numbers that JSON has no word for as text: a plan's B may be infinite.
+    """The same value, with numbers that JSON cannot express as text: a plan's B may be infinite.
 
     >>> as_json({"B": float("inf"), "stages": ["clip:1"], "lr": 0.1})
     {'B': 'inf', 'stages': ['clip:1'], 'lr': 0.1}

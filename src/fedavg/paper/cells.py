@@ -14,7 +14,7 @@ NON_IID: Final = "non-iid"
 
 #: A run may take this many times the paper's rounds before the target counts as not reached.
 PATIENCE: Final = 3
-#: The same where the paper has no number: times the longest run of the column.
+#: The same if the paper has no number: times the longest run of the column.
 PATIENCE_BLANK: Final = 2
 #: No run is dropped before this many rounds: small numbers scatter.
 LEAST_ALLOWANCE: Final = 100
@@ -42,14 +42,14 @@ class PaperModel:
 
     @property
     def pixels(self) -> str:
-        """Where the pixels of MNIST lie: centred in [-0.5, 0.5], or unit, in [0, 1]; nothing for other data."""
+        """The range of MNIST's pixels: centred in [-0.5, 0.5], or unit, in [0, 1]; empty for other data."""
         name, _, pixels = self.data.partition(":pixels=")
         return (pixels or "unit") if name == "mnist" else ""
 
 
 TWO_NN: Final = PaperModel("2nn", "mnist-2nn", "mnist:pixels=centred", "iid", "shards", 100, 600, 10_000, 20_000)
 #: The paper does not say how it scaled pixels. In [-0.5, 0.5], as in TensorFlow's MNIST example of its time, the 2NN
-#: takes the paper's rounds, in [0, 1] half of them or fewer: the first counts, the second is shown beside it.
+#: takes the paper's rounds, in [0, 1] at most half of them: the first is our result, the second is shown beside it.
 TWO_NN_UNIT: Final = replace(TWO_NN, data="mnist")
 CNN: Final = PaperModel("cnn", "mnist-cnn", "mnist", "iid", "shards", 100, 600, 10_000, 10_000, train_sample=10_000)
 LSTM: Final = PaperModel(
@@ -61,7 +61,7 @@ POSTS: Final = PaperModel("posts", "posts-lstm", "posts", "natural", "natural", 
 
 @dataclass(frozen=True)
 class Setting:
-    """A plan without its learning rate and seed. Equal settings share their runs, in whichever table they stand."""
+    """A plan without its learning rate and seed. Equal settings share their runs, in whichever table they are."""
 
     model: PaperModel
     partition: str
@@ -73,7 +73,7 @@ class Setting:
     eval_every: int = 1
 
     def plan(self, eta: float, seed: int = 0) -> Plan:
-        """One worker: runs go side by side, one per core, which wastes less than spreading one run over cores."""
+        """One worker: runs are parallel, one per core, which wastes less than spreading one run over cores."""
         return Plan(
             task=self.model.task,
             data=self.model.data,
@@ -97,7 +97,7 @@ class Setting:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What it is called by, as texts: what `--only` compares."""
+        """Its labels as texts, which `--only` compares."""
         return {
             "model": self.model.name,
             "partition": self.partition,
@@ -151,7 +151,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As in `table4 partition=iid,E=1,B=10`: enough to tell it from all others."""
+        """As in `table4 partition=iid,E=1,B=10`: enough to identify it."""
         return f"table{self.table} {self.choice}"
 
     @property
@@ -171,7 +171,7 @@ class Cell:
 
 
 def with_unit_pixels(cell: Cell) -> Cell | None:
-    """The same cell with pixels in [0, 1]; None for what is measured in one way only."""
+    """The same cell with pixels in [0, 1]; None for cells that are measured in only one way."""
     if cell.setting.model != TWO_NN:
         return None
     return replace(cell, setting=replace(cell.setting, model=TWO_NN_UNIT))
@@ -249,10 +249,10 @@ _TARGETS_3: Final = (0.80, 0.82, 0.85)
 
 
 def per_round(decay: float, C: float) -> float:
-    """A round's share of a decay of eta on CIFAR-10, which we take to be that of 1/C rounds: one turn for every client.
+    """The decay of eta in one round on CIFAR-10: we take the paper's decay to be over 1/C rounds, one turn per client.
 
-    Figure 4 says "per round". If that was a round of communication, FedSGD with its 0.9934 could learn as much in all
-    as in 151 rounds at full rate, but Table 3 has it rise until round 6600.
+    Figure 4 says "per round". If that meant a round of communication, FedSGD with its 0.9934 could learn in total only
+    as much as in 151 rounds at the full rate, but in Table 3 it improves until round 6600.
     """
     return float(decay ** max(C, 1 / CIFAR.clients))
 
@@ -275,8 +275,8 @@ def federated(model: PaperModel, partition: str, C: float, E: int, B: float) -> 
 def _eval_every(model: PaperModel, partition: str, C: float, E: int, B: float) -> int:
     """Every round, except where there are thousands of them and evaluation would take longer than training.
 
-    With one client a round on non-IID data accuracy jumps from round to round, so that many rounds between evaluations
-    would find the target late; there every second round it is.
+    With one client a round on non-IID data, accuracy jumps from round to round, so that rare evaluations would find the
+    target late; there every second round is evaluated.
     """
     if C == 0 and partition == NON_IID:
         return 2
@@ -327,13 +327,13 @@ CELLS: Final[tuple[Cell, ...]] = (
     *_by_epochs_and_batch(4, TWO_NN, _TABLE_4),
 )
 
-#: And the cells of the 2NN with pixels in [0, 1], which are shown beside the others.
+#: With the cells of the 2NN with pixels in [0, 1], which are shown beside the others.
 ALL_CELLS: Final = (*CELLS, *(unit for cell in CELLS if (unit := with_unit_pixels(cell)) is not None))
 
 
 # Where the search for a learning rate starts, in sixths of a decade (see search.rate): -6 is 0.1, 0 is 1.
 
-#: (model, B) -> the start for (IID, non-IID). A better one comes from the records of a related cell, if it has any.
+#: (model, B) -> the start for (IID, non-IID). The records of a related cell, if any, give a better start.
 _GUESSES: Final[dict[tuple[str, float], tuple[int, int]]] = {
     ("2nn", 10.0): (-4, -6),
     ("2nn", 50.0): (-4, -6),

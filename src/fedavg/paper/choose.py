@@ -18,9 +18,9 @@ T = TypeVar("T", bound=Labelled)
 
 
 def choose(cells: Sequence[T], only: Sequence[str]) -> list[T]:
-    """What fits any of the filters, in the paper's order; all if there is no filter.
+    """The cells that match any of the filters, in the paper's order; all if there is no filter.
 
-    A filter is KEY=VALUE,...; a cell fits if all of them hold. Numbers compare as numbers: C=0.10 is C=0.1.
+    A filter is KEY=VALUE,...; a cell matches if all of them hold. Numbers compare as numbers: C=0.10 is C=0.1.
     """
     filters = [_parse(text) for text in only]
     chosen = [cell for cell in cells if not filters or any(f.items() <= cell.labels.items() for f in filters)]
@@ -31,7 +31,7 @@ def choose(cells: Sequence[T], only: Sequence[str]) -> list[T]:
 
 
 def choose_cells(table: int, only: Sequence[str]) -> list[Cell]:
-    """Cells of a table; those with pixels in [0, 1] that stand beside the paper's only where a filter names pixels."""
+    """Cells of a table; those with pixels in [0, 1], which are beside the paper's, only if a filter names pixels."""
     pool = ALL_CELLS if any("pixels" in _parse(text) for text in only) else CELLS
     return choose([cell for cell in pool if cell.table == table], only)
 
@@ -52,7 +52,7 @@ def _pair(part: str, text: str) -> tuple[str, str]:
 
 
 def _plain(value: str) -> str:
-    """A number as labels have it, another text as it is."""
+    """A number as written in labels; other text unchanged."""
     if value == "∞":
         return "inf"
     try:
@@ -62,7 +62,7 @@ def _plain(value: str) -> str:
 
 
 def telling_keys(cells: Sequence[Labelled]) -> list[str]:
-    """The keys by which these differ."""
+    """The keys in which these differ."""
     return [key for key in cells[0].labels if key != "table" and len(_values(cells, key)) > 1]
 
 

@@ -1,4 +1,4 @@
-"""About how long a cell will take on one core. Rough: it orders the cells of a budget and tells hours from minutes."""
+"""About how long a cell takes on one core. Rough: enough to order the cells of a budget and tell hours from minutes."""
 
 from math import inf
 from statistics import median
@@ -7,14 +7,14 @@ from typing import Final
 from fedavg.campaign.records import Record, Records
 from fedavg.paper.cells import ALL_CELLS, Cell, Setting
 
-#: Full-length runs that a search comes to: the best rate, parts of its neighbours, and a step or so to get there.
+#: The cost of a search in full-length runs: the best rate, parts of its neighbours, and about one step to get there.
 RUNS_PER_SEARCH: Final = 2.5
-#: This many runs, the latest, tell the pace of a model: the machine and the engine may have been others before.
+#: How many of the latest runs give the pace of a model: older ones may be from another machine or engine.
 LATEST: Final = 10
 
 #: Seconds for a thousand examples on one core of an AMD EPYC: to train on them at each B, and (at 0) to evaluate them.
-#: By `benchmarks/kernels.py` or a client's epoch timed alone. They only serve until there is a record of the model;
-#: then its own pace counts.
+#: From `benchmarks/kernels.py` or a client's epoch timed alone. They are used only until there is a record of the
+#: model; then its own pace counts.
 REFERENCE: Final[dict[str, dict[float, float]]] = {
     "2nn": {10.0: 0.025, 50.0: 0.013, inf: 0.011, 0.0: 0.008},
     "cnn": {10.0: 0.5, 50.0: 0.3, inf: 0.3, 0.0: 0.13},
@@ -52,9 +52,9 @@ def _reference(setting: Setting) -> float:
 
 
 def search_seconds(cell: Cell, records: Records) -> float:
-    """What a cell's search will still take on one core, by the paper's number of rounds; a tenth of it at least.
+    """The remaining seconds of a cell's search on one core, by the paper's number of rounds; at least a tenth of all.
 
-    A cell that the paper leaves blank is expected to take half of what it is allowed.
+    A cell that the paper leaves blank is expected to take half of its allowance.
     """
     rounds = cell.paper if cell.paper is not None else cell.allowance / 2
     whole = RUNS_PER_SEARCH * rounds * seconds_per_round(cell.setting, records)
@@ -63,5 +63,5 @@ def search_seconds(cell: Cell, records: Records) -> float:
 
 
 def line_seconds(setting: Setting, rounds: int, records: Records) -> float:
-    """What the line of a figure will take on one core, from its beginning."""
+    """The seconds of a figure's line on one core, from its start."""
     return rounds * seconds_per_round(setting, records)

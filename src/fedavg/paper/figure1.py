@@ -1,4 +1,4 @@
-"""Figure 1 (§2): the loss of the mixture of two models, trained from different initial weights or from a shared one.
+"""Figure 1 (§2): the loss of mixtures of two models, trained from different initial weights or from shared ones.
 
 Two MNIST 2NNs w and w', each trained on 600 IID examples that the other does not have (SGD, eta 0.1, 240 updates of
 50); then the loss on the full training set of θw + (1-θ)w', for 50 values of θ.
@@ -112,7 +112,7 @@ def save(mixtures: Mixtures, records: Path) -> None:
 
 
 def known(records: Records) -> Mixtures | None:
-    """What was computed here before, or came with the package."""
+    """What was computed here earlier, or came with the package."""
     found = read(records.directory)
     return read(records.beside) if found is None and records.beside else found
 

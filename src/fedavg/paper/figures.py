@@ -1,7 +1,7 @@
 """Figures 2 to 10 in the paper's arrangement (§3, appendix A), drawn from records alone; and the runs that they need.
 
 A figure has panels, a panel has lines. A line of a learning curve is the best rate at each point: the upper envelope of
-all rates on record (§3). Only what has records is drawn, and what is missing is reported.
+all rates on record (§3). Only lines with records are drawn, and missing ones are reported.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,8 +45,8 @@ Reading = Callable[[Sequence[Record]], FigureCurve]
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: the records of a setting. `rates` are what to run where no table's search chooses them; `fixed`: the
-    curve is that of these rates alone. `per_round`: what a round counts on the x axis, 1 where that is rounds.
+    """One curve: the records of a setting. `rates` are the rates to run if no table's search chooses them; `fixed`: the
+    curve is of these rates only. `per_round`: what a round counts on the x axis; 1 if the axis is rounds.
     """
 
     label: str
@@ -71,7 +71,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of the paper. `rounds`: how long its own runs are, where no target ends them."""
+    """A figure of the paper. `rounds`: how long its own runs are, if no target ends them."""
 
     number: int
     title: str
@@ -100,7 +100,7 @@ def best_accuracy(runs: Sequence[Record]) -> FigureCurve:
 
 
 def accuracy(runs: Sequence[Record]) -> FigureCurve:
-    """The curve of the best run as it was measured, not made monotone: Figure 10 shows its scatter."""
+    """The curve of the best run as measured, not made monotone: Figure 10 shows its scatter."""
     best = max(runs, key=lambda run: (max(run.values, default=0.0), run.rounds_run))
     return [float(r) for r in best.rounds], list(best.values)
 
@@ -172,7 +172,7 @@ def _posts(E: int, B: float) -> Setting:
     return Setting(POSTS, NON_IID, C=200 / POSTS.clients, E=E, B=B, eval_every=20)
 
 
-#: The paper's rates for its own posts; on other posts others may be better: `--lr`.
+#: The paper's rates for its own posts; on other posts other rates may be better: `--lr`.
 _FEDAVG_POSTS: Final = Line("FedAvg, E=1, B=8", _posts(1, 8.0), rates=(9.0,))
 _FEDSGD_POSTS: Final = Line("FedSGD", _posts(1, inf), rates=(18.0,))
 
@@ -294,7 +294,7 @@ def _reaches(run: Record | None, rounds: int) -> bool:
 
 
 def with_rates(chart: Chart, rates: Sequence[float]) -> Chart:
-    """The same figure at other rates, where its lines have rates of their own."""
+    """The same figure with other rates for the lines that have their own rates."""
     if not rates:
         return chart
     panels = tuple(

@@ -1,4 +1,4 @@
-"""The result of a cell, from the records, and what it still needs. Puts cells, search and records together."""
+"""The result of a cell, from the records, and what it still needs. Combines cells, search and records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class MeasuredCell:
     values: tuple[float | None, ...] = ()
     seeds: tuple[int, ...] = ()
     best_accuracy: float | None = None
-    #: Rounds that the best rate ran: what a target that was not reached was given.
+    #: How many rounds the best rate ran, for a target that was not reached.
     rounds_run: int = 0
     date: str = ""
     runs: tuple[Record, ...] = ()
@@ -91,7 +91,7 @@ def result_of(cell: Cell, records: Records, running: frozenset[str] = frozenset(
 def needs(cell: Cell, records: Records, seeds: int = 1, refine: bool = False) -> list[Need]:
     """The runs that are still to be done: the search on seed 0, then the other seeds at the rate that it chose.
 
-    Where no rate reached the target, other seeds are not tried.
+    If no rate reached the target, other seeds are not tried.
     """
     search, outcomes = _search(cell, records, refine), _outcomes(cell, _by_place(cell.setting, records, 0))
     step = next_step(search, outcomes)
@@ -126,9 +126,9 @@ def _search(cell: Cell, records: Records, refine: bool = False) -> RateSearch:
 
 
 def middle(setting: Setting, records: Records) -> int:
-    """Where a search starts: at the best rate of the nearest setting that has runs, else at a guess.
+    """Where a search starts: at the best rate of the nearest setting with runs, else at a guess.
 
-    Always on the guess's grid, so that a search stays on the grid that it started on.
+    The start is always on the guess's grid, so that a search never changes its grid.
     """
     guess = first_guess(setting)
     for other in _related(setting):
@@ -172,7 +172,7 @@ def _judge(run: Record, target: float) -> Standing:
 
 
 def _seed_runs(cell: Cell, records: Records, index: int) -> list[Record]:
-    """The runs of other seeds at the chosen rate that have come to their end."""
+    """The finished runs of other seeds at the chosen rate."""
     runs = [run for run in records.of(cell.setting.key) if run.plan.seed and place(run.plan.eta) == index]
     return sorted(
         (run for run in runs if settled(_judge(run, cell.target), cell.allowance)), key=lambda run: run.plan.seed
@@ -180,7 +180,7 @@ def _seed_runs(cell: Cell, records: Records, index: int) -> list[Record]:
 
 
 def running_keys(runs: Path) -> frozenset[str]:
-    """The settings that processes are at work on right now: a lock is held on a run directory of theirs."""
+    """The settings that processes are working on now: one of their run directories is locked."""
     locked = [path.parent for path in sorted(runs.glob("*/lock")) if is_locked(path.parent)]
     return frozenset(key for path in locked if (key := _key_of(path)) is not None)
 
@@ -188,7 +188,7 @@ def running_keys(runs: Path) -> frozenset[str]:
 def _key_of(directory: Path) -> str | None:
     try:
         return setting_key(RunDir(directory).plan())
-    except RunDirError:  # just being made, or of another version
+    except RunDirError:  # just being created, or of another version
         return None
 
 

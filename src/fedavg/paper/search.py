@@ -1,12 +1,11 @@
 """The paper's search for a learning rate (§3), as a state machine: what is known so far -> what to run next, or an end.
 
-Rates lie on a multiplicative grid of 10^(1/3), refinable to 10^(1/6), and are counted in sixths of a decade: rate i is
+Rates are on a multiplicative grid of 10^(1/3), refinable to 10^(1/6), and are counted in sixths of a decade: rate i is
 10^(i/6). The search starts in the middle and widens until the best rate is strictly inside: both its neighbours were
-tried and did no better. It is thrifty: a rate that has used as many rounds as the best one needed can no longer win,
-one that trails the best by far at the end of a stage will not, and divergence means never, as does a fall for good from
-what had been reached: these are not run any further. No rate is run far ahead of its neighbours, so that a bad start
-costs little: one stage at most, and only where a core would be idle. Pure logic: nothing here knows plans, files or
-processes.
+tried and did no better. It is thrifty. A rate is not run any further once it has used as many rounds as the best one
+needed, trails the best by far at the end of a stage, has diverged, or has fallen back for good. No rate is run far
+ahead of its neighbours, so that a bad start costs little: one stage at most, and only if a core would be idle. Pure
+logic: nothing here knows plans, files or processes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,10 +17,10 @@ from typing import Final
 from fedavg.campaign.racing import TRAILING, Standing, lag, settled, stages
 from fedavg.runlog.curves import monotone
 
-#: Between rates of the paper's coarser grid, in sixths of a decade.
+#: The step of the paper's coarser grid, in sixths of a decade.
 COARSE: Final = 2
 FINE: Final = 1
-#: The paper's grids have 11 to 13 rates; a search that wants more is not going to end.
+#: The paper's grids have 11 to 13 rates; a search that wants more is not converging.
 MOST_RATES: Final = 13
 
 
@@ -56,7 +55,7 @@ class RateSearch:
 
 @dataclass(frozen=True)
 class Todo:
-    """Rates to run next, the most informative first, up to `cap` rounds each; `leader` is the rate that needed no more.
+    """Rates to run next, the most informative first, up to `cap` rounds each; `leader` is the rate that set the cap.
 
     Without a leader the cap is the end of a stage, or the allowance.
     """
@@ -82,16 +81,16 @@ class SearchVerdict:
 def next_step(search: RateSearch, results: Mapping[int, Standing]) -> Todo | SearchVerdict:
     """What to run next, given how far each rate has come; a verdict if there is nothing left to run.
 
-    Rates that were only partly run are continued: a search that was killed, or one that ran for another
-    target, is no special case.
+    Rates that were only partly run are continued: a search that was killed, or that ran for another target, is no
+    special case.
     """
     return next(_todos(search, results), None) or _verdict(results)
 
 
 def spare_step(search: RateSearch, results: Mapping[int, Standing]) -> Todo | None:
-    """What may be run meanwhile where a core is free: rates that wait for others to end the stage, in the next one.
+    """What may be run on an idle core meanwhile: the next stage of rates that wait for others to end the current one.
 
-    As things stand they will be wanted there; if one of the others turns out better, it was in vain.
+    By present knowledge they will be needed there; if one of the others turns out better, the work was in vain.
     """
     match list(islice(_todos(search, results), 2)):
         case [now, then]:
@@ -101,7 +100,7 @@ def spare_step(search: RateSearch, results: Mapping[int, Standing]) -> Todo | No
 
 
 def _todos(search: RateSearch, results: Mapping[int, Standing]) -> Iterator[Todo]:
-    """What each stage still wants, from the first that wants anything."""
+    """What each stage still needs, from the first that needs anything."""
     cap, leader = round_cap(search, results)
     ends = stages(cap if leader is not None else min(search.expected, cap), cap, search.every)
     on_grid = {i: o for i, o in results.items() if (i - search.middle) % COARSE == 0}
@@ -113,10 +112,10 @@ def _todos(search: RateSearch, results: Mapping[int, Standing]) -> Iterator[Todo
 
 
 def round_cap(search: RateSearch, results: Mapping[int, Standing]) -> tuple[int, int | None]:
-    """Rounds after which a run cannot beat the best one, and whose doing it is; the allowance if none has reached it.
+    """Rounds after which a run cannot beat the best one, and the rate that sets this cap; else the allowance, and None.
 
-    A curve is known only where it was evaluated: one that crosses before the best does may show it at the next
-    evaluation after that, so the cap is rounded up to one.
+    A curve is known only where it was evaluated: a run that crosses before the best one may show it only at the next
+    evaluation, so the cap is rounded up to an evaluated round.
     """
     crossed = {i: o.crossed for i, o in results.items() if o.crossed is not None}
     if not crossed:
@@ -126,7 +125,7 @@ def round_cap(search: RateSearch, results: Mapping[int, Standing]) -> tuple[int,
 
 
 def best_place(results: Mapping[int, Standing]) -> int | None:
-    """The rate that reached the target first; if none did, the one of the highest accuracy. None if all diverged."""
+    """The rate that reached the target first; if none did, the one with the highest accuracy. None if all diverged."""
     reached = {i: o.crossed for i, o in results.items() if o.crossed is not None}
     if reached:
         return min(reached, key=lambda i: (reached[i], i))
@@ -137,7 +136,7 @@ def best_place(results: Mapping[int, Standing]) -> int | None:
 def _unsettled(middle: int, results: Mapping[int, Standing], step: int, cap: int, first: int) -> tuple[int, ...]:
     """Of the best rate and its two neighbours, those still to run: the ones already started first, then higher ones.
 
-    A rate too high shows it soon, by diverging; one too low, by trailing, for which it runs `first` rounds at least.
+    A rate that is too high soon diverges; one that is too low trails, which takes at least `first` rounds to show.
     """
     best = best_place(results)
     if best is None:
@@ -162,8 +161,8 @@ def _verdict(results: Mapping[int, Standing]) -> SearchVerdict:
 def envelope(curves: Iterable[tuple[Sequence[int], Sequence[float]]]) -> tuple[list[int], list[float]]:
     """The best rate at each point (§3): the upper envelope of the monotone curves, at all rounds that any of them has.
 
-    A curve that ends early keeps its best value. The envelope ends with the curve that is first at the top: what slower
-    ones do after it says nothing about the best rate.
+    A curve that ends early keeps its best value. The envelope ends with the curve that first reaches the top: what
+    slower ones do later says nothing about the best rate.
     """
     raised = [(rounds, monotone(values)) for rounds, values in curves if rounds]
     known: dict[int, float] = {}

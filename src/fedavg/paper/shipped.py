@@ -1,4 +1,4 @@
-"""Which records `fedavg paper` reads: a clone's own, or outside of one those that came with the package."""
+"""Which records `fedavg paper` reads: those of the clone, or, outside a clone, those shipped with the package."""
 
 from pathlib import Path
 from typing import Final
@@ -6,12 +6,12 @@ from typing import Final
 from fedavg.campaign.records import Records
 
 IN_CLONE: Final = Path("docs/results/records")
-#: What is measured outside a clone.
+#: Where records of measurements outside a clone go.
 ELSEWHERE: Final = Path("runs/paper-records")
 
 
 def open_records(named: Path | None = None) -> Records:
-    """`named`: a folder that the user chose; it is the only one then."""
+    """`named`: a folder that the user chose; then only that is read."""
     if named or IN_CLONE.is_dir():
         return Records(named or IN_CLONE)
     return Records(ELSEWHERE, beside=shipped())

@@ -109,7 +109,7 @@ def paper_text(cell: Cell) -> str:
 
 
 def speedups(result: MeasuredCell, all_results: Mapping[Cell, MeasuredCell]) -> tuple[float | None, float | None]:
-    """The paper's speed-up and ours against the row that the paper uses; None where one of two numbers is missing."""
+    """The paper's speed-up and ours against the row that the paper uses; None if one of the two numbers is missing."""
     base = baseline(result.cell)
     if base == result.cell:
         return None, None
@@ -118,7 +118,7 @@ def speedups(result: MeasuredCell, all_results: Mapping[Cell, MeasuredCell]) -> 
 
 
 def _unit_result(result: MeasuredCell, all_results: Mapping[Cell, MeasuredCell]) -> MeasuredCell | None:
-    """The same cell with pixels in [0, 1], where it is measured in both ways."""
+    """The same cell with pixels in [0, 1], if it is measured in both ways."""
     unit = with_unit_pixels(result.cell)
     return all_results[unit] if unit else None
 
@@ -172,7 +172,7 @@ def _terminal_cell(result: MeasuredCell | None, all_results: Mapping[Cell, Measu
 def markdown(
     table: int, results: Sequence[MeasuredCell], all_results: Mapping[Cell, MeasuredCell], costs: Mapping[Cell, float]
 ) -> str:
-    """The table in the paper's arrangement, then all that is known of each cell, then what was not run."""
+    """The table in the paper's arrangement, then all that is known about each cell, then what was not run."""
     heads = [*LAYOUTS[table].heads, *columns(table)]
     two_ways = any(_unit_result(result, all_results) for result in results)
     legend = "Ours / the paper's, with the speed-up in brackets." + (f" {_TWO_WAYS}" if two_ways else "")

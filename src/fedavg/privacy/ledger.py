@@ -1,6 +1,6 @@
 """What a private run has spent, round by round, as plain data.
 
-An entry holds all that its epsilon follows from, so that anyone can compute it again. It is kept in the row of its
+An entry holds everything that determines its epsilon, so that anyone can recompute it. It is kept in the row of its
 round and, together with the noised state, in the round's checkpoint.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Budget:
-    """One mechanism, applied once a round, and what it costs: by Rényi DP, which is cheap enough for every round."""
+    """One mechanism, applied once a round, and its cost: by Rényi DP, which is cheap enough to compute every round."""
 
     mechanism: str
     noise_multiplier: float
@@ -27,13 +27,13 @@ class Budget:
     cohort: int
     delta: float
     noise: str
-    #: What a round gives away of a client: a share in the model, in a sum that the server sees, or its update.
+    #: What a round releases of a client: a share in the model, in a sum that the server sees, or its update.
     releases: Literal["model", "sum", "update"]
 
     def entry(self, round: int, releases: int | None = None) -> dict[str, Any]:
-        """The ledger's line for a round: what everything up to it costs together, and with one release more.
+        """The ledger's line for a round: what everything up to it costs together, and with one more release.
 
-        `releases` are those of the client that has the most. Without it: one a round, as the sampling has it.
+        `releases` are those of the client with the most. Without it: one a round, according to the sampling.
         """
         cost = spending(self.sampling, self.noise_multiplier, self.delta)
         count = round if releases is None else releases
@@ -100,7 +100,7 @@ def _budget(draft: "Draft") -> Budget | None:
 
 
 def _sampling(draft: "Draft") -> Sampling:
-    """What noise on a sum is charged by: the draw of the cohort that a client may hide in."""
+    """The sampling by which noise on a sum is charged: the random cohort that a client may hide in."""
     sampling = draft.sampler.privacy(draft.clients.with_data, draft.cohort_size)
     if sampling is None:
         raise PlanError(

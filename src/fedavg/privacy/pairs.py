@@ -1,4 +1,4 @@
-"""Which parts work together in a private run, as data: plans are refused by it, and the docs' table is made from it."""
+"""Which parts work together in a private run, as data: used to refuse plans, and to make the table in the docs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Test = Callable[["Draft"], bool]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two parts. `refused` says of a plan that it has both in the way that does not work; pairs that work have none."""
+    """Two parts. `refused` tells whether a plan combines them in a way that fails; pairs that always work have none."""
 
     first: str
     second: str
@@ -37,7 +37,7 @@ def table() -> str:
 
 
 def _place(draft: "Draft", test: Callable[[Stage], bool]) -> int:
-    """Where the first such stage stands; -1 if there is none."""
+    """The index of the first such stage; -1 if there is none."""
     return next((place for place, stage in enumerate(draft.stages) if test(stage)), -1)
 
 
@@ -46,7 +46,7 @@ def _bound(draft: "Draft") -> int:
 
 
 def _private(draft: "Draft") -> int:
-    """The place of the first noise, no matter who adds it."""
+    """The index of the first noise stage, no matter who adds the noise."""
     return _place(draft, lambda stage: stage.mechanism is not None)
 
 
@@ -55,12 +55,12 @@ def _adds(stage: Stage, *who: str) -> bool:
 
 
 def _noise(draft: "Draft") -> int:
-    """Where noise on the sum stands, be it the server's or the clients'."""
+    """The index of the noise on the sum, whether the server or the clients add it."""
     return _place(draft, lambda stage: _adds(stage, "server", "clients"))
 
 
 def _alone(draft: "Draft") -> int:
-    """Where noise that each client adds for itself stands."""
+    """The index of the noise that each client adds for itself."""
     return _place(draft, lambda stage: _adds(stage, "each"))
 
 

@@ -1,8 +1,8 @@
 """Privacy of a run over the network, where nobody can promise how cohorts are drawn.
 
-Who is there to be asked depends on the clients, and may depend on their data: there is no sampling to hide in. So a
-release of a client's data is charged in full, and a run's epsilon is that of the client with the most releases. What a
-release is depends on where the noise is added, and to whom it promises anything:
+Which clients are available depends on the clients, and may depend on their data: there is no sampling to hide in. So a
+release of a client's data is charged in full, and a run's epsilon is that of the client with the most releases. What
+counts as a release depends on where the noise is added, and on whom it protects against:
 
     model     noise at the server: the model of a committed round, to all who see models
     sum       noise of clients under secure aggregation: every sum that may have been opened, to the server too
@@ -35,7 +35,7 @@ class BudgetSpent(FedAvgError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a round, as it is on record. `counted`: whose data is in a sum; None if nobody knows any more."""
+    """An attempt at a round, as recorded. `counted`: whose data is in a sum; None if that is no longer known."""
 
     round: int
     attempt: int
@@ -45,18 +45,18 @@ class Attempt:
     counted: tuple[int, ...] | None
 
     def released(self, by: str) -> tuple[int, ...]:
-        """The clients of whom something was released, or may have been."""
+        """The clients whose data was released, or may have been."""
         if by == "update":
             return self.cohort
         if self.state in ("done", "undone"):  # what was released cannot be taken back
-            return self.counted or self.cohort  # updates without names: it can have been anybody who was asked
+            return self.counted or self.cohort  # anonymous updates: any client that was asked may have sent one
         if by == "model":
             return ()
         return self.cohort if self.counted is None else self.counted
 
 
 class Participation:
-    """How many releases each client has behind it."""
+    """How many releases each client has made."""
 
     def __init__(self, by: str) -> None:
         self._by = by
@@ -71,11 +71,11 @@ class Participation:
         self.most = max([self.most, *(self._releases[k] for k in new)])
 
     def after(self, round: int, cohort: Iterable[int]) -> int:
-        """What `most` would be, if something of each of these clients was released in this round."""
+        """What `most` would be if data of each of these clients were released in this round."""
         return max([self.most, *(self._releases[k] + 1 for k in self._new(round, cohort))])
 
     def _new(self, round: int, clients: Iterable[int]) -> list[int]:
-        """Who has a release more: an update that was sent in an earlier attempt at the round is sent again as it is."""
+        """Who has one more release: a later attempt at a round repeats the same update, which is no new release."""
         once = self._by == "update"
         return [k for k in clients if not (once and self._last.get(k) == round)]
 
@@ -94,11 +94,11 @@ class ServedLedger:
 
     @property
     def releases(self) -> int:
-        """Those of the client that has the most."""
+        """The releases of the client with the most."""
         return self._spent.most
 
     def releases_with(self, attempt: Attempt) -> int:
-        """What they will be when this attempt is settled."""
+        """The same once this attempt is settled."""
         return self._spent.after(attempt.round, attempt.released(self._budget.releases))
 
     def entry(self, round: int) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class ServedLedger:
             )
 
     def settle(self, attempt: Attempt) -> None:
-        """An attempt is over. Its line is a copy of what the database has: without space for it the run goes on."""
+        """An attempt is over. Its line only copies the database, so the run continues even if the disk is full."""
         self._lines.append(self._settled(attempt))
         try:
             with self._path.open("a") as file:
@@ -133,7 +133,7 @@ class ServedLedger:
 
 
 def _check_none_forgotten(path: Path, attempts: Sequence[Attempt]) -> None:
-    """The database knows the end of an attempt before the file does: where only the file does, it was forgotten."""
+    """The database records the end of an attempt before the file does; if only the file has it, records were lost."""
     known = {(attempt.round, attempt.attempt) for attempt in attempts if attempt.state != "collecting"}
     forgotten = [row for row in _recorded(path) if row not in known]
     if forgotten:
@@ -144,7 +144,7 @@ def _check_none_forgotten(path: Path, attempts: Sequence[Attempt]) -> None:
 
 
 def _recorded(path: Path) -> list[tuple[int, int]]:
-    """The attempts in a ledger; a line that a crash cut short counts as none."""
+    """The attempts in a ledger; a line that a crash cut short is ignored."""
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with suppress(ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""Noise that clients add, and the ring that their masked updates are summed in: nothing of it may be lost there.
+"""Noise that clients add, and the ring that sums their masked updates: the ring must not lose any noise.
 
-The plan is checked for it before round 1 (`Masking.check`). Where the clipping norm adapts, the noise grows and shrinks
-with it: the norm is then kept between what the ring's range and its steps allow.
+The plan is checked for this before round 1 (`Masking.check`). If the clipping norm adapts, the noise grows and shrinks
+with it: the norm is then kept between the limits of the ring's range and its steps.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def bind_shares(draft: "Draft") -> "Draft":
-    """The draft, with secure aggregation and clipping that know of the noise that clients add, if they do."""
+    """The draft, with secure aggregation and clipping adjusted to the noise that clients add, if any."""
     if draft.secagg is None or draft.mechanism is None or draft.mechanism.by != "clients":
         return draft
     from fedavg.secagg.options import Shares
@@ -31,7 +31,7 @@ def bind_shares(draft: "Draft") -> "Draft":
 
 
 def _factors(shares: "Shares", masking: "Masking", most_clients: int) -> tuple[float, float]:
-    """How far the norm may shrink and grow before its noise is rounded away or wraps, as factors of the first one."""
+    """How far the norm may shrink and grow before its noise is rounded away or wraps, as factors of the first norm."""
     from fedavg.secagg.options import LEAST_STEPS
     from fedavg.secagg.ring import Encoding
 

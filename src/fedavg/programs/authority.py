@@ -1,7 +1,7 @@
-"""The fleet's authority: it vouches for the keys of devices, offline or as a small process of its own.
+"""The fleet's authority: it vouches for the keys of devices, offline or as a small separate process.
 
-It belongs to whoever owns the fleet and must not run where the server runs: who holds its key can make any number of
-devices that the real ones take for peers. It learns nothing of any round.
+It belongs to the fleet's owner and must not run where the server runs: whoever holds its key can invent any number of
+devices that real devices accept as peers. It learns nothing about any round.
 """
 
 import json
@@ -46,12 +46,12 @@ class AuthorityService:
     port: int
     tls: ssl.SSLContext | None
     devices: int
-    #: Takes over renewed certificates, if it has any.
+    #: Loads renewed certificates, if the service has any.
     reload: Reload | None = None
 
 
 def create(directory: Path) -> None:
-    """A new authority in its own folder; one that is there is never written over."""
+    """A new authority in its own folder; an existing one is never overwritten."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = keys.ClientKey.generate()
     key.save(directory / KEY)
@@ -59,7 +59,7 @@ def create(directory: Path) -> None:
 
 
 class Authority:
-    """Signs keys, and notes each in `signed.jsonl` before the voucher is given out."""
+    """Signs keys, and records each in `signed.jsonl` before it returns the voucher."""
 
     def __init__(self, directory: Path) -> None:
         self._key = keys.ClientKey.load(directory / KEY)
@@ -72,7 +72,7 @@ class Authority:
         return len(self._signed)
 
     def sign(self, device: bytes, name: str, most: int | None = None) -> bytes:
-        """A voucher for a key; asked again for the same key it is the same. No more than `most` keys in all."""
+        """A voucher for a key; the same key always gets the same voucher. At most `most` keys are signed in all."""
         with self._lock:
             if device not in self._signed:
                 if most is not None and len(self._signed) >= most:
@@ -136,7 +136,7 @@ def _endpoint(authority: Authority, token_hash: bytes, most: int) -> Callable[[R
 
 
 def _token(directory: Path) -> bytes:
-    """The hash of the token that devices show; made at the first start, in a private file."""
+    """The hash of the token that devices show; the token is created at the first start, in a private file."""
     path = directory / TOKEN
     if not path.exists():
         write_atomically(path, keys.new_token().encode(), private=True)

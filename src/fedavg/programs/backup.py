@@ -1,7 +1,7 @@
-"""Copies of a server: of its databases and of the records of its runs, made while it serves; and a server from a copy.
+"""Copies of a server's databases and of its runs' records, made while it serves; and a server restored from a copy.
 
-A copy is a folder of SQLite files, whatever the database is. A server that is restored from one takes no number again
-that the copy may know nothing of: neither of an attempt, which devices may have answered, nor of a run.
+A copy is a folder of SQLite files, whatever the database is. The server may have used numbers after the copy was made:
+a restored server never reuses such a number, neither of an attempt, which devices may have answered, nor of a run.
 """
 
 import json
@@ -22,13 +22,13 @@ from fedavg.fleets.http.server.store.copies import copy_file, copy_into, schema_
 
 MANIFEST: Final = "backup.json"
 DATABASE: Final = "fleet.db"
-#: What a run's folder has besides its database; secrets such as tokens are no part of a copy.
+#: The files of a run's folder besides its database; secrets such as tokens are not copied.
 RECORDS: Final = ("plan.toml", "run.json", "metrics.jsonl", "ledger.jsonl", "summary.json", "model.safetensors")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a copy has in it. `files` are the SHA-256 of each, by its path."""
+    """The contents of a copy. `files` maps each file's path to its SHA-256."""
 
     fedavg: str
     schema: int
@@ -43,7 +43,7 @@ def back_up(target: Path, directory: Path, database: str | None = None) -> Manif
     _check_empty(target, "a new folder for the copy")
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = int(time())
-    # Records first, then runs, then the service: what comes later may know more, and is believed.
+    # Records first, then runs, then the service: later copies may be newer, and take precedence.
     if is_postgresql(database):
         assert database
         with snapshot(database) as moment:
@@ -65,10 +65,10 @@ def back_up(target: Path, directory: Path, database: str | None = None) -> Manif
 
 
 def restore(copy: Path, directory: Path, database: str | None = None, nothing_since: bool = False) -> Manifest:
-    """A server from a copy, in a new folder and a new database; it is started as the one before was.
+    """A server from a copy, in a new folder and a new database; start it like the original.
 
-    `nothing_since`: the operator says that no server has run since the copy was made. Else runs that are private, or
-    whose devices keep something between rounds, do not go on: what happened since is not on record.
+    `nothing_since`: the operator asserts that no server has run since the copy was made. Otherwise private runs, and
+    runs whose devices keep something between rounds, do not continue: there is no record of what happened since.
     """
     manifest = _checked(copy)
     _check_empty(directory, "a new run directory: move the old one away, and keep it")
@@ -92,7 +92,7 @@ def restore(copy: Path, directory: Path, database: str | None = None, nothing_si
 
 
 def _mark(manifest: Manifest, directory: Path, database: str | None, nothing_since: bool) -> None:
-    """Each run's own record says that it is a copy, and of when."""
+    """Mark each run's own record as a copy, with the time of the copy."""
     with Store.open(database or directory / DATABASE) as store:
         if not nothing_since:
             Runs(store.connections).restored()

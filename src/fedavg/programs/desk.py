@@ -1,6 +1,6 @@
-"""What operators ask of the runs of a service, whoever serves them: the queue and every change of it is the database's.
+"""Operators' requests about the runs of a service, whichever process serves them: the queue is in the database.
 
-A `FrontDesk` knows nothing of clients and rounds; `NowServed` says what is being served at the moment.
+A `FrontDesk` knows nothing about clients and rounds; `NowServed` says what is being served at the moment.
 """
 
 import logging
@@ -20,26 +20,26 @@ from fedavg.programs.hosting import Hosting, weights_of
 
 log = logging.getLogger("fedavg.fleet")
 
-#: Bytes of a safetensors file besides its numbers.
+#: Allowance for the bytes of a safetensors file besides its numbers.
 HEADER_BYTES: Final = 2**20
-#: The states in which a run is at rest, and can be cancelled or go on.
+#: The states in which a run is not being served, and can be cancelled or resumed.
 AT_REST: Final = ("incomplete", "queued", "paused", "failed")
 
 
 class NowServed(ABC):
-    """What is served at the moment, as far as operators are concerned. Called from threads of the handlers."""
+    """What is being served, as far as operators are concerned. Called from the handlers' threads."""
 
     @abstractmethod
     def committed(self) -> Mapping[int, int]:
-        """The last committed round of each run that is under way here."""
+        """The last committed round of each run that is served here."""
 
     @abstractmethod
     def told_to_end(self, number: int, state: str) -> bool:
-        """Whether a run is under way: it parks its round, and is in that state then."""
+        """Returns whether the run is under way; if so, it stops, keeps its open round, and then has that state."""
 
     @abstractmethod
     def offer_no_more(self, number: int) -> None:
-        """What was offered of a run, and its model, are not the run's any more."""
+        """Withdraw what was offered for a run, and its model."""
 
     @abstractmethod
     def look_again(self) -> None:
@@ -104,7 +104,7 @@ class FrontDesk(Office):
         state = "queued" if run.state == "done" else run.state
         self._runs.change(number, plan.to_toml(), plan.digest, change, state)
         log.info("run extended", extra={"run": number, **change})
-        self._now.told_to_end(number, "running")  # it is taken up again at once, by its new plan
+        self._now.told_to_end(number, "running")  # it is started again at once, with its new plan
         self._now.look_again()
 
     def roll_back(self, number: int, wanted: Rollback, by: str) -> None:

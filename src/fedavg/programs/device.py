@@ -1,7 +1,7 @@
-"""`Device`: a client on a real device, for an app to run as it likes; `fedavg join` is a shell around it.
+"""`Device`: a client on a real device, for use in an app; `fedavg join` is a thin command around it.
 
-The plan comes from the server; code never does: a task must be installed here, and its owner must have named it, and so
-must any other code that the plan names (`allow`).
+The plan comes from the server; code never does. A task, and any other code that the plan names (`allow`), must be
+installed on the device, and the device's owner must have named it.
 """
 
 import asyncio
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedavg.device")
 
-#: Seconds that `run` lets the server hold a poll open when there is nothing to do; it is how long `stop` may take.
+#: Seconds for which `run` lets the server hold a poll open when there is nothing to do; `stop` may take this long.
 HELD_S: Final = 25.0
 #: Seconds until a device without a run asks again, if the server does not say.
 NO_RUN_S: Final = 5.0
-#: Refusals that mean that the server does not know this device (any more).
+#: Refusals which mean that the server does not, or no longer, know this device.
 _UNKNOWN: Final = ("bad-signature",)
 
 
@@ -70,7 +70,7 @@ class DeviceStep:
     """What a device was asked for at a poll, and did: train, judge a model, mask its update, wait, take up another
     run, or end one.
 
-    `pause_s` is how many seconds to let pass before the next one: what the server asked for, or a rest after trouble.
+    `pause_s` is how many seconds to wait before the next step: what the server asked for, or a rest after a failure.
     `over` is true if the run was the last that the server has.
     """
 
@@ -143,7 +143,7 @@ class Device:
         vouched: "Callable[[DeviceFiles, ClientKey], Signing] | None" = None,
         make_link: Callable[[ClientKey], Link] | None = None,
     ) -> None:
-        """`vouched` gives the identity that signs in sessions of secure aggregation, if an authority is pinned.
+        """`vouched` returns the identity that signs in sessions of secure aggregation, if an authority is pinned.
 
         `device` and `threads` are what PyTorch computes on. On more than one thread, or on another device than the
         CPU, the result may differ in its last bits from that of a simulation.
@@ -166,13 +166,13 @@ class Device:
         self._signer: Signing | None = None
         self._identity = Enrolment(url, 0, "", "")
         self._participant: Participant | None = None
-        #: The run that was offered last, if this device's owner does not want it.
+        #: The run that was offered last, if this device declined it.
         self._declined: Taken | None = None
-        #: The run that is known to be over: the device waits for another one, also after a restart.
+        #: The run that is known to be over: the device waits for another run, even after a restart.
         self._over: Taken | None = None
         self._last_round, self._model, self._asked_after = 0, "", 0
         if make_link is None:
-            self._connection.link(url, ClientKey.generate()).close()  # a bad address is told now
+            self._connection.link(url, ClientKey.generate()).close()  # report a bad address now
 
     # What an app calls
 
@@ -242,7 +242,7 @@ class Device:
     # Joining
 
     def _connected(self) -> tuple[Link, "Signing | None"]:
-        """The way to the server, where this device is enrolled."""
+        """The link to the server, at which this device is then enrolled."""
         if self._link is None:
             examples = None if is_enrolled(self._files) else try_out(self._tasks, self._sources, self._device)
             self._files.prepare()
@@ -261,7 +261,7 @@ class Device:
         return self._link, self._signer
 
     def _taking_part(self, link: Link, signer: "Signing | None") -> Participant | None:
-        """In the run that was taken up; None if there is none, or it was declined."""
+        """The participant in the run that was taken up; None if there is no run, or it was declined."""
         if self._participant is None:
             run = taken(self._files, self._identity)
             if run is not None and run.name not in (self._declined, self._over):
@@ -269,13 +269,13 @@ class Device:
         return self._participant
 
     def _poll(self, link: Link, hold_s: float) -> PollAnswer:
-        """Ask for a run. One that was declined is named, so that it is not offered again."""
+        """Ask for a run. The request names a declined run, so that it is not offered again."""
         eligible = Eligibility(False, False, False) if self._declined else self._eligible()
         request = PollRequest(eligible=eligible, examples=0, holding=None, run=self._declined, wait_s=hold_s)
         return link.insist(PollAnswer, "/v1/poll", request, hold_s)
 
     def _take_up(self, answer: PlanAnswer, link: Link, signer: "Signing | None") -> None:
-        """Another run, or another plan of the same; one that this device's owner does not want is waited out."""
+        """Take up another run, or a new plan of the same run; wait until a run that the owner does not want is over."""
         run = told(answer)
         assert run is not None
         self._participant, self._declined = None, None
@@ -284,14 +284,14 @@ class Device:
         try:
             self._participant = self._join(run, link, signer)
         except FedAvgError as error:
-            if not isinstance(error, Declined):  # what is declined is reported already
+            if not isinstance(error, Declined):  # a declined run has been reported already
                 report(link, 0, 0, error, "bad-plan")
             self._declined = run.name
         take_up(self._files, run)
         self._end_of(None)
 
     def _leave(self, participant: Participant) -> None:
-        """The run is over and its model is here: from now on the device asks for another run."""
+        """The run is over and its model was fetched: from now on the device asks for another run."""
         self._participant = None
         self._end_of(participant.run)
 
@@ -317,7 +317,7 @@ class Device:
         return Participant(agreed, self._identity.client, run.name, own)
 
     def _agreed(self, run: TakenRun, link: Link, signer: "Signing | None") -> PlanOnDevice:
-        """The plan, if this device's owner agrees to it; if not, the server is told why before the device ends."""
+        """The plan, if this device's owner agrees to it; if not, the server is told why before the error is raised."""
         try:
             agreed = resolve_sent(run, self._tasks, self._allow, self._device)
             self._sources[str(agreed.sent.task)].check(agreed.sent)
@@ -340,7 +340,7 @@ class Device:
     # Models
 
     def _hear(self, participant: Participant, answer: PollAnswer) -> None:
-        """Note how far the run is, and fetch the model that came out of it, where that is wanted."""
+        """Note how far the run is, and fetch its model if that is wanted."""
         done = isinstance(answer, DoneAnswer)
         if not isinstance(answer, Settling):
             return

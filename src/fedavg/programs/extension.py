@@ -1,4 +1,4 @@
-"""A plan that is changed while its run is under way: more rounds, another learning rate from a round on."""
+"""Changes a plan while its run is under way: more rounds, or another learning rate from a given round."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from fedavg.plan.rates import steps_of, text_of_steps
 
 
 def extended(plan: Plan, extension: Extension, committed: int) -> Plan:
-    """The plan with what is extended; nothing changes of the rounds that are committed."""
+    """The extended plan; nothing changes about committed rounds."""
     if extension.rounds is None and extension.lr is None:
         raise PlanError("got no change; expected more rounds, or another rate (lr), or both")
     if extension.from_round is not None and extension.lr is None:

@@ -1,4 +1,4 @@
-"""What the runs of a service have in common: how their plans are read, and where each of them is kept."""
+"""What the runs of a service have in common: how their plans are read, and where each run is stored."""
 
 import tomllib
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Hosting:
         return store
 
     def bring_up_to_date(self) -> None:
-        """Runs that an earlier version has left at rest: a copy of the service is of one version."""
+        """Update the databases of runs left by an earlier version, so that a copy of the service has one version."""
         if is_postgresql(self.options.database):
             with snapshot(str(self.options.database)) as moment:
                 behind = [number for number in moment.runs() if moment.schema(number) != LATEST]
@@ -66,20 +66,20 @@ class Hosting:
             self.rounds(number).close()
 
     def committed(self, number: int) -> int:
-        """The last committed round of a run that is at rest; 0 for one that has not begun."""
+        """The last committed round of a run that is not being served; 0 before its first."""
         if not is_postgresql(self.options.database) and not (self.directory(number) / "fleet.db").exists():
             return 0
         with self.rounds(number) as rounds:
             return rounds.last_round()
 
     def roll_back(self, run: SubmittedRun, to_round: int, by: str) -> dict[str, object]:
-        """Take a run at rest back to an earlier round; returns what is to be noted of it."""
+        """Take a run that is not being served back to an earlier round; returns what to record about it."""
         _, _, setup = self.resolved(self.plan(run.plan_toml))
         check_can_go_back(setup)
         now = time()
         with self.rounds(run.number) as rounds:
             rows, record = rounds.committed(), RunDir(self.directory(run.number))
-            record.write_rows(rows[:to_round])  # at no moment has it rounds that the database has not
+            record.write_rows(rows[:to_round])  # the record must never have rounds that the database lacks
             try:
                 ChangeLog(rounds.connections).roll_back(to_round, by, now)
             except StoreError:
@@ -88,7 +88,7 @@ class Hosting:
         return {"at": int(now), "after_round": len(rows), "by": by, "to_round": to_round}
 
     def plan(self, text: str) -> Plan:
-        """A plan that was submitted. How fast and where it runs is this machine's matter."""
+        """A submitted plan. This machine decides how fast and where it runs."""
         try:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -109,7 +109,7 @@ class Hosting:
 
 
 def take_over(rounds: Store, plan: Plan, run: SubmittedRun) -> None:
-    """The run is of this plan from now on. Work for another one, which it was of, would not count any more."""
+    """From now on the run has this plan. Work for the run's previous plan no longer counts."""
     there = rounds.run()
     if there is not None and there.plan_digest != plan.digest:
         parked = rounds.open_round()
@@ -121,7 +121,7 @@ def take_over(rounds: Store, plan: Plan, run: SubmittedRun) -> None:
 
 
 def weights_of(setup: Setup, content: bytes) -> Tensor:
-    """The flat weights, shape (P,), of a model by the names of its tensors; refused if they are not the task's."""
+    """The flat weights, shape (P,), of a model file; refused unless its tensors have the task's names."""
     model = Model(setup.task, setup.plan.seed)
     try:
         model.module.load_state_dict(load(content))
@@ -132,14 +132,14 @@ def weights_of(setup: Setup, content: bytes) -> Tensor:
 
 
 def check_can_go_back(setup: Setup) -> None:
-    """A run goes back to an earlier round only if its devices need not go back as well."""
+    """A run can go back to an earlier round only if its devices need not go back as well."""
     reason = _beyond_the_server(setup)
     if reason:
         raise PlanError(f"rollback: {reason}; expected a run whose devices keep nothing between rounds")
 
 
 def check_restored(setup: Setup, store: Store) -> None:
-    """A run whose database is an older copy goes on only if all that counts is in the copy."""
+    """A run whose database is an older copy continues only if everything that counts is in the copy."""
     lost = [each for each in ChangeLog(store.connections).all() if each.what == RESTORED]
     lost = [each for each in lost if not each.entry["nothing_since"]]
     private = "what its rounds after the copy released is not on record, and cannot be taken back"
@@ -152,7 +152,7 @@ def check_restored(setup: Setup, store: Store) -> None:
 
 
 def _beyond_the_server(setup: Setup) -> str:
-    """Why the server alone cannot do rounds again; empty if it can."""
+    """Why the server alone cannot repeat rounds; empty if it can."""
     if setup.secagg:
         return "a device opens one sum of a round, and no other one of that number later"
     if setup.keeps_state:

@@ -1,7 +1,7 @@
-"""What the runs of a service share in one process: who the clients are, where requests are counted, the floor.
+"""What the runs of a service share in one process: the clients, the request counters, the floor.
 
-A run that is over is offered again when a client comes by that has taken it up and was not told: the server may have
-been started again meanwhile, or the client may have spoken with another process.
+If a client took up a run and was not told that it is over, the run is offered again when that client polls: the server
+may have been restarted meanwhile, or the client may have talked to another process.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from fedavg.programs.serve import parked
 
 
 class Premises:
-    """`elsewhere` gives what other replicas of the service know, from the hub of those who are at no run."""
+    """`elsewhere` returns what other replicas of the service know, given the hub of the clients without a run."""
 
     def __init__(
         self, store: Store, hosting: Hosting, elsewhere: Callable[[Hub, Requests], Elsewhere] | None = None
@@ -54,7 +54,7 @@ class Premises:
         self._workers.shutdown()
 
     async def dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Each client speaks with the run that it is at."""
+        """Route each client's request to its run."""
         app = self.floor.app_for(scope) if scope["type"] == "http" else self.floor.front
         await app.asgi(scope, receive, send)
 
@@ -68,7 +68,7 @@ class Premises:
         return hub
 
     def app(self, number: int, plan: Plan, hub: Hub, rounds: Store, elsewhere: Elsewhere | None = None) -> FleetApp:
-        """What clients of a run speak with."""
+        """The application that answers the clients of a run."""
         hub.presence.task = str(plan.task)
         app = FleetApp(plan, hub, self.store, elsewhere or self._elsewhere, self.requests, self._shared(number, rounds))
         if self._loop:
@@ -90,7 +90,7 @@ class Premises:
     # Runs that are over
 
     def missed(self, k: int, taken: Taken) -> bool:
-        """Whether a client has taken up a run that is over, and was not told: it is told at its next poll."""
+        """Whether a client took up a run that is over and was not told; then it is told at its next poll."""
         if self.floor.has_told(k, taken.run):
             return False
         run = self.runs.find(taken.run)
@@ -103,7 +103,7 @@ class Premises:
             )
 
     def _reopened(self, run: SubmittedRun, client: ClientRow) -> bool:
-        """Offer the word that a run is over, and its model; false if it is none for this client."""
+        """Offer the news that a run is over, and its model; false if the run is not for this client."""
         plan = self.hosting.plan(run.plan_toml)
         if not allows(client, str(plan.task)):
             return False

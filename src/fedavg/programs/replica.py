@@ -1,7 +1,7 @@
 """One of several processes that are one server (docs/replicas.md): it answers clients, and leads if nobody else does.
 
-The server loop runs in the replica that leads. What clients are asked for follows from the database alone, so that each
-of the others makes the same offers of the round that is open, and sums up what comes to it.
+The server loop runs in the replica that leads. Offers depend only on the database, so every other replica makes the
+same offers for the open round, and sums the updates that it receives.
 """
 
 import gc
@@ -70,7 +70,7 @@ log = logging.getLogger("fedavg.fleet")
 
 #: Seconds between tries to lead.
 TRY_S: Final = 0.3
-#: Seconds until a model is asked for again of a leader that did not give it.
+#: Seconds until a leader that did not send a model is asked for it again.
 BORROW_AGAIN_S: Final = 0.5
 #: Addresses that mean every address of a machine: others cannot reach a replica by them.
 WILDCARDS: Final = ("0.0.0.0", "::")
@@ -78,8 +78,8 @@ WILDCARDS: Final = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Place:
-    """Where other replicas reach this one: an address, without which the one that it listens on is taken; what it
-    listens with, PEM, None without TLS; and what it shows to those who ask their clients for a certificate."""
+    """Where other replicas reach this one: an address (by default the one that it listens on); the certificate that it
+    listens with (PEM; None without TLS); and the one that it shows to servers that require client certificates."""
 
     url: str | None = None
     certificate: str | None = None
@@ -93,7 +93,7 @@ def serve_replica(
     watch: Watcher | None = None,
     ready: Callable[[int], None] | None = None,
 ) -> Result:
-    """Be one of the servers of a plan until its last round, whoever leads then."""
+    """Be one of the replicas that serve a plan until its last round, whoever leads then."""
     check_options(plan, options)
     plan = pinned(plan)
     data = own_data(plan)
@@ -115,7 +115,7 @@ def serve_replica(
 
 
 def _check_replica(setup: Setup, options: Options, place: Place) -> None:
-    """Refuses what replicas cannot do, with the reason."""
+    """Refuse what replicas cannot do, with the reason."""
     if not is_postgresql(options.database):
         raise PlanError(
             f"--replica: got {'no --db' if not options.database else '--db with another database'}; expected --db "
@@ -186,7 +186,7 @@ class _Replica:
         guard = OfReplica(member.key, lambda: member.replica, member.known)
         peers = PeerEndpoints(guard, app.answered, hub.presence.words, member.parts)
         stack.enter_context(heeding_signals(hub.stop, lambda: reload_certificates(options.reload, member.certify)))
-        stack.callback(member.close)  # after the last answer: handlers ask it
+        stack.callback(member.close)  # after the last answer: handlers use it
         listen = stack.enter_context(listening(app, plan, hub, store, options, peers.routes))
         scheme = "https" if options.tls else "http"
         member.start(self._place.url or f"{scheme}://{options.listen.host}:{listen.port}")
@@ -207,7 +207,7 @@ class _Replica:
         )  # fmt: skip
 
     def _lead_or_follow(self, watch: Watcher | None) -> Result:
-        """Until the run is over, here or wherever it is led."""
+        """Lead or follow until the run is over, wherever it is led."""
         shared = self._hub.shared
         while True:
             if shared.stopping:
@@ -250,7 +250,7 @@ class _Replica:
             write_note(connection, DONE, over)
 
     def _result(self, done: DoneAnswer) -> Result:
-        """What came of the run, for a replica that did not lead at the end."""
+        """The result of the run, for a replica that did not lead at the end."""
         rows, start = self._store.committed(), parked(self._store)
         if start is None or start.round != done.round:
             raise StoreError(f"the run is over after round {done.round}, but its state is not there; restore it")
@@ -263,10 +263,10 @@ class _Replica:
 
 
 class _Offers:
-    """What clients are asked for, as the leader has it, bit for bit.
+    """The same offers to clients as the leader makes, bit for bit.
 
-    The work of a round follows from the database alone. A model that is to be judged is not there yet: `borrowed` gives
-    its bytes, from the replica that has it.
+    The work of a round follows from the database alone. A model that is to be judged is not in the database yet:
+    `borrowed` returns its bytes, from the replica that has it.
     """
 
     def __init__(
@@ -279,14 +279,14 @@ class _Offers:
         borrowed: Callable[[ReplicaRow, str], bytes],
         rules: Rules,
     ) -> None:
-        """`releasing` is told of the model of each committed round, if clients may have it."""
+        """`releasing` receives the model of each committed round, if clients may download it."""
         self._setup, self._store, self._fleet, self._releasing = setup, store, fleet, releasing
         self._asking, self._borrowed, self._rules = Asking(setup, hub, rules), borrowed, rules
         self._not_borrowed = Seldom(log, "cannot offer the model to judge")
         self._borrow_again = -inf
 
     def invitation(self, view: SharedView) -> Invitation | None:
-        """None if the round is committed by now, or if the model to judge is not to be had."""
+        """None if the round is committed by now, or if the model to judge cannot be obtained."""
         assert view.open
         found = self._judging(view.open, view.model_at) if view.model_at else self._training(view.open)
         if found:
@@ -312,7 +312,7 @@ class _Offers:
         return invitation
 
     def _judging(self, row: RoundRow, model_at: ReplicaRow) -> Invitation | None:
-        """A leader that does not give its model is not asked for it again at once: handlers wait for the answer."""
+        """A leader that did not send its model is not asked again at once, because handlers wait for the answer."""
         if monotonic() < self._borrow_again:
             return None
         try:

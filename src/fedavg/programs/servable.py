@@ -1,4 +1,4 @@
-"""What may be served, and how: the options of a server, and what of a plan does not fit one."""
+"""What may be served, and how: the options of a server, and the parts of a plan that a server cannot support."""
 
 import ssl
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ from fedavg.tasks import Task
 from fedavg.types import Examples, Population
 from fedavg.world import make_closing
 
-#: Which models clients may take away: the final one, that of every committed round, or none.
+#: Which models clients may download: the final one, that of every committed round, or none.
 PUBLISH: Final = ("final", "rounds", "none")
-#: The first join token is good for a week.
+#: The first join token is valid for a week.
 JOIN_HOURS: Final = 7 * 24.0
 MOST_HOURS: Final = 87_840
-#: The quorum of a closing without a minimum: of however many wanted updates, one.
+#: The quorum of a closing without a minimum: one update, however many are wanted.
 ONE_IS_ENOUGH: Final = 1e-9
 
 
@@ -48,40 +48,40 @@ class Address:
 
 @dataclass(frozen=True)
 class Options:
-    """How to serve; none of it changes what is learned when all invited clients answer."""
+    """How to serve. None of these options changes the model if all invited clients answer."""
 
     listen: Address
     directory: Path
     #: A database URL; without one, an SQLite file in the directory.
     database: str | None = None
     tls: ssl.SSLContext | None = None
-    #: Reads the files of `tls` again, for connections that come from then on, and tells the new certificate before.
+    #: Reads the files of `tls` again, for new connections, and first reports the new certificate.
     reload: Reload | None = None
-    #: Where the operator's endpoints are; without it, beside the clients'.
+    #: Where the operator's endpoints are; without it, at the clients' address.
     admin: Address | None = None
     rules: Rules = field(default_factory=Rules)
     guards: Guards = field(default_factory=Guards)
     #: The public key (raw Ed25519) of the authority that vouches for devices, if the plan's sessions are signed.
     authority: bytes | None = None
-    #: Clients that must be there before a round begins; without it, a cohort.
+    #: How many clients must be there before a round begins; without it, a cohort.
     minimum: int | None = None
     #: How many clients the first join token is for (without it, K of the plan), and for how many hours.
     join_uses: int | None = None
     join_hours: float = JOIN_HOURS
-    #: Seconds that the server stays after the last round, to tell clients that it was the last.
+    #: Seconds for which the server stays after the last round, to tell clients that the run is over.
     linger_s: float = 30.0
-    #: Which models clients may take away, one of PUBLISH.
+    #: Which models clients may download, one of PUBLISH.
     publish: str = "final"
-    #: Whether the operator's token is made anew: the one before, which may have leaked, is void.
+    #: Whether to replace the operator's token; the old one, which may have leaked, becomes invalid.
     new_admin_token: bool = False
-    #: States of earlier rounds that are kept, to roll back to.
+    #: How many states of earlier rounds are kept, for rolling back.
     keep_rounds: int = OLD_STATES_KEPT
-    #: Of a service: runs that are under way at a time.
+    #: Of a service: how many runs are served at a time.
     side_by_side: int = 1
 
 
 def check_options(plan: Plan, options: Options) -> None:
-    """Refuses what cannot be served, or would have no effect."""
+    """Refuse options that cannot be served, or would have no effect."""
     _check_plan(plan)
     _check_plain(options)
     _check_guards(plan, options.guards)
@@ -91,7 +91,7 @@ def check_options(plan: Plan, options: Options) -> None:
 
 @dataclass(frozen=True)
 class OwnData:
-    """What a server has: the clients that the plan is for, if they are known, and a test set, if there is one."""
+    """What a server has: the population of the plan, if it is known, and a test set, if there is one."""
 
     clients: Population | None
     test: Examples | None
@@ -107,7 +107,7 @@ def own_data(plan: Plan) -> OwnData:
 
 
 def check_data_is_named(values: Mapping[str, object]) -> None:
-    """A task of your own without data would be judged on the default of simulations, which is none of its own."""
+    """A user's own task without data would be judged on the default data of simulations, which does not fit it."""
     task = values.get("task")
     if "data" not in values and isinstance(task, str) and is_import(task, Task):
         raise PlanError(
@@ -117,7 +117,7 @@ def check_data_is_named(values: Mapping[str, object]) -> None:
 
 
 def by_closing(plan: Plan, data: OwnData, options: Options) -> Options:
-    """The options with what the plan's closing says of when a round has enough; as they are where it says nothing."""
+    """The options with the plan's closing applied; unchanged where the closing says nothing."""
     if plan.closing == default_of("closing"):
         return options
     if options.rules != Rules():
@@ -133,7 +133,7 @@ def by_closing(plan: Plan, data: OwnData, options: Options) -> Options:
             f"closing: got '{plan.closing}' with secagg: the phases of a session, not the first to answer, say whose "
             "updates are in the sum; expected 'all' or 'deadline'"
         )
-    # Real devices may vanish without a word, so that no round waits for ever.
+    # Real devices may vanish without notice, so every round needs a limit.
     deadline = closing.deadline if isfinite(closing.deadline) else Rules().deadline_s
     rules = Rules(deadline, closing.over, max(closing.minimum, ONE_IS_ENOUGH), closing.share)
     return replace(options, rules=rules, minimum=_needed(plan, data, options.minimum))
@@ -147,7 +147,7 @@ def said_twice(plan: Plan) -> PlanError:
 
 
 def _needed(plan: Plan, data: OwnData, minimum: int | None) -> int | None:
-    """How many clients must be there before a round begins, if the closing asks for other than a cohort."""
+    """How many clients must be there before a round begins, if the closing requires other than a cohort."""
     closing = make_closing(plan.closing)
     if closing.needs == 1:
         return minimum
@@ -164,7 +164,7 @@ def _needed(plan: Plan, data: OwnData, minimum: int | None) -> int | None:
 
 
 def resolve_served(plan: Plan, data: OwnData, rules: Rules) -> Setup:
-    """The plan for the clients that will come. Whatever the server will judge, it has judged once before."""
+    """The setup of the plan for the clients that will join. The server's evaluation is tried out once first."""
     clients = data.clients
     setup = served(resolve(plan, clients, data.test, devices=True))
     if setup.budget and clients and clients.count != plan.clients:
@@ -184,7 +184,7 @@ def resolve_served(plan: Plan, data: OwnData, rules: Rules) -> Setup:
 
 
 def _try_out(setup: Setup) -> None:
-    """Judge one batch of the test set, so that what cannot be judged fails before anybody has trained."""
+    """Judge one batch of the test set, so that a faulty evaluation fails before any client has trained."""
     trainer = Trainer(setup.task, setup.plan.seed)
     if not setup.judged_by_server or not setup.test:
         return
@@ -193,7 +193,7 @@ def _try_out(setup: Setup) -> None:
     try:
         trainer.fit(batch)
         trainer.evaluate(batch)
-    except Exception as error:  # of the task's own code, or of PyTorch, which was given the wrong shapes
+    except Exception as error:  # from the task's own code, or from PyTorch on wrong shapes
         raise TaskError(
             f"task '{setup.plan.task}' cannot judge the test set of data '{setup.plan.data}': {error}; expected data "
             f"of the task, or data = '{NO_DATA}' for a server without data"
@@ -274,7 +274,7 @@ def _check_guards(plan: Plan, guards: Guards) -> None:
 
 
 def without_authority(options: Options, plan: Plan) -> Options:
-    """The options of a service for one of its plans: an authority is for those whose sessions are signed."""
+    """The options of a service for one of its plans: without the authority unless the plan's sessions are signed."""
     return options if _signed(plan) else replace(options, authority=None)
 
 

@@ -1,6 +1,6 @@
 """A server from start to end: listen, train by rounds over the network, commit each to the database, say goodbye.
 
-Everything that must last is in the database when a round is committed; a server that is killed at any moment goes on
+Everything that must last is in the database when a round is committed; a server that was killed at any moment resumes
 from there with the round that was under way.
 """
 
@@ -53,13 +53,13 @@ JOIN_TOKEN: Final = "join-token"
 LEDGER: Final = "ledger.jsonl"
 #: Seconds after the last poll in which a client that stays connected may still begin to fetch the final model.
 FETCH_S: Final = 2.0
-#: Where the plan does not say K, the first join token is for so many clients.
+#: How many clients the first join token is for if the plan does not say K.
 JOIN_USES: Final = 1000
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where clients connect, and how many do at the moment."""
+    """Where clients connect, and how many are connected now."""
 
     port: int
     connections: Callable[[], int]
@@ -69,7 +69,7 @@ class Listening:
 def serve(
     plan: Plan, options: Options, watch: Watcher | None = None, ready: Callable[[int], None] | None = None
 ) -> Result:
-    """Train the plan on the clients that join; goes on where a server with the same database left off.
+    """Train the plan on the clients that join; continues where a server with the same database stopped.
 
     `ready` is called with the port once clients can connect.
     """
@@ -100,7 +100,7 @@ def serve(
         stack.enter_context(heeding_signals(hub.stop, lambda: reload_certificates(options.reload)))
         place = stack.enter_context(listening(app, plan, hub, store, options))
         gc.collect()
-        gc.freeze()  # what is here now stays to the end: clients need not wait while it is searched for garbage
+        gc.freeze()  # these objects live to the end: keep the collector off them, so that clients do not wait for it
         if ready:
             ready(place.port)
         result = follow(setup, fleet, hub, store, options, watch)
@@ -109,7 +109,7 @@ def serve(
 
 
 def ledger_of(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:
-    """What the run has cost so far, from the record of who took part."""
+    """What the run has cost in privacy so far, from the record of who took part."""
     if setup.budget is None:
         return None
     return ServedLedger(setup.budget, setup.plan.dp_epsilon, directory / LEDGER, store.attempts())
@@ -119,7 +119,7 @@ def ledger_of(setup: Setup, store: Store, directory: Path) -> ServedLedger | Non
 def listening(
     app: FleetApp, plan: Plan, hub: Hub, store: Store, options: Options, more: Sequence[BaseRoute] = ()
 ) -> Iterator[Listening]:
-    """Serve clients, and the operator, until the end; and what `more` there is."""
+    """Serve clients and the operator until the end, and also `more`."""
     app.asgi.router.routes.extend(more)
     token = admin_token(store, options, options.join_uses or plan.clients or JOIN_USES)
     admin = Admin(lambda: app, store, Keyring(token, Roles(store.connections)), hub.stop)
@@ -132,7 +132,7 @@ def listening(
 def both_listening(
     asgi: Starlette, admin: Sequence[BaseRoute], options: Options, stop: Callable[[], None]
 ) -> Iterator[Listening]:
-    """Serve an application and the operator's endpoints: in one place, or each in its own."""
+    """Serve an application and the operator's endpoints, at one address or at two."""
     listeners = []
     if options.admin is None:
         asgi.router.routes[:0] = admin
@@ -175,7 +175,7 @@ def admin_token(store: Store, options: Options, uses: int) -> bytes:
     expires = int(time() + 3600 * options.join_hours)
     store.add_token(keys.token_hash(join), uses, "made at the first start", None, expires)
     kept = store.first_note(ADMIN_TOKEN, keys.token_hash(admin).hex())
-    if kept != keys.token_hash(admin).hex():  # another replica was first: its tokens are the ones
+    if kept != keys.token_hash(admin).hex():  # another replica was first: its tokens are valid
         store.remove_token(keys.token_hash(join))
         for name in (ADMIN_TOKEN, JOIN_TOKEN):
             (directory / name).unlink()
@@ -183,7 +183,7 @@ def admin_token(store: Store, options: Options, uses: int) -> bytes:
 
 
 def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, options: Options, watch: Watcher | None) -> Result:
-    """The server loop, with each round committed before anybody hears of it."""
+    """The server loop; each round is committed before anybody is told about it."""
     directory, publish = options.directory, options.publish
     run = RunDir(directory)
     write_atomically(directory / "plan.toml", setup.plan.to_toml().encode())
@@ -220,7 +220,7 @@ def follow(setup: Setup, fleet: HttpFleet, hub: Hub, store: Store, options: Opti
 
 
 def check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
-    """A round is in the database before it is in the metrics: more of them there means that the database lost some."""
+    """Rounds enter the database before the metrics, so more rounds in the metrics mean that the database lost some."""
     if run.recorded() > len(rows):
         raise StoreError(
             f"the database has {len(rows)} rounds, but {run.metrics_path} has {run.recorded()}: the database lost "
@@ -230,7 +230,7 @@ def check_nothing_lost(run: RunDir, rows: list[dict[str, Any]]) -> None:
 
 
 def _append_metrics(run: RunDir, rows: list[dict[str, Any]], fleet: HttpFleet) -> None:
-    """A line more; a disk that was full may have kept half of it, so that the file is then written anew."""
+    """Append a line. If that fails, rewrite the file: a full disk may have kept half of the line."""
     try:
         run.append(rows[-1])
     except DiskError:
@@ -250,11 +250,11 @@ def _save_initial(event: Event, fleet: HttpFleet, store: Store) -> None:
 
 
 def _commit(event: Round, fleet: HttpFleet, hub: Hub, store: Store) -> None:
-    """One transaction: the state, the metrics, who counted. Only then clients may let go of their updates."""
+    """Commit the state, the metrics and who counted in one transaction. Only then may clients drop their updates."""
     blob, digest, counted = save(_contiguous(event.state)), model_sha256(event.state.weights), hub.collecting.counted()
 
     def write() -> None:
-        if store.last_round() < event.round:  # a connection may be lost after the commit and before its answer
+        if store.last_round() < event.round:  # the connection may break between the commit and its answer
             store.commit_round(event.round, fleet.attempt, blob, digest, event_row(event), counted, event.ledger)
 
     fleet.retried(write)
@@ -273,9 +273,9 @@ def done_answer(result: Result, more: bool) -> DoneAnswer:
 
 
 def say_goodbye(hub: Hub, result: Result, linger_s: float, connections: Callable[[], int]) -> None:
-    """Stay until everyone knows that it is over, or for as long as was asked.
+    """Stay until all clients know that the run is over, or for at most `linger_s`.
 
-    Who was told may fetch the final model next: as long as it is connected it has a moment to begin.
+    A client that was told may fetch the final model next: while it is connected it has a moment to begin.
     """
     hub.polls.finish(done_answer(result, more=False))
     until = monotonic() + linger_s

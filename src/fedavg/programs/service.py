@@ -1,8 +1,8 @@
-"""A service: it holds who the clients are, and serves the runs that are submitted to it, side by side or in turn.
+"""A service: it knows the clients, and serves the runs that are submitted to it, concurrently or in turn.
 
-Clients, their keys, tokens and revocations are in the database of the service; each run has a directory and a database
-of its own (a schema of PostgreSQL), and is served as `serve.py` serves a run that is alone, in a thread of its own. To
-a client another run is like a server that was started again with another plan.
+Clients, their keys, tokens and revocations are in the database of the service; each run has its own directory and
+database (a schema of PostgreSQL), and is served in its own thread as `serve.py` serves a single run. To a client,
+another run looks like a server that was restarted with another plan.
 """
 
 import gc
@@ -47,15 +47,15 @@ from fedavg.runner import Result
 
 log = logging.getLogger("fedavg.fleet")
 
-#: Seconds before a database that did not answer is asked again.
+#: Seconds before a query to a database that did not answer is repeated.
 RETRY_S: Final = 5.0
-#: Seconds between looks at which run waits for clients, while there are several; and at the queue.
+#: Seconds between checks of which run waits for clients, while there are several; and of the queue.
 BALANCE_S: Final = 0.1
 IDLE_S: Final = 5.0
 
 
 def serve_runs(options: Options, allowed: Sequence[str] = (), ready: Callable[[int], None] | None = None) -> None:
-    """Serve runs as they are submitted, until the operator stops it. Started again, it goes on where it was.
+    """Serve runs as they are submitted, until the operator stops the service. After a restart it continues.
 
     `allowed` names the packages that tasks and other parts of submitted plans may come from.
     """
@@ -85,7 +85,7 @@ def check_no_single_run(store: Store) -> None:
 
 @contextmanager
 def open_to_all(premises: Premises, now: NowServed, stop: Callable[[], None]) -> Iterator[Listening]:
-    """Listen for clients and operators, until the end."""
+    """Listen for clients and operators until the end."""
     store, options, front = premises.store, premises.hosting.options, premises.floor.front
     keyring = Keyring(admin_token(store, options, options.join_uses or JOIN_USES), Roles(store.connections))
     admin = Admin(lambda: premises.floor.shown, store, keyring, stop)
@@ -101,11 +101,11 @@ def open_to_all(premises: Premises, now: NowServed, stop: Callable[[], None]) ->
 
 @dataclass
 class RunUnderWay:
-    """A run that is served now. `wanted` is what the operator wants to become of it."""
+    """A run that is served now. `wanted` is the state that the operator wants for it."""
 
     run: SubmittedRun
     wanted: str | None = None
-    #: What clients are offered of it, once they are.
+    #: What clients are offered, once the run is open to them.
     hub: Hub | None = None
     thread: Thread | None = None
 
@@ -121,7 +121,7 @@ class Service(NowServed):
         self._changed = Condition()
         self._stopping = False
         self._under_way: dict[int, RunUnderWay] = {}
-        #: What no run can go on after.
+        #: An error after which no run can continue.
         self._fatal: BaseException | None = None
 
     def stop(self) -> None:
@@ -135,8 +135,8 @@ class Service(NowServed):
     # The queue
 
     def serve(self) -> None:
-        """The first runs of the queue, so many at a time, until the service is stopped."""
-        with one_thread():  # what each run asks for by itself: none undoes it while others go on
+        """Serve the first runs of the queue, several at a time if so set, until the service is stopped."""
+        with one_thread():  # each run asks for this too; set here, no run undoes it while others continue
             while not self._stopping and self._fatal is None:
                 try:
                     for run in self._runs.next(self._options.side_by_side):
@@ -157,7 +157,7 @@ class Service(NowServed):
             raise self._fatal
 
     def _pause(self, seconds: float) -> None:
-        """Until something is submitted or changed, or for so long."""
+        """Wait until something is submitted or changed, at most for so long."""
         with self._changed:
             if not self._stopping and self._fatal is None:
                 self._changed.wait(seconds)
@@ -171,22 +171,22 @@ class Service(NowServed):
         each.thread.start()
 
     def _serve_one(self, each: RunUnderWay) -> None:
-        """One run from begin to end, in a thread of its own."""
+        """One run from start to end, in its own thread."""
         number = each.run.number
         try:
             self._runs.set_state(number, "running")
             log.info("run begins", extra={"run": number, "plan": each.run.plan_digest})
             state, detail = self._ended(each)
             if state == "done" and self._runs.one(number).plan_digest != each.run.plan_digest:
-                state = "queued"  # it was extended at the very end
+                state = "queued"  # it was extended just as it ended
             self._runs.set_state(number, state, detail)
             log.info("run ends", extra={"run": number, "state": state, "detail": detail})
             if state == "done":
                 self._floor.end(number)
             elif not self._stopping:
-                self._floor.take_down(number)  # who waits is held, and told when there is a run again
+                self._floor.take_down(number)  # waiting clients are held until there is a run again
         except StoreError as error:
-            if error.retryable:  # it is under way still: it is begun again
+            if error.retryable:  # the run is still under way: start it again
                 log.error("cannot go on; trying again", extra={"run": number, "detail": str(error)})
                 self._pause(RETRY_S)
             else:
@@ -199,19 +199,19 @@ class Service(NowServed):
                 self._changed.notify_all()
 
     def _ended(self, each: RunUnderWay) -> tuple[str, str]:
-        """Serve a run until it ends: in which state it is then, and why."""
+        """Serve a run until it ends; returns its state then, and why."""
         try:
             result = self._trained(each)
             assert each.hub
             each.hub.polls.finish(done_answer(result, more=True))
             return "done", what_came_of(result)
         except Stopped:
-            return each.wanted or "running", ""  # a service that is stopped goes on with it when it is back
+            return each.wanted or "running", ""  # a stopped service continues the run when it is back
         except FedAvgError as error:
             if isinstance(error, StoreError) and error.retryable:
                 raise
             return "failed", str(error)
-        except Exception as error:  # of a task's own code: it ends its run, not the service
+        except Exception as error:  # from a task's own code: it ends its run, not the service
             log.exception("run failed", extra={"run": each.run.number})
             return "failed", f"{type(error).__name__}: {error}"
 
@@ -267,5 +267,5 @@ class Service(NowServed):
 
 
 def what_came_of(result: Result) -> str:
-    """What the list of runs says of one that is done."""
+    """What the list of runs says about a finished run."""
     return f"{result.summary.rounds} rounds, model {result.summary.model_sha256}"

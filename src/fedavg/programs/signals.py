@@ -1,4 +1,4 @@
-"""What a program of a fleet does on signals: it ends in good order, and takes over certificates that were renewed."""
+"""What a program of a fleet does on signals: it shuts down cleanly, and loads renewed certificates."""
 
 import logging
 import signal
@@ -10,14 +10,14 @@ from fedavg.errors import FedAvgError
 
 log = logging.getLogger("fedavg.server")
 
-#: Reads certificates again; is told what to do with the new one, PEM, before it is shown (`ServerCertificate.reload`).
+#: Reads certificates again, and calls its argument with the new one (PEM) first (`ServerCertificate.reload`).
 Reload = Callable[[Callable[[str], None]], None]
 
 
 def reload_certificates(reload: Reload | None, publish: Callable[[str], None] = lambda _: None) -> None:
-    """Take over certificates that were renewed. What cannot be used is told, and the ones before stay.
+    """Load renewed certificates. Unusable ones are logged, and the old ones stay.
 
-    `publish` is told the new one before it is shown.
+    `publish` receives the new certificate before any client sees it.
     """
     if reload is None:
         log.warning("nothing to reload: this server has no certificate")
@@ -32,13 +32,13 @@ def reload_certificates(reload: Reload | None, publish: Callable[[str], None] = 
 
 @contextmanager
 def heeding_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call `stop`, which ends the program in good order; SIGHUP calls `reload`."""
+    """SIGTERM and Ctrl-C call `stop`, which shuts the program down cleanly; SIGHUP calls `reload`."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only a program's main thread is told of signals; what runs a server elsewhere stops it by the hub
+        yield  # only the main thread receives signals; a server in another thread is stopped by its hub
         return
     heeded: dict[int, Callable[[], None]] = {signal.SIGTERM: stop, signal.SIGINT: stop}
     if hasattr(signal, "SIGHUP"):  # not on Windows
-        # In a thread: a signal may come while this one writes a line of the log.
+        # In a thread: the signal may interrupt this thread while it writes a line of the log.
         heeded[signal.SIGHUP] = lambda: threading.Thread(target=reload, name="reload").start()
     previous = {number: signal.signal(number, lambda *_, act=act: act()) for number, act in heeded.items()}
     try:

@@ -17,7 +17,7 @@ class TooFew(PlanError):
 
 @dataclass(frozen=True)
 class Defence:
-    """What stands between the single updates and the server half of an algorithm.
+    """The step between the single updates and the server half of an algorithm.
 
     >>> from fedavg.robust import make_defence
     >>> rows = Rows.of([np.full(2, value, np.float32) for value in (1.0, 2.0, 3.0, 100.0)])
@@ -45,7 +45,7 @@ class Defence:
         return self.reducer.reduce(ready, self._case(rows, rng, previous))
 
     def weights(self, rows: Rows, rng: np.random.Generator, previous: np.ndarray | None = None) -> np.ndarray | None:
-        """What each vector of the basis counts for in the result; None if it is not a combination of whole updates."""
+        """The weight of each vector of the basis in the result; None if it is not a combination of whole updates."""
         ready = self._prepared(rows, rng)
         weights = self.reducer.weights(ready, self._case(rows, rng, previous))
         return None if weights is None else ready.coefficients(weights)

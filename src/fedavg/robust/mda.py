@@ -3,9 +3,9 @@
 The mean of the n - f updates whose largest distance to each other is the smallest. Of several such subsets the first
 counts, in the order of the clients.
 
-A subset of n - f has no pair further apart than D exactly if f updates meet every pair that is: a vertex cover of f in
-the graph of distant pairs. So the smallest D is found by bisection, each step by a search that branches on the update
-with the most distant pairs, which takes far fewer steps than the number of subsets.
+A subset of n - f updates with no pair further apart than D exists exactly if the graph of pairs further apart than D
+has a vertex cover of f updates. So the smallest D is found by bisection; each step is a search that branches on the
+update with the most distant pairs, which takes far fewer steps than there are subsets.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from fedavg.robust.rows import Rows, squared_distances
 
 @dataclass(frozen=True)
 class MinimumDiameter(Tolerant, Combination):
-    """The mean of the n - f updates that lie closest together.
+    """The mean of the n - f updates that are closest together.
 
     >>> str(MinimumDiameter(0.3))
     'mda:0.3'
@@ -56,7 +56,7 @@ def _distant(distances: np.ndarray, diameter: float) -> list[int]:
 
 
 def _first(distant: Sequence[int], n: int, faults: int) -> list[int]:
-    """Keep a row wherever those before it, and it, leave a subset of n - f possible."""
+    """Keep a row whenever a subset of n - f rows that contains it and the rows kept before is possible."""
     kept: list[int] = []
     wanted = n - faults
     left = (1 << n) - 1  # rows that may still be kept or dropped
@@ -73,7 +73,7 @@ def _first(distant: Sequence[int], n: int, faults: int) -> list[int]:
 
 
 def _covered(distant: Sequence[int], left: int, faults: int) -> bool:
-    """Whether dropping `faults` of the rows that are left leaves no distant pair among them."""
+    """Whether dropping `faults` of the remaining rows leaves no distant pair among them."""
     degrees = {row: (distant[row] & left).bit_count() for row in _bits(left)}
     row = max(degrees, key=lambda each: degrees[each], default=-1)
     if row < 0 or degrees[row] == 0:
@@ -84,7 +84,7 @@ def _covered(distant: Sequence[int], left: int, faults: int) -> bool:
     if _covered(distant, left & ~(1 << row), faults - 1):
         return True
     count = degrees[row]
-    # One neighbour: to drop it instead of the row is no better than the other way round.
+    # With one neighbour, dropping the neighbour instead of the row is no better.
     return count > 1 and count <= faults and _covered(distant, left & ~neighbours & ~(1 << row), faults - count)
 
 

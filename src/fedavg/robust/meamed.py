@@ -19,7 +19,7 @@ class MeanAroundMedian(Tolerant, Coordinatewise):
     name = "meamed"
 
     def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:
-        """In rising order the n - f nearest values are adjacent: f + 1 places to look at."""
+        """In rising order the n - f nearest values are adjacent, so there are only f + 1 candidates."""
         kept = len(values) - faults
         center = middle(values)
         reach = np.stack(

@@ -1,4 +1,4 @@
-"""The plain mean of the updates, each counting equally: no defence of its own. With steps before it, it may be one."""
+"""The plain mean of the updates, each counting equally: no defence by itself, but steps before it may make it one."""
 
 from dataclasses import dataclass
 
@@ -22,5 +22,5 @@ class PlainMean(Combination):
         return np.full(len(rows), 1 / len(rows))
 
     def tolerates(self, rows: int) -> int:
-        """It withstands no liars, and claims nothing else, so their number is not checked."""
+        """It withstands no liars and does not claim to, so their number is not checked."""
         return rows

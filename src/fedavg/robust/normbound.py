@@ -30,6 +30,6 @@ class NormBound(Combination):
 
 
 def scales(rows: Rows, norm: float) -> np.ndarray:
-    """What each row is multiplied by so that none is longer than the norm, shape (n,)."""
+    """The factor for each row so that none is longer than the norm, shape (n,)."""
     factors: np.ndarray = norm / np.maximum(norms(rows.gram), norm)
     return factors

@@ -1,8 +1,8 @@
 /* The mean of some ranks of each coordinate, for a few updates or for combinations of them. Single-threaded.
  *
- * A block of coordinates of all rows lies in a core's first cache: it is mixed, sorted and averaged there, so that the
- * updates are read once and nothing else is written to memory. The same bits as NumPy's: a product and the sum
- * that it is added to are rounded one after the other, never together.
+ * A block of coordinates of all rows fits in the L1 cache: it is mixed, sorted and averaged there, so that the updates
+ * are read once and only the result is written to memory. The bits are the same as NumPy's: a product is rounded before
+ * it is added (no fused multiply-add).
  */
 #include <stdint.h>
 #if defined(__clang__)
@@ -20,7 +20,7 @@
 #define LANES 8
 #endif
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-/* Sums at a time: as many as make a block, and as stay in registers. */
+/* Sums at a time: the size of a block; they stay in registers. */
 #define SUMS (WIDTH / LANES)
 
 static void mix_block(long vectors, const float *const *from, const float *weights, long start, float *row) {
@@ -60,7 +60,7 @@ static void put_in_order(float *low, float *high) {
 }
 
 /* `mix` has shape (rows, vectors), or is null: the rows are the vectors. `network` has `pairs` pairs of rows to put in
- * order. The ranks are those from `first` to `last`, which is left out. */
+ * order. The ranks are those from `first` up to but not including `last`. */
 int rank_means(long rows, long vectors, long size, long pairs, long first, long last, const float *const *from,
                const float *mix, const int32_t *network, double *means) {
     float block[MOST_ROWS][WIDTH] __attribute__((aligned(64)));

@@ -1,7 +1,7 @@
 """The mean of some ranks of each coordinate: medians and trimmed means.
 
-A kernel in C does it in one pass over the updates if there are few, as in a search for the most harmful lie, which
-reduces the same updates many times in a round. Without it NumPy does the same, to the same bits.
+For few updates a C kernel computes it in one pass, which helps a search for the most harmful lie: it reduces the same
+updates many times in a round. Without the kernel, NumPy gives the same bits.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def _by_kernel(built: ctypes.CDLL, rows: Rows, ranks: range) -> np.ndarray:
 
 
 def _few_tiles(rows: Rows) -> Iterator[tuple[slice, np.ndarray]]:
-    """The values of all rows as the kernel makes them: what is added is rounded in the order of the vectors."""
+    """The values of all rows as the kernel computes them: sums are rounded in the order of the vectors."""
     mix = None if rows.mix is None else rows.mix.astype(np.float32)
     for place, tile in rows.basis.tiles(range(len(rows.basis.vectors))):
         yield place, tile if mix is None else np.stack([_mixed(weights, tile) for weights in mix])

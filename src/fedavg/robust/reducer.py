@@ -64,7 +64,7 @@ class Reducer(Pluggable, ABC):
         """One update, shape (P,), of n rows of which `case.faults` may be anything (finite)."""
 
     def weights(self, rows: Rows, case: Case) -> np.ndarray | None:
-        """What each row counts for in the result, shape (n,); None if it is not a combination of whole rows."""
+        """The weight of each row in the result, shape (n,); None if it is not a combination of whole rows."""
         return None
 
     def faults(self, clients: int) -> int:
@@ -78,8 +78,8 @@ class Reducer(Pluggable, ABC):
 
 @dataclass(frozen=True)
 class Tolerant:
-    """The setting of a rule, or of a step before it, that is made to stand some faulty clients: which share of the
-    cohort, or how many."""
+    """The setting of a rule, or of a step before it, that withstands some faulty clients: which share of the cohort, or
+    how many."""
 
     faulty: int | float = 0.2
 
@@ -96,18 +96,18 @@ class Tolerant:
 
 
 class Combination(Reducer):
-    """A rule whose result is a combination of whole rows: what it needs are distances, not coordinates."""
+    """A rule whose result is a combination of whole rows: it needs distances, not coordinates."""
 
     @abstractmethod
     def weights(self, rows: Rows, case: Case) -> np.ndarray:
-        """What each row counts for, shape (n,)."""
+        """The weight of each row, shape (n,)."""
 
     def reduce(self, rows: Rows, case: Case) -> np.ndarray:
         return rows.combined(self.weights(rows, case))
 
 
 class Coordinatewise(Reducer):
-    """A rule that looks at one coordinate after the other."""
+    """A rule that treats each coordinate separately."""
 
     @abstractmethod
     def of_sorted(self, values: np.ndarray, faults: int) -> np.ndarray:

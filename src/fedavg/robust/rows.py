@@ -1,9 +1,9 @@
-"""The single updates of a cohort, and how to compute with them without a second copy of them.
+"""The single updates of a cohort, and computations on them without a second copy.
 
 Rules over single updates need one of two things. Distances, norms and means all follow from the inner products, which
 are n x n numbers. Medians and the like need the values of one coordinate at a time. So the updates are read in tiles
-that fit into a core's cache, and what a rule makes of them (clipping, mixing with neighbours, buckets) is kept as a
-matrix of coefficients instead of as new vectors.
+that fit into a core's cache, and transformed updates (clipped, mixed with neighbours, bucketed) are kept as a matrix of
+coefficients instead of new vectors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,13 @@ import torch
 
 #: Numbers in a tile: 1 MB of float32.
 TILE: Final = 1 << 18
-#: Coordinates in a tile: at least as many as make a call worth it, at most as many as keep small cohorts in the cache.
+#: Coordinates in a tile: enough to make a call worthwhile, few enough to keep small cohorts in the cache.
 NARROWEST, WIDEST = 256, 1 << 14
 
 
 @final
 class Basis:
-    """Vectors of shape (P,), float32, as they came. They are neither copied nor changed."""
+    """Vectors of shape (P,), float32, as received. They are neither copied nor changed."""
 
     def __init__(self, vectors: Sequence[np.ndarray], gram: np.ndarray | None = None) -> None:
         self.vectors = list(vectors)
@@ -36,7 +36,7 @@ class Basis:
 
     @cached_property
     def gram(self) -> np.ndarray:
-        """All inner products, float64: products of float32 are exact in it, so that small distances survive."""
+        """All inner products, in float64: it holds products of float32 exactly, so that small distances survive."""
         total = np.zeros((len(self.vectors), len(self.vectors)))
         for _, tile in self.tiles(range(len(self.vectors))):
             exact = tile.astype(np.float64)
@@ -51,7 +51,7 @@ class Basis:
             yield place, np.stack([self.vectors[row][place] for row in chosen])
 
     def extended(self, vector: np.ndarray) -> "Basis":
-        """The same with one vector more; inner products that are known are kept."""
+        """The same with one more vector; known inner products are kept."""
         wide = Basis([*self.vectors, vector])
         if "gram" in self.__dict__:
             own = wide.products(vector)
@@ -115,11 +115,11 @@ class Rows:
         return Rows(self.basis.extended(vector), mix)
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
-        """What the vectors of the basis count for in Σ_i weights[i] row_i."""
+        """The coefficients of the basis vectors in Σ_i weights[i] row_i."""
         return weights if self.mix is None else weights @ self.mix
 
     def combined(self, weights: np.ndarray) -> np.ndarray:
-        """Σ_i weights[i] row_i, shape (P,), float64. What counts for nothing is not read."""
+        """Σ_i weights[i] row_i, shape (P,), float64. Vectors with weight zero are not read."""
         coefficients = self.coefficients(weights)
         chosen = [int(row) for row in np.flatnonzero(coefficients)]
         total = np.zeros(self.size)
@@ -142,7 +142,7 @@ class Rows:
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b on PyTorch's threads, of which a run has one. NumPy would use all cores and round by their number.
+    """a @ b on PyTorch's threads; a run has one. NumPy would use all cores, and its rounding depends on their number.
 
     >>> product(np.eye(2), np.array([3.0, 4.0])).tolist()
     [3.0, 4.0]
@@ -152,7 +152,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def length(vector: np.ndarray) -> float:
-    """|vector|, on those threads too.
+    """|vector|, on PyTorch's threads too.
 
     >>> length(np.array([3.0, 4.0]))
     5.0
@@ -167,7 +167,7 @@ def norms(gram: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(gram: np.ndarray) -> np.ndarray:
-    """|row_i - row_j|² for all pairs, shape (n, n); rounding makes none negative."""
+    """|row_i - row_j|² for all pairs, shape (n, n); never negative by rounding."""
     lengths = np.diagonal(gram)
     distances: np.ndarray = np.maximum(lengths[:, None] + lengths[None, :] - gram - gram.T, 0.0)
     np.fill_diagonal(distances, 0.0)

@@ -1,6 +1,6 @@
 """Sorts the columns of a tile. Few rows are sorted by a network of comparisons of whole rows, many by NumPy's own sort.
 
-A column of a dozen numbers is too short for a call of its own; a comparison of two rows does thousands at once.
+A column of a dozen numbers is too short for a call per column; one comparison of two rows handles thousands of columns.
 """
 
 from functools import cache

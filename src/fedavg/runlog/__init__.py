@@ -1,1 +1,1 @@
-"""Run directories: what is written, read back, resumed, summed up and drawn. Knows nothing of how a run is computed."""
+"""Run directories: written, read back, resumed, summarised and drawn. Knows nothing about how a run is computed."""

@@ -46,14 +46,14 @@ def model_of(setup: Setup, weights: Tensor) -> Model:
 
 
 def model_file(model: Model) -> bytes:
-    """A model as a run keeps it, as safetensors; the header says which frozen weights it belongs to."""
+    """A model as a run stores it, as safetensors; the header says which frozen weights it belongs to."""
     fingerprint = model.frozen.fingerprint
     return save(model.trained_tensors(), {"frozen": fingerprint} if fingerprint else None)
 
 
 @dataclass(frozen=True)
 class BestModel:
-    """Which round the best model is of, by which metric, and its tensors by name."""
+    """The best model: its round, the metric that chose it, and its tensors by name."""
 
     metric: str
     value: float
@@ -62,7 +62,7 @@ class BestModel:
 
 
 class BestKeeper:
-    """Remembers the best model as rounds come; `save` writes it down if it is another than before."""
+    """Remembers the best model as rounds pass; `save` writes it if it has changed."""
 
     def __init__(self, setup: Setup, goal: Goal, rows: Sequence[dict[str, Any]], folder: Path | None) -> None:
         """`rows`: the rounds that a resumed run begins with; their best model is in the folder, unless it was lost."""
@@ -73,10 +73,10 @@ class BestKeeper:
         for round, value in zip(*curve(rows, goal.metric), strict=True):
             self._best = improved(goal, self._best, round, value)
         if folder is not None and rows:
-            read_best(folder)  # says so if it is damaged
+            read_best(folder)  # warns if it is damaged
 
     def note(self, row: dict[str, Any], weights: Tensor) -> None:
-        """One round more, and the model after it."""
+        """One more round, and the model after it."""
         if self._goal.higher_is_better is None:
             return
         for round, value in zip(*curve([row], self._goal.metric), strict=True):

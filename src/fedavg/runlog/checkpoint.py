@@ -1,4 +1,4 @@
-"""The server's state on disk: a safetensors file per checkpoint. A crash leaves the old one or the new one whole."""
+"""The server's state on disk: a safetensors file per checkpoint. After a crash the old or the new file is intact."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ def from_tensors(tensors: dict[str, torch.Tensor]) -> State:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after a round, with all that must be as it was then."""
+    """The state after a round, with everything that a resumed run must restore."""
 
     round: int
     state: State
@@ -48,12 +48,12 @@ class Checkpoint:
     row: dict[str, Any] | None = None
     #: The digest of the rows before it (see `seals.py`).
     rows: str = ""
-    #: How far the files of what clients keep reached (see `states.py`).
+    #: How long the files of the clients' states were (see `states.py`).
     clients: Mapping[str, int] = field(default_factory=dict)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """All of it is there, or nothing; every value is under the digest."""
+    """Written atomically; the digest covers every value."""
     tensors = to_tensors(checkpoint.state)
     metadata = {
         "round": str(checkpoint.round),
@@ -80,7 +80,7 @@ def load_checkpoint(path: Path, plans: Collection[str]) -> Checkpoint:
             rows=metadata["rows"],
             clients=loads(metadata["clients"]),
         )
-    except Exception as error:  # whatever the parsers make of bytes that may be anything
+    except Exception as error:  # parsers may raise anything on arbitrary bytes
         raise RunDirError(f"{path} is not a whole checkpoint: {error}") from None
     if not intact:
         raise RunDirError(f"{path} has been altered: its content does not match its SHA-256")

@@ -43,7 +43,7 @@ def as_html(summary: Summary, goal: Goal, rows: Sequence[dict[str, Any]]) -> str
 
 
 def _picture(goal: Goal, rows: Sequence[dict[str, Any]]) -> str:
-    """The curve of the watched metric as a line; nothing where there are fewer than two points."""
+    """The curve of the watched metric as a line; empty if there are fewer than two points."""
     rounds, values = curve(rows, goal.metric)
     known = [(round, value) for round, value in zip(rounds, values, strict=True) if value == value]
     if len(known) < 2:

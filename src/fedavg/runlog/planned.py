@@ -1,4 +1,4 @@
-"""The plan of a run that is resumed: what plan.toml says, with the objects that it cannot hold and what may change."""
+"""The plan of a resumed run: plan.toml, with the objects that it cannot hold and the changes that are allowed."""
 
 import tomllib
 from collections.abc import Container, Mapping
@@ -12,7 +12,7 @@ from fedavg.runlog.started import Aspects, check_same, own_parts
 
 
 def resumed_plan(run: Path, identity: Mapping[str, Any], changes: Mapping[str, Any]) -> Plan:
-    """The plan as it was when the run started, with runtime options changed, and more rounds if they are asked for.
+    """The plan as it was when the run started, with runtime options changed, and more rounds if requested.
 
     Objects from Python must be given again, since no file holds them. Any other change is refused.
     """
@@ -46,7 +46,7 @@ def known_digests(identity: Mapping[str, Any]) -> list[str]:
 
 
 def as_planned(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """A run that is made longer has a round that was evaluated only because it was the last."""
+    """In an extended run, drop the evaluation of a round that was evaluated only because it was the last."""
     if not row["round"] % plan.eval_every or row["round"] == plan.rounds:
         return row
     judged = {"test": None, "train": None}
@@ -54,7 +54,7 @@ def as_planned(row: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def _values(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What plan.toml says; objects that it cannot hold must be among what is given."""
+    """What plan.toml says; objects that it cannot hold must be among `given`."""
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

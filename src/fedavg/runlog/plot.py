@@ -14,7 +14,7 @@ from fedavg.runlog.summary import curve, curves
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Pictures of this many metrics are drawn: first the one that the run is watched by.
+#: The most metrics that are drawn; the watched one comes first.
 MOST_PANELS: Final = 4
 _PALE: Final = "#9db8d2"
 _DARK: Final = "#1f4e79"
@@ -74,7 +74,7 @@ def _draw_metric(axes: "Axes", name: str, rows: Sequence[dict[str, Any]]) -> Non
 
 
 def _draw_spread(axes: "Axes", name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """The band that eight of ten clients lie in, where clients judged."""
+    """The band that contains eight of ten clients, if clients judged."""
     metric = name.removeprefix(f"{CLIENTS}.")
     points = [(row["round"], row["on_clients"]["spread"].get(metric)) for row in rows if row.get("on_clients")]
     known = [(round, spread["p10"], spread["p90"]) for round, spread in points if spread]

@@ -1,4 +1,4 @@
-"""`Recorder`: follows the events of a run, and writes them to the run's directory, if it has one."""
+"""`Recorder`: follows the events of a run, and writes them to its run directory, if it has one."""
 
 from contextlib import ExitStack, nullcontext, suppress
 from time import monotonic
@@ -20,9 +20,9 @@ from fedavg.types import State
 
 @final
 class Recorder:
-    """What the events so far amount to: `rows`, `state`, `engine`. However the run ends, the last good state is kept.
+    """The outcome of the events so far: `rows`, `state`, `engine`. However the run ends, the last good state is kept.
 
-    A new directory is made at the first event, when the plan has proved good, so that a bad one leaves nothing behind.
+    A new directory is created at the first event, once the plan is known to work, so that a bad plan leaves nothing.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Recorder:
         best: BestKeeper,
         resumed_at: list[dict[str, Any]] | None = None,
     ) -> None:
-        """`resumed_at` has the rows that a resumed run begins with; a new run has none."""
+        """`resumed_at` has the rows that a resumed run starts with; a new run has none."""
         self.rows = resumed_at or []
         self.state = State(torch.empty(0))
         self.engine = Engine("", "")
@@ -49,7 +49,7 @@ class Recorder:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with self._locks:
-            if self._directory and self._last and not isinstance(error, DiskError):  # it would only hide that one
+            if self._directory and self._last and not isinstance(error, DiskError):  # do not hide that error
                 with suppress(FedAvgError) if error else nullcontext():
                     self._checkpoint(self._directory, self._last)
 
@@ -71,7 +71,7 @@ class Recorder:
         if isinstance(event, Start):
             self._write_start(directory, event)
         else:
-            if private:  # state and ledger entry in one file, before anyone learns of the round
+            if private:  # state and ledger entry in one file, before the round is published
                 self._checkpoint(directory, event)
             directory.append(event_row(event), durable=private)
         self._last = event

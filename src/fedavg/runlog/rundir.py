@@ -7,7 +7,7 @@ checkpoints/          the last states of the server
 clients/              what simulated clients keep between rounds, if they keep anything
 summary.json  curve.png  model.safetensors      at the end
 
-Everything that a run is resumed from is under a digest, and on the disk before the checkpoint that builds on it.
+Everything that a resumed run needs has a digest, and is on disk before the checkpoint that depends on it.
 """
 
 import json
@@ -38,7 +38,7 @@ from fedavg.types import State
 log = logging.getLogger("fedavg.run")
 
 FORMAT: Final = 2
-#: Checkpoints kept: should the newest turn out torn, the one before it serves.
+#: How many checkpoints are kept: if the newest is damaged, the previous one is used.
 KEPT: Final = 2
 
 
@@ -49,12 +49,12 @@ class RunDir:
         self.path = path
         self.metrics_path = path / "metrics.jsonl"
         self._checkpoints = path / "checkpoints"
-        #: What simulated clients keep between rounds, where they keep anything.
+        #: What simulated clients keep between rounds, if anything.
         self.states = path / "clients"
         self._client_states: ClientStates | None = None
         #: The digest of the first n rows, for the last few n; what the kept checkpoints need of clients.
         self._links = {0: ""}
-        #: True if this object has added a round: then the model is another one than before.
+        #: True if this object has added a round, so that the model has changed.
         self._grown = False
         self._marks: dict[Path, Mapping[str, int]] = {}
 
@@ -122,11 +122,11 @@ class RunDir:
             )
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """A task must compute what it did when the run was started, whatever its source says."""
+        """A task must compute the same as when the run was started, whatever its source code says."""
         check_same(self.identity()["computed"], facts["computed"], self.path)
 
     def check_frozen(self, fingerprint: str) -> None:
-        """What the run has trained is valid only with the weights that were frozen in training."""
+        """The trained weights are valid only with the same frozen weights as in training."""
         recorded = self.identity().get("frozen", fingerprint)  # earlier versions did not record it
         if recorded != fingerprint:
             raise RunDirError(
@@ -143,7 +143,7 @@ class RunDir:
         return plan
 
     def extend(self, plan: Plan) -> None:
-        """Note a plan with more rounds. Checkpoints of the shorter one count as this one's."""
+        """Record a plan with more rounds. Checkpoints of the shorter plan are valid for it."""
         identity = self.identity()
         if plan.digest == identity["plan"]:
             return
@@ -153,7 +153,7 @@ class RunDir:
         write_atomically(self.path / "plan.toml", text)
 
     def append(self, row: dict[str, Any], *, durable: bool = False) -> None:
-        """One row more; it outlives the machine when it is `durable`, or when a checkpoint follows."""
+        """Append a row; it survives a crash of the machine if it is `durable`, or once a checkpoint follows."""
         count = max(self._links)
         line = next(chained([row], self._links[count]))
         try:
@@ -168,13 +168,13 @@ class RunDir:
         self._grown = True
 
     def write_rows(self, rows: Sequence[dict[str, Any]]) -> None:
-        """These rows and no others."""
+        """Replace all rows by these."""
         write_atomically(self.metrics_path, b"".join(chained(rows)))
         links = list(accumulate(rows, next_link, initial=""))
         self._links = dict(list(enumerate(links))[-2:])
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rounds on record; a line that was cut off at the end does not count, a damaged one is an error."""
+        """The recorded rounds; a last line that was cut off is ignored, a damaged line is an error."""
         found = self._rows()
         if found.damage:
             raise RunDirError(
@@ -192,7 +192,7 @@ class RunDir:
             raise unreadable(self.metrics_path, error) from None
 
     def checkpoint(self, round: int, state: State, digest: str, row: dict[str, Any] | None = None) -> None:
-        """The state after a round. What it builds on is made durable first: the rows, and what clients keep."""
+        """Save the state after a round. What it depends on is made durable first: the rows, and what clients keep."""
         states = self._opened_states()
         states.tidy(round)
         mark = states.mark(round)
@@ -206,10 +206,10 @@ class RunDir:
         states.drop_outdated(self._marks.values())
 
     def rewind(self, plan: Plan, *, once: bool = False) -> Start | None:
-        """Everything as it was at the newest whole checkpoint; what came after it is dropped. None: start from scratch.
+        """Return to the newest intact checkpoint; what came after it is dropped. None: start from scratch.
 
         The log says what was damaged or lost, and what is therefore computed again. With `once`, recorded rounds must
-        not be repeated: a run that would have to is refused.
+        not be repeated: a run that would have to repeat some is refused.
         """
         found = self._rows()
         if found.damage:
@@ -228,7 +228,7 @@ class RunDir:
         return Start(start.round, start.state) if start else None
 
     def _rewind_to(self, start: Checkpoint | None, kept: list[dict[str, Any]]) -> None:
-        """The checkpoint itself is not touched, so that after a crash in between this can be done again."""
+        """The checkpoint itself is not changed, so that this can be repeated after a crash."""
         clients = start.clients if start else {}
         for path in self._checkpoint_files():
             if not start or path.stem != f"round-{start.round:07d}":
@@ -240,7 +240,7 @@ class RunDir:
         self.write_rows(kept)
 
     def newest(self, digest: str) -> Start | None:
-        """The newest whole checkpoint of the plan with this digest; None if there is none."""
+        """The newest intact checkpoint of the plan with this digest; None if there is none."""
         found = next(self._readable(digest), None)
         return Start(found.round, found.state) if found else None
 
@@ -275,7 +275,7 @@ class RunDir:
         return sorted(self._checkpoints.glob("round-*.safetensors"))
 
     def recorded(self) -> int:
-        """The last round that left any trace, whole or not."""
+        """The last round that left any trace, intact or not."""
         named = [path.stem.removeprefix("round-") for path in self._checkpoint_files()]
         lines = self.metrics_path.read_bytes().count(b"\n") if self.metrics_path.exists() else 0
         return max([lines, *(int(name) for name in named if name.isdecimal())])

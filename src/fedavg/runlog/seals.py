@@ -1,7 +1,7 @@
-"""Digests that travel with what they protect: a JSON document with its own, rows that each continue the chain.
+"""Digests stored with what they protect: each JSON document has its own, and each row continues a chain.
 
-They are made over the values and not over the bytes, so that any tool may read the files. They protect against damage,
-not against somebody who wants to deceive: anyone who can write the files can write their digests.
+They cover the values, not the bytes, so that any tool may read the files. They protect against damage, not against
+forgery: anyone who can write the files can write their digests.
 """
 
 import json
@@ -25,7 +25,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(document: object) -> dict[str, Any]:
-    """The content of a document that is as it was sealed; ValueError for any other."""
+    """The content of a sealed document; ValueError if it was changed."""
     if not isinstance(document, dict) or SEAL not in document:
         raise ValueError("it has no digest")
     content = {name: value for name, value in document.items() if name != SEAL}
@@ -40,7 +40,7 @@ def next_link(previous: str, row: Mapping[str, Any]) -> str:
 
 
 def chained(rows: Iterable[Mapping[str, Any]], previous: str = "") -> Iterator[bytes]:
-    """Rows as lines, each with the digest that it continues the chain by."""
+    """Rows as lines, each with its digest in the chain."""
     for row in rows:
         previous = next_link(previous, row)
         yield json.dumps({**row, LINK: previous}).encode() + b"\n"
@@ -48,7 +48,7 @@ def chained(rows: Iterable[Mapping[str, Any]], previous: str = "") -> Iterator[b
 
 @dataclass(frozen=True)
 class SealedRows:
-    """The rows that are whole and in order; the digest of the last; what the first line that is not whole has."""
+    """The rows that are intact and in order; the digest of the last; the fault of the first damaged line."""
 
     rows: list[dict[str, Any]]
     link: str
@@ -56,9 +56,9 @@ class SealedRows:
 
 
 def unchained(data: bytes, link: str = "", before: int = 0) -> SealedRows:
-    """Reads lines up to the first that is damaged. One that was cut off at the end is not damaged: it does not count.
+    """Read lines up to the first damaged one. A last line that was cut off is not damage: it is ignored.
 
-    `link` is the digest of the rows `before` these, for a reader that has read those already.
+    `link` is the digest of the rows `before` these, for a reader that has already read those.
     """
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(data.splitlines(keepends=True), before + 1):

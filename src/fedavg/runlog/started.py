@@ -1,7 +1,7 @@
 """What the user's own parts were when a run started: they are compared when it is resumed.
 
-A name of the package needs no more than its text. A part that came as an object, or by its import name, is recorded
-aspect by aspect, so that a difference can be named. A task is recorded by what it computes as well: the parameters,
+For a name of the package its text is enough. A part given as an object, or by its import name, is recorded aspect by
+aspect, so that a difference can be named. A task is also recorded by what it computes: the parameters,
 the initial weights, and loss and gradient on the first examples of the test set, if there is one.
 """
 
@@ -28,8 +28,8 @@ Aspects = dict[str, Any]
 
 
 def own_parts(plan: Plan, chosen: Container[str] | None = None) -> dict[str, Aspects]:
-    """Option by option, what each of the user's own parts is, and the file that a world is read from; data is not among
-    them: it has a fingerprint."""
+    """By option, what each of the user's own parts is, and the file that a world is read from. Data is not included: it
+    has a fingerprint."""
     options = {name: parser for name, parser in part_options().items() if chosen is None or name in chosen}
     found: dict[str, Aspects] = {}
     for name, part in plan.parts():
@@ -69,7 +69,7 @@ def _same(before: object, after: object) -> bool:
 
 
 def _computed(setup: Setup) -> Aspects:
-    """What the task's module and loss give, as numbers that any machine finds again."""
+    """What the task's module and loss compute, as numbers that any machine reproduces."""
     trainer = Trainer(setup.task, setup.plan.seed, setup.plan.device)
     found: Aspects = {
         "parameters": digest([[slot.name, list(slot.shape)] for slot in trainer.model.slots]),

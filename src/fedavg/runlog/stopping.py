@@ -1,4 +1,4 @@
-"""Rules by which a run is ended early from Python. They are not part of the plan: the run can be continued."""
+"""Rules that end a run early, from Python. They are not part of the plan: the run can be continued."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ StopRule = Callable[[Round], bool]
 class Patience:
     """Ends a run when a metric has not improved for this many evaluations.
 
-    Which way is better is known for the metrics of the package; for others say `higher_is_better`.
+    The package knows which way is better for its own metrics; for others set `higher_is_better`.
 
     >>> from fedavg import Plan, run
     >>> result = run(Plan(data="mnist", C=0.02, lr=1e-9, rounds=9, workers=1), stop=Patience("accuracy", 2))

@@ -39,23 +39,23 @@ class Summary:
     seconds: float
     parameters: int
     engine: str
-    #: Why it is that one: 'auto' falls back to the slow, plain path where the fast one cannot be taken.
+    #: Why that engine: 'auto' falls back to the slow, plain path if the fast one cannot be used.
     engine_reason: str
     plan: str
     model_sha256: str
     run_dir: str | None
     #: The last entry of the ledger of a private run: epsilon, delta, and what they are a statement about.
     privacy: dict[str, Any] | None = None
-    #: Each metric at the end, and at its best where it is known which way is better.
+    #: Each metric at the end, and at its best if it is known which way is better.
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     #: How clients judged the last model that they were asked about.
     on_clients: dict[str, Any] | None = None
     #: For a run in a world: hours and bytes to the target, wasted work, who took part (`fedavg.world.report`).
     world: dict[str, Any] | None = None
-    #: Which round the model in best.safetensors is of, and the value of the metric that it was chosen by.
+    #: The round of the model in best.safetensors, and the value of the metric that chose it.
     best_model: dict[str, Any] | None = None
-    #: Of a module that is frozen in part: how many numbers stay, and the mean bytes a round (`up`, `down`) as they were
-    #: and as they would be if all numbers travelled as float32 (`whole_up`, `whole_down`).
+    #: For a partly frozen module: how many numbers are frozen, and the mean bytes a round (`up`, `down`) as they were
+    #: and as they would be if all numbers were sent as float32 (`whole_up`, `whole_down`).
     frozen: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def training_curves(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def client_curves(rows: Sequence[dict[str, Any]]) -> tuple[list[int], dict[str, list[float]]]:
-    """The same as clients judged; the spread of a metric over clients is there as `accuracy.p10`."""
+    """The same as judged by clients; the spread of a metric over clients is included as `accuracy.p10`."""
     points = [(row["round"], found) for row in rows if (found := by_clients(row))]
     names = dict.fromkeys(name for _, found in points for name in found)
     values = {name: [found.get(name, nan) for _, found in points] for name in names}
@@ -161,7 +161,7 @@ def summarise(
 
 
 def _beside_frozen(rows: Sequence[dict[str, Any]], parameters: int, frozen: int) -> dict[str, Any] | None:
-    """What a round sent, beside what it would have sent had all numbers travelled; None if nothing is frozen."""
+    """What a round sent, and what it would have sent with all numbers; None if nothing is frozen."""
     if not frozen or not rows:
         return None
     up, down = (round(mean(row[name] for row in rows)) for name in ("bytes_up", "bytes_down"))

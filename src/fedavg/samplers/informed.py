@@ -1,4 +1,4 @@
-"""Samplers that look at what clients have. They do not work with differential privacy: the choice itself reveals it."""
+"""Samplers that use what clients have. They do not work with differential privacy: the choice itself reveals it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Samplers that look back at what the server has learned of its clients (`Pool.memory`)."""
+"""Samplers that use what the server has learned about its clients in earlier rounds (`Pool.memory`)."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class Oort(Sampler):
     grows with the rounds since; if it takes longer than a share `pace` of the clients do, times (T / t)^penalty. Of
     those whose worth is at least 0.95 times that of the last one needed, a cohort is drawn by worth. A share `explore`
     of the cohort, times 0.98 for each round so far and at least 0.2, is drawn of clients that have never reported. It
-    differs from the paper's: the loss is a mean (not the root of a mean of squares), T is a quantile (no pacer), and
+    differs from the paper: the loss is a mean (not the root of a mean of squares), T is a quantile (no pacer), and
     clients never tried are drawn uniformly, since their speed is not known yet.
 
     >>> str(Oort())
@@ -72,7 +72,7 @@ class Oort(Sampler):
         )
 
     def worth(self, memory: Memory, round: int, clients: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """What each of these clients is worth, shape (N,)."""
+        """The worth of each of these clients, shape (N,)."""
         if not len(clients):
             return np.zeros(0)
         useful = sizes * np.nan_to_num(memory.loss[clients].astype(np.float64), nan=0.0)
@@ -93,7 +93,7 @@ class Oort(Sampler):
 
 
 def _by_worth(clients: np.ndarray, worth: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """This many clients, drawn by worth from those that are worth nearly as much as the last one needed."""
+    """This many clients, drawn by worth from those worth nearly as much as the last one needed."""
     if not count:
         return clients[:0]
     cutoff = 0.95 * np.partition(worth, len(worth) - count)[len(worth) - count]

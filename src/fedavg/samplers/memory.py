@@ -1,4 +1,4 @@
-"""What a server has learned of its clients, round by round: for samplers that look back, and for reports."""
+"""What a server has learned about its clients, round by round: for samplers that look back, and for reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -19,7 +19,7 @@ class Memory:
     """
 
     rounds: int
-    #: In how many of them the client could have been asked, was asked, and reported.
+    #: In how many of those cohorts the client could have been asked, was asked, and reported.
     there: np.ndarray
     asked: np.ndarray
     reported: np.ndarray
@@ -35,15 +35,15 @@ class Memory:
 
     @property
     def presence(self) -> np.ndarray:
-        """How often each client is there, estimated with one success and one failure beforehand: never 0 nor 1."""
+        """How often each client is there, estimated with one prior success and one prior failure: never 0 or 1."""
         share: np.ndarray = (self.there + 1) / (self.rounds + 2)
         return share
 
 
 @dataclass(frozen=True)
 class CohortSeen:
-    """What one cohort showed: who could be asked, shape (K,) bool; and of those that were, shape (N,), who they are,
-    whether they reported, with which training loss (NaN where it is not known), and after how many seconds."""
+    """What one cohort showed: who could be asked, shape (K,) bool; and of those that were asked, shape (N,), who they
+    are, whether they reported, with which training loss (NaN if unknown), and after how many seconds."""
 
     round: int
     there: np.ndarray
@@ -54,8 +54,8 @@ class CohortSeen:
 
 
 def learned(memory: Memory, seen: CohortSeen) -> Memory:
-    """The memory after one more cohort. It takes the arrays of the one before, which is no longer of use: among a
-    million clients copies would cost more than all else that the clock does."""
+    """The memory after one more cohort. It reuses the arrays of `memory`, which must not be used any more: with a
+    million clients, copies would cost more than everything else that the clock does."""
     told = seen.clients[seen.reported]
     memory.there[:] += seen.there
     memory.asked[seen.clients] += 1
@@ -67,7 +67,7 @@ def learned(memory: Memory, seen: CohortSeen) -> Memory:
 
 
 def grown(memory: Memory, clients: int) -> Memory:
-    """The memory of this many clients, of whom the new ones have not been there; the same if there are no more."""
+    """The memory of this many clients, with new ones that have not been there; unchanged if there are no more."""
     more = clients - len(memory.there)
     if more <= 0:
         return memory

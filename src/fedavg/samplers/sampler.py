@@ -38,7 +38,7 @@ class Pool:
     sizes: np.ndarray
     rng: np.random.Generator
     losses: Losses
-    #: What the server has learned of all K clients, for a sampler that `remembers`.
+    #: What the server has learned about all K clients, for a sampler that `remembers`.
     memory: Memory | None = None
 
     @property
@@ -63,12 +63,12 @@ class Sampler(Pluggable, ABC):
     """
 
     kind = "sampling"
-    #: True if it looks at losses of single clients, so that the server must be allowed to see them: those that it
-    #: remembers from their reports, if it `remembers`; else those of the moment (`pool.losses`), in a simulation.
+    #: True if it uses losses of single clients, so that the server must be allowed to see them: remembered from their
+    #: reports, if it `remembers`; else the current ones (`pool.losses`), in a simulation.
     needs_losses: bool = False
     #: True if all clients must be within reach: in a simulation, not over a network.
     needs_everyone: bool = False
-    #: True if it looks at what earlier rounds showed of clients (`pool.memory`).
+    #: True if it uses what earlier rounds showed about clients (`pool.memory`).
     remembers: bool = False
 
     @classmethod
@@ -82,7 +82,7 @@ class Sampler(Pluggable, ABC):
         """The clients that are asked, each once. The same pool gives the same cohort."""
 
     def privacy(self, clients: int, cohort: int) -> Sampling | None:
-        """What noise on the sum is charged by; None: this way of choosing does not work with differential privacy.
+        """The sampling by which noise on the sum is charged; None if this sampler rules out differential privacy.
 
         `EveryRound()` charges each round in full. That holds only if the choice does not depend on the clients' data.
         """

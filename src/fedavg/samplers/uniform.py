@@ -1,4 +1,4 @@
-"""Samplers that look at nobody's data: uniform, by coins, in turns. Privacy accounting knows what each is worth."""
+"""Samplers that do not depend on any data: uniform, Poisson, in turns. Privacy accounting knows what each is worth."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """Secure aggregation: the server learns the sum of the clients' vectors and nothing else.
 
-Bonawitz et al. 2017, with the sparse graph of Bell et al. 2020 as an option. Pure state machines: whoever carries the
-messages (a local fleet, HTTP) does all I/O. `docs/secagg.md` has the protocol, the threat model and the costs.
+Bonawitz et al. 2017, with the sparse graph of Bell et al. 2020 as an option. Pure state machines: the caller (a local
+fleet, HTTP) carries the messages and does all I/O. `docs/secagg.md` has the protocol, the threat model and the costs.
 """
 
 from fedavg.secagg.client import ClientSession, answer

@@ -1,8 +1,8 @@
 """The client's side of a session. No I/O: the caller carries messages, and saves `to_bytes()` before it sends one.
 
-A client answers each step once. Asked the same again it gives the same answer, so a lost message may be sent again;
-asked anything else it leaves the session for good and forgets its secrets. All that it needs to keep to this is in
-its saved state, so a restart on either side changes nothing.
+A client answers each step once. Asked the same again, it gives the same answer, so a lost message may be sent again;
+asked anything else, it leaves the session for good and forgets its secrets. Its saved state holds everything that this
+requires, so a restart on either side changes nothing.
 """
 
 import json
@@ -35,7 +35,7 @@ from fedavg.secagg.messages import (
 )
 from fedavg.secagg.terms import Terms
 
-#: A sealing key is derived for one direction of one pair in one session and only ever seals the same text.
+#: A sealing key is derived for one direction of one pair in one session, and seals only one text.
 _NONCE: Final = bytes(12)
 
 
@@ -63,7 +63,7 @@ class _Secrets:
 
 @dataclass(frozen=True, repr=False)
 class _HeldShares:
-    """What this client holds of one owner's secrets. At most one of the two is ever given out."""
+    """This client's shares of one owner's two secrets. At most one of them is ever sent."""
 
     key: int
     seed: int
@@ -72,7 +72,7 @@ class _HeldShares:
 class ClientSession:
     """One client in one session. `identity` is needed if the terms say signed.
 
-    `least` is the client's own bound: it opens no sum of fewer clients that it has checked itself, whatever the terms.
+    `least` is the client's own bound: whatever the terms, it opens no sum of fewer clients that it has checked itself.
     """
 
     def __init__(self, terms: Terms, client: int, identity: Signing | None = None, least: int = 0) -> None:
@@ -88,7 +88,7 @@ class ClientSession:
         self._aborted: ClientAborted | None = None
         self._roster: Roster | None = None
         self._peers: dict[int, KeyAdvert] = {}
-        #: The secret that each peer's sealing keys, one for either direction, come from.
+        #: Per peer, the secret from which the sealing keys of both directions are derived.
         self._agreed: dict[int, bytes] = {}
         self._delivery: ShareDelivery | None = None
         self._held: dict[int, _HeldShares] = {}
@@ -122,14 +122,14 @@ class ClientSession:
             if self._delivery is None:
                 self._accept_delivery(delivery, secrets)
             self._same(self._delivery, delivery)
-            # The same masks over two inputs would show their difference.
+            # The same masks over two inputs would reveal their difference.
             self._once("input", masks.sha256(ring.tobytes()))
             masked = ring.copy()
             masks.apply_masks(masked, *self._mask_keys(secrets))
             return MaskedInput(self.terms.session, self.client, masked.tobytes())
 
     def endorse(self, survivors: SurvivorSet) -> Endorsement:
-        """Phase 4, signed sessions only: put the identity's name under the survivor set."""
+        """Phase 4, signed sessions only: sign the survivor set."""
         with self._leaving_on_abort(survivors):
             self._after(self._done.get("input"), "its input was masked")
             if self._identity is None:
@@ -140,7 +140,7 @@ class ClientSession:
             return Endorsement(self.terms.session, self.client, self._identity.key.sign(statement))
 
     def unmask(self, request: UnmaskRequest) -> UnmaskShares:
-        """Phase 5: give out one share per peer: of its seed if it survived, else of its masking key."""
+        """Phase 5: send one share per peer: of its seed if it survived, else of its masking key."""
         with self._leaving_on_abort(request):
             self._after(self._done.get("survivors" if self.terms.signed else "input"), "the steps before it")
             self._check_survivors(request.survivor_set)
@@ -156,7 +156,7 @@ class ClientSession:
     # --- what is kept ---
 
     def to_bytes(self) -> bytes:
-        """All that a restarted client needs to go on, and to keep refusing. It holds secrets: keep it from others."""
+        """All that a restarted client needs to continue, and to keep refusing. It contains secrets: keep it private."""
         state: dict[str, Any] = {"terms": self.terms.to_json(), "client": self.client}
         if self._aborted is not None:
             return json.dumps(state | {"aborted": [self._aborted.reason, str(self._aborted)]}).encode()
@@ -194,7 +194,7 @@ class ClientSession:
     def _leaving_on_abort(self, message: SessionMessage | None = None) -> Iterator[_Secrets]:
         if self._aborted is not None:
             raise self._aborted
-        assert self._secrets is not None  # only leaving takes them away
+        assert self._secrets is not None  # only leaving removes them
         if message is not None and message.session != self.terms.session:
             raise BadMessage(Fault.WRONG_SESSION, "the message belongs to another session; start that one instead")
         try:
@@ -255,7 +255,7 @@ class ClientSession:
             self._abort(Fault.ALTERED_KEYS, "one key stands in the roster twice")
         for advert in peers.values():
             self._check_signature(advert)
-        # One colluding device would otherwise stand for any number of peers.
+        # Otherwise one colluding device could pose as any number of peers.
         if self.terms.signed and len({advert.identity for advert in roster.adverts}) < len(roster.adverts):
             self._abort(Fault.NOT_VOUCHED, "one identity stands in the roster under two numbers")
         return peers
@@ -375,7 +375,7 @@ class ClientSession:
 
 
 def answer(session: ClientSession, message: SessionMessage | None, ring: Callable[[], np.ndarray]) -> SessionMessage:
-    """A client's reply to the server's message (None: the invitation). `ring` is asked for when it is time to mask."""
+    """A client's reply to the server's message (None: the invitation). `ring` is called when it is time to mask."""
     match message:
         case None:
             return session.advertise()

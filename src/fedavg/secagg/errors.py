@@ -26,10 +26,10 @@ class Fault(StrEnum):
 
 
 class SecAggError(FedAvgError):
-    """Secure aggregation cannot go on as asked."""
+    """Secure aggregation cannot continue as asked."""
 
     def __init__(self, reason: Fault, message: str, culprit: int | None = None) -> None:
-        """`culprit` is the client that spoiled it, where that is known."""
+        """`culprit` is the client at fault, if that is known."""
         super().__init__(message)
         self.reason, self.culprit = reason, culprit
 
@@ -42,7 +42,7 @@ class TermsError(SecAggError):
 
 
 class BadMessage(SecAggError):
-    """One message was not taken; the session goes on without it."""
+    """One message was refused; the session continues without it."""
 
 
 class ClientAborted(SecAggError):
@@ -50,4 +50,4 @@ class ClientAborted(SecAggError):
 
 
 class SessionAbandoned(SecAggError):
-    """The server has given the session up; nothing was learned from it."""
+    """The server has abandoned the session; nothing was learned from it."""

@@ -19,14 +19,14 @@ SHARE_BYTES: Final = 33
 #: Keystream bytes per coefficient: 16 more than the prime has, so that the remainder is uniform to within 2^-127.
 _COEFFICIENT_BYTES: Final = 48
 
-#: Steps between reductions modulo the prime, which cost more than growing by 32 bits a step: this is the fastest.
+#: Steps between reductions modulo the prime: a reduction costs more than growing by 32 bits a step. Chosen by speed.
 _STRIDE: Final = 8
-#: Sets of shares to try before a secret counts as lost: enough for one wrong share in a hundred clients, or a few.
+#: Sets of shares to try before a secret counts as lost: enough for one or a few wrong shares among 100 clients.
 TRIES: Final = 300
 
 
 def point(client: int) -> int:
-    """Where a client's share is taken; never 0, where the secret itself is."""
+    """The point of a client's share; never 0, where the secret itself is."""
     return client + 1
 
 
@@ -62,7 +62,7 @@ def _evaluate(coefficients: Sequence[int], x: int) -> int:
 
 @lru_cache(maxsize=256)
 def _lagrange(clients: tuple[int, ...]) -> tuple[int, ...]:
-    """The weights that take shares to the value at 0; kept, for a complete graph has the same holders all over."""
+    """The weights that give the value at 0; cached, because in a complete graph all secrets have the same holders."""
     points = [point(client) for client in clients]
     weights = []
     for x in points:
@@ -76,7 +76,7 @@ def _lagrange(clients: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fitting(shares: Mapping[int, int], holders: Sequence[int], fits: Callable[[bytes], bool]) -> bytes | None:
-    """The secret that the shares of these holders give; None if it is none, or not the one that was looked for."""
+    """The secret from the shares of these holders; None if they give no valid secret, or one that does not fit."""
     try:
         secret = reconstruct({holder: shares[holder] for holder in holders})
     except SecAggError:
@@ -85,7 +85,7 @@ def fitting(shares: Mapping[int, int], holders: Sequence[int], fits: Callable[[b
 
 
 def choices(holders: list[int], count: int) -> Iterator[list[int]]:
-    """Sets of this many holders: the first of them, then others at random."""
+    """Sets of this many holders: the first ones, then random ones."""
     if len(holders) < count:
         return
     yield holders[:count]

@@ -18,7 +18,7 @@ from fedavg.secagg.errors import TermsError
 SECURITY: Final = 40
 #: ... and a round within the dropout rate fails with probability at most 2^-CORRECTNESS (eta).
 CORRECTNESS: Final = 20
-#: Guards the floor and ceiling of rate * n against a rate such as 0.05 being a hair less than meant.
+#: Guards the floor and ceiling of rate * n against rounding: a rate such as 0.05 may be slightly off in binary.
 _HAIR: Final = 1e-12
 
 
@@ -32,7 +32,7 @@ class Topology:
 
 
 def complete(clients: int, threshold: int | None = None) -> Topology:
-    """Everyone with everyone. By default more than two thirds must survive, which bears a third of them colluding."""
+    """Every pair of clients. By default more than two thirds must survive, so that a third may collude."""
     threshold = 2 * clients // 3 + 1 if threshold is None else threshold
     if clients < 2:
         raise TermsError(
@@ -50,7 +50,7 @@ def sparse(clients: int, adversaries: float, dropout: float, active: bool = Fals
     """The least even degree that is private and correct at these rates (Bell et al. §3.3), and its threshold.
 
     The server and a fraction `adversaries` of the clients collude; a fraction `dropout` may vanish. An active server
-    may also tell clients different things, so no two sets of t holders may overlap in colluding ones alone.
+    may also tell clients different things, so no two sets of t holders may share only colluding ones.
     """
     if not (0 <= adversaries < 1 and 0 <= dropout < 1 and adversaries + dropout < 1):
         raise TermsError(f"rates ({adversaries}, {dropout}): expected both in [0, 1), with a sum below 1")
@@ -91,14 +91,14 @@ def _log_disconnected(clients: int, degree: int, bad: int) -> float:
 
 
 def _least_private(clients: int, degree: int, colluding: int) -> int:
-    """The least t that no client's colluding neighbours reach, but with probability 2^-(SECURITY + 1)."""
+    """The least t that no client's colluding neighbours reach, except with probability 2^-(SECURITY + 1)."""
     allowed = 2.0 ** -(SECURITY + 1) / clients
     tails = accumulate(_hypergeometric(clients, colluding, degree, hits) for hits in range(degree, -1, -1))
     return degree + 1 - sum(tail <= allowed for tail in tails)
 
 
 def _most_correct(clients: int, degree: int, surviving: int) -> int:
-    """The largest t that every client's surviving neighbours reach, but with probability 2^-CORRECTNESS."""
+    """The largest t that every client's surviving neighbours reach, except with probability 2^-CORRECTNESS."""
     allowed = 2.0**-CORRECTNESS / clients
     tails = accumulate(_hypergeometric(clients, surviving, degree, hits) for hits in range(degree))
     return sum(tail < allowed for tail in tails)

@@ -1,6 +1,6 @@
-"""Who signs what, in sessions that must bear an active server.
+"""Who signs what, in sessions that must withstand an active server.
 
-A device's key counts if an authority of the fleet's owner, which is not the server, has signed it: that signature is
+A device's key is valid if the authority of the fleet's owner, which is not the server, has signed it: that signature is
 the key's voucher. Devices pin the authority's public key, so a server can neither invent peers nor swap their keys.
 """
 
@@ -30,7 +30,7 @@ class Signing:
 
 
 def vouch(authority: Ed25519PrivateKey, device: bytes) -> bytes:
-    """The authority's word that this public key (raw Ed25519) belongs to a device of its fleet."""
+    """The authority's signature that this public key (raw Ed25519) belongs to a device of its fleet."""
     return authority.sign(_VOUCHER + device)
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 KEY_BYTES: Final = 32
-#: Keystream made at a time: with the part of the ring that it is added to, it stays in the second-level cache.
+#: Bytes of keystream generated at a time: they fit in the L2 cache with the part of the ring that they are added to.
 _BLOCK_BYTES: Final = 1 << 17
 _ZEROS: Final = bytes(_BLOCK_BYTES)
 #: Ciphers kept open at a time; each holds about a kilobyte.
@@ -30,7 +30,7 @@ def sha256(*parts: bytes) -> bytes:
 
 
 def private_key(raw: bytes) -> X25519PrivateKey:
-    """Load a private key once: it costs as much as agreeing with it."""
+    """Load a private key once: loading costs as much as a key agreement."""
     return X25519PrivateKey.from_private_bytes(raw)
 
 
@@ -39,12 +39,12 @@ def public_key(private: X25519PrivateKey) -> bytes:
 
 
 def agree(private: X25519PrivateKey, peer: bytes) -> bytes:
-    """The secret of two key pairs, from either side. ValueError if the peer's public key is degenerate."""
+    """The shared secret of two key pairs, from either side. ValueError if the peer's public key is degenerate."""
     return private.exchange(X25519PublicKey.from_public_bytes(peer))
 
 
 def usable(peer: bytes) -> bool:
-    """Whether one can agree with this public key at all: it is not one of the few degenerate ones."""
+    """Whether a key agreement with this public key is possible: it is not one of the few degenerate ones."""
     try:
         agree(X25519PrivateKey.generate(), peer)
     except ValueError:
@@ -68,17 +68,17 @@ def self_key(seed: bytes, terms: bytes, client: int) -> bytes:
 
 
 def commitment(seed: bytes, terms: bytes, client: int) -> bytes:
-    """Binds a client to its seed without telling anything of it, so that a wrong reconstruction is noticed."""
+    """Binds a client to its seed without revealing it, so that a wrong reconstruction is noticed."""
     return _derive(seed, terms, b"seed commitment", client)
 
 
 def sharing_key(seed: bytes, terms: bytes, what: bytes) -> bytes:
-    """The key that the coefficients of a client's sharing polynomial come from."""
+    """The key from which the coefficients of a client's sharing polynomial are derived."""
     return _derive(seed, terms, b"polynomial of " + what)
 
 
 def sign(one: int, other: int) -> int:
-    """Whether the first of a pair adds (1) or subtracts (-1) their mask: in the sum of both it is gone."""
+    """Whether the first of a pair adds (1) or subtracts (-1) their mask, which cancels in their sum."""
     return 1 if one < other else -1
 
 
@@ -91,7 +91,7 @@ def apply_masks(ring: np.ndarray, added: Sequence[bytes], subtracted: Sequence[b
 
 def _apply_batch(ring: np.ndarray, streams: list[tuple[CipherContext, np.ufunc]]) -> None:
     """Block by block with all masks per block, so that each block of the ring is fetched from memory once."""
-    scratch = np.empty(_BLOCK_BYTES + 16, np.uint8)  # the cipher asks for one spare block
+    scratch = np.empty(_BLOCK_BYTES + 16, np.uint8)  # the cipher requires one spare block
     elements = _BLOCK_BYTES // ring.itemsize
     for start in range(0, len(ring), elements):
         block = ring[start : start + elements]

@@ -1,7 +1,7 @@
-"""What travels between server and clients: plain values and their exact bytes.
+"""The messages between server and clients: plain values and their exact bytes.
 
 A message is the format's name, its kind, the session, then its fields, big-endian. Reading checks every length and
-refuses what is left over. Whether a message makes sense is for the session that it is given to.
+refuses trailing bytes. The session decides whether a message makes sense.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fedavg.secagg.masks import KEY_BYTES
 from fedavg.secagg.terms import DIGEST_BYTES, SESSION_BYTES
 
 MAGIC: Final = b"FSA1"
-#: AES-GCM over two shares: the text and its tag. The nonce is constant, for a key seals one message only.
+#: AES-GCM over two shares: the text and its tag. The nonce is constant, because a key seals only one message.
 SEALED_BYTES: Final = 2 * SHARE_BYTES + 16
 _HEADER_BYTES: Final = len(MAGIC) + 1 + SESSION_BYTES
 
@@ -28,7 +28,7 @@ def malformed(what: str) -> BadMessage:
 
 
 class _Reader:
-    """Takes fields off the front of a message; what it is asked for must be there."""
+    """Reads fields from the front of a message; raises if too few bytes are left."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._place = data, 0
@@ -45,7 +45,7 @@ class _Reader:
         return int.from_bytes(self.take(4), "big")
 
     def many(self, size: int, read: Callable[["_Reader"], T]) -> tuple[T, ...]:
-        """As many items as the next number says, each of at least `size` bytes: checked before any is made."""
+        """As many items as the next number says, each of at least `size` bytes; the count is checked first."""
         count = self.number()
         if count * size > len(self._data) - self._place:
             raise malformed(f"it announces {count} items and ends after {len(self._data)} bytes")
@@ -97,7 +97,7 @@ class SessionMessage:
 
 @dataclass(frozen=True)
 class KeyAdvert(SessionMessage):
-    """Phase 1, client to server: its public keys, and what binds it to its seed.
+    """Phase 1, client to server: its public keys, and the commitment to its seed.
 
     In a signed session also its identity (a public key), the authority's voucher for that, and the identity's
     signature on all of it.
@@ -204,7 +204,7 @@ class SurvivorSet(SessionMessage):
     dropped: tuple[int, ...]
 
     def statement(self, terms: bytes) -> bytes:
-        """What clients sign and compare: everything that decides which shares are given out."""
+        """What clients sign and compare: everything that decides which shares are sent."""
         return b"".join((b"fedavg secagg survivors 1", terms, _numbers(self.survivors), _numbers(self.dropped)))
 
     def _body(self) -> bytes:

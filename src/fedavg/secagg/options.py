@@ -1,11 +1,12 @@
 """How a plan asks for secure aggregation: `complete:CLIP:CAP` or `sparse:CLIP:CAP`, with further settings after colons.
 
-CLIP bounds each number of an update and CAP the weight n_k, so that the sum fits into the ring; what is cut off by
-them is counted and reported. The clients derive the terms of a session from their own copy of the plan: a server
+CLIP bounds each number of an update and CAP the weight n_k, so that the sum fits into the ring; clipped numbers and
+weights are counted and reported. The clients derive the terms of a session from their own copy of the plan: a server
 cannot talk them into weaker ones.
 
-Updates that carry their share of the noise are not cut off: they wrap round the ring, so that no noise is lost. CLIP
-times CAP must then be so wide that a sum never wraps in practice, and the ring so fine that no noise is rounded away.
+Updates that carry their share of the noise are not clipped: they wrap round the ring, so that no noise is lost. CLIP
+times CAP must then be wide enough that a sum never wraps in practice, and the ring fine enough that no noise is rounded
+away.
 """
 
 from abc import ABC, abstractmethod
@@ -20,13 +21,13 @@ from fedavg.secagg.ring import Encoding
 from fedavg.secagg.terms import Terms
 from fedavg.specs import bound, parse_spec
 
-#: A sum's noise is taken to stay within this many standard deviations: of 10^15 numbers, one exceeds them with a
-#: probability below 10^-17.
+#: A sum's noise is assumed to stay within this many standard deviations: the probability that any of 10^15 numbers
+#: exceeds them is below 10^-17.
 TAIL: Final = 12.0
-#: A share of continuous noise has a standard deviation of at least this many ring steps: rounded to whole steps it
-#: differs from Gaussian noise by less than any number here can show.
+#: A share of continuous noise has a standard deviation of at least this many ring steps, so that rounding to whole
+#: steps changes its distribution negligibly.
 LEAST_STEPS: Final = 4.0
-#: float32 has every whole number up to here: beyond, discrete noise would leave its grid.
+#: float32 represents every whole number up to here: beyond, discrete noise would leave its grid.
 _WHOLE: Final = 2**24
 
 
@@ -43,7 +44,7 @@ class Shares:
     least: int
 
     def range_for(self, clients: int) -> float:
-        """CLIP times CAP with which the sum of this many does not wrap: each has its norm, and its part of the tail."""
+        """The CLIP times CAP with which a sum of this many does not wrap: each adds its norm and some of the noise."""
         return self.norm + TAIL * self.std / sqrt(clients)
 
 
@@ -53,7 +54,7 @@ class Masking(ABC):
     clip: float
     cap: float
     bits: int
-    #: Against a server that lies: keys and survivor sets are signed by devices that an authority vouches for.
+    #: Against a lying server: devices that an authority vouches for sign keys and survivor sets.
     signed: bool
     #: The noise that updates carry; None if they carry none.
     shares: Shares | None
@@ -68,7 +69,7 @@ class Masking(ABC):
         return replace(terms, least=min(self.shares.least, clients)) if self.shares else terms
 
     def check(self, clients: int) -> None:
-        """Refuses, before round 1, a cohort that these settings cannot serve."""
+        """Refuse, before round 1, a cohort that these settings cannot serve."""
         try:
             encoding = self.terms(bytes(16), 1, "00" * 32, clients, 1, ()).encoding
         except TermsError as error:
@@ -77,7 +78,7 @@ class Masking(ABC):
             self._check_shares(self.shares, encoding)
 
     def _check_shares(self, shares: Shares, encoding: Encoding) -> None:
-        """No noise may be lost: with missing clients, beyond the range, to the ring's rounding, off its own grid."""
+        """No noise may be lost: to missing clients, beyond the range, to the ring's rounding, or off its own grid."""
         if encoding.clients < shares.least:
             raise PlanError(
                 f"secagg with {encoding.clients} clients: only {shares.least} of them together carry the noise that "
@@ -126,7 +127,7 @@ class Complete(Masking):
 
 @dataclass(frozen=True)
 class Sparse(Masking):
-    """Clients share masks with some neighbours (Bell et al. 2020), as many as these rates ask for."""
+    """Clients share masks with some neighbours (Bell et al. 2020), as many as these rates require."""
 
     clip: float
     cap: float
@@ -144,11 +145,11 @@ MASKINGS: dict[str, type[Masking]] = {"complete": Complete, "sparse": Sparse}
 
 
 def make_masking(text: str) -> Masking | None:
-    """As a plan writes it; none for 'none'."""
+    """The masking that a plan's text names; None for 'none'."""
     return None if text == "none" else parse_spec(text, MASKINGS, "secagg")
 
 
 def _rounded_up(value: float) -> float:
-    """Two digits, never less."""
+    """Rounded up to two significant digits."""
     digit = 10.0 ** (floor(log10(value)) - 1)
     return float(f"{ceil(value / digit) * digit:.3g}")

@@ -7,8 +7,8 @@ metrics and the counts of what was clipped follow the vector as fixed-point numb
 in `fedavg.sums`), cut into digits so small that n of them add up without a carry out of the ring.
 
 An encoding that `wraps` does not clip: a value beyond the range goes round the ring. That is for updates that carry a
-share of the noise. Clipped, they would lose noise, and the sum would have less than was promised; the sum of values
-that wrap is the true sum modulo 2^bits, with all of its noise.
+share of the noise. If clipped, they would lose noise, and the sum would have less than promised; the sum of wrapped
+values is the true sum modulo 2^bits, with all of its noise.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class Encoding:
 
     @cached_property
     def fraction_bits(self) -> int:
-        """f: coordinates are multiples of 2^-f. Negative where even whole numbers are too fine for the ring."""
+        """f: coordinates are multiples of 2^-f. Negative if even whole numbers are too fine for the ring."""
         room = self.limit - (self.limit >> 50)  # float64 rounds the product n_k Δ_k 2^f by less than this
         return _floor_log2(Fraction(room) / (Fraction(self.clip) * Fraction(self.weight_cap)))
 
@@ -111,7 +111,7 @@ class Encoding:
         return self.dimension + (3 + len(self.metrics)) * self._digits
 
     def encode(self, vector: np.ndarray, weight: float, metrics: Mapping[str, float] | None = None) -> Encoded:
-        """[n_k Δ_k, n_k, saturated, capped, n_k metric ...]; what is not finite is refused, what is clipped counted."""
+        """[n_k Δ_k, n_k, saturated, capped, n_k metric ...]; non-finite values are refused, clipped ones counted."""
         metrics = metrics or {}
         self._check(vector, weight, metrics)
         used = min(weight, self.weight_cap)
@@ -167,7 +167,7 @@ class Encoding:
         return saturated
 
     def _wrap(self, values: np.ndarray) -> None:
-        """Whole numbers into the ring's signed range, without rounding: remainder and differences are exact here."""
+        """Wrap whole numbers into the ring's signed range, exactly: remainder and differences do not round here."""
         size = 2.0**self.bits
         np.fmod(values, size, out=values)
         values[values >= size / 2] -= size

@@ -1,8 +1,8 @@
-"""The server's side of a session: it collects one message per client and phase, and learns the sum alone.
+"""The server's side of a session: it collects one message per client and phase, and learns only the sum.
 
-It does no I/O and keeps no time: the caller hands in what arrives (`receive`) and decides when a phase is over
-(`advance`), such as when nobody is awaited any more or at a deadline. Whoever has not answered by then has dropped out.
-Masked inputs are added up as they come and not kept. A server that is restarted before the last phase begins a new
+It does no I/O and keeps no time: the caller passes in what arrives (`receive`) and decides when a phase is over
+(`advance`), for example when all have answered or at a deadline. A client that has not answered by then has dropped
+out. Masked inputs are added as they arrive and not kept. A server that is restarted before the last phase begins a new
 session. In the last phase it must continue the old one, saved by `to_bytes()`: clients open one sum per round.
 """
 
@@ -50,7 +50,7 @@ class SessionStep(IntEnum):
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The sum of the survivors' ring elements, and who was lost on the way."""
+    """The sum of the survivors' ring elements, and which clients dropped out."""
 
     ring: np.ndarray
     survivors: tuple[int, ...]
@@ -58,7 +58,7 @@ class Aggregate:
 
 
 class ServerSession:
-    """One session with the invited clients. A signed one needs the public key of the `authority` (raw Ed25519)."""
+    """One session with the invited clients. A signed session needs the public key of the `authority` (raw Ed25519)."""
 
     def __init__(self, terms: Terms, invited: Iterable[int], authority: bytes | None = None) -> None:
         self.terms, self.invited = terms, frozenset(invited)
@@ -79,7 +79,7 @@ class ServerSession:
         self._survivors: set[int] = set()
         self._survivor_set = SurvivorSet(terms.session, (), ())
         self._endorsements: dict[int, Endorsement] = {}
-        #: Shares by owner and holder. Every owner is in one of the two only: what a client sends besides is refused.
+        #: Shares by owner and holder. Every owner is in only one of the two: any other share is refused.
         self._seed_shares: dict[int, dict[int, int]] = {}
         self._key_shares: dict[int, dict[int, int]] = {}
         self._opened_by: set[int] = set()
@@ -96,11 +96,11 @@ class ServerSession:
 
     @property
     def opened(self) -> frozenset[int]:
-        """The clients whose sum others were asked to open: whatever came of it, it may have been."""
+        """The clients whose sum others were asked to open: it may have been opened, whatever the outcome."""
         return frozenset(self._survivor_set.survivors)
 
     def receive(self, message: SessionMessage) -> None:
-        """Take a client's message of this phase, or refuse it; a refused one changes nothing."""
+        """Accept a client's message of this phase, or refuse it; a refused message changes nothing."""
         if message.session != self.terms.session:
             raise BadMessage(Fault.WRONG_SESSION, "the message belongs to another session")
         match self._phase, message:
@@ -121,7 +121,7 @@ class ServerSession:
                 )
 
     def advance(self) -> dict[int, SessionMessage]:
-        """Close the phase and give the message for each client that is still there, or abandon the session."""
+        """Close the phase and return the message for each remaining client, or abandon the session."""
         match self._phase:
             case SessionStep.KEYS:
                 return self._next(SessionStep.SHARES, self._rosters())
@@ -137,7 +137,7 @@ class ServerSession:
         raise SecAggError(Fault.OUT_OF_TURN, f"there is no phase after {self._phase.name}; call finish() once")
 
     def finish(self) -> Aggregate:
-        """Close the last phase: open survivors' seeds and lost clients' masking keys, take the masks off the sum."""
+        """Close the last phase: open survivors' seeds and lost clients' masking keys, remove the masks from the sum."""
         if self._phase is not SessionStep.UNMASKING:
             raise SecAggError(Fault.OUT_OF_TURN, f"the session is in phase {self._phase.name}; expected UNMASKING")
         added, subtracted = self._leftover_masks()
@@ -149,7 +149,7 @@ class ServerSession:
     # --- what is kept ---
 
     def to_bytes(self) -> bytes:
-        """The session at the beginning of the last phase: the masked sum and what opens it, never a single input."""
+        """The session at the start of the last phase: the masked sum and what opens it, never a single input."""
         if self._phase is not SessionStep.UNMASKING or self._opened_by:
             raise SecAggError(Fault.OUT_OF_TURN, "a session is saved before the first share of its last phase")
         state = {
@@ -188,7 +188,7 @@ class ServerSession:
 
     @property
     def opened_by(self) -> frozenset[int]:
-        """The clients that have given out their shares of the last phase."""
+        """The clients that have sent their shares in the last phase."""
         return frozenset(self._opened_by)
 
     @property
@@ -198,7 +198,7 @@ class ServerSession:
 
     @property
     def can_finish(self) -> bool:
-        """Whether enough shares are there for every secret that `finish` has to open."""
+        """Whether there are enough shares for every secret that `finish` has to open."""
         owners = (*self._seed_shares.values(), *self._key_shares.values())
         return self._phase is SessionStep.UNMASKING and all(
             len(held) >= self.terms.topology.threshold for held in owners
@@ -260,7 +260,7 @@ class ServerSession:
         return sorted(near & self._survivors), sorted(near - self._survivors)
 
     def _check_identity(self, advert: KeyAdvert) -> None:
-        """What every honest client would leave the session for is refused here, where it concerns its sender alone."""
+        """Refuse here an advert that would make every honest client leave, so that only its sender is excluded."""
         client = advert.client
         if bool(advert.signature) != self.terms.signed:
             raise BadMessage(Fault.BAD_SIGNATURE, f"client {client}: signed or not, it is not as the terms say")
@@ -353,9 +353,9 @@ class ServerSession:
         return masks.private_key(key)
 
     def _opened(self, owner: int, shares: dict[int, int], fits: Callable[[bytes], bool]) -> bytes:
-        """The secret that any t right shares give. What it must fit tells wrong shares apart, and so their senders.
+        """The secret that any t correct shares give. `fits` reveals wrong shares, and so their senders.
 
-        Clients open one sum of a round: a client that sends a wrong share must not be able to stop it.
+        Clients open only one sum per round, so a client that sends a wrong share must not be able to stop it.
         """
         threshold = self.terms.topology.threshold
         if len(shares) < threshold:
@@ -375,9 +375,9 @@ class ServerSession:
     def _find_liars(
         self, shares: dict[int, int], holders: list[int], right: list[int], fits: Callable[[bytes], bool]
     ) -> None:
-        """Whose share does not go with those that gave the secret.
+        """Find the clients whose share does not match those that gave the secret.
 
-        Wrong shares can cancel among a few. Nobody is named unless so many agree that no others could.
+        A few wrong shares can agree with each other. Nobody is accused unless so many agree that this is impossible.
         """
         wrong = {h for h in set(holders) - set(right) if field.fitting(shares, [h, *right[1:]], fits) is None}
         if len(holders) - 2 * len(wrong) >= len(right):

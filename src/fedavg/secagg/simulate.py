@@ -45,7 +45,7 @@ class _Session:
         """The client's bytes to the server; None if it has left the session."""
         vector = (
             ring(client) if self.server.phase is SessionStep.INPUTS else _NO_VECTOR
-        )  # made by training: not metered
+        )  # training makes it: not metered
         costs, began = self.costs[client], self._clock()
         try:
             message = parse(received) if received is not None else None
@@ -79,7 +79,7 @@ _NO_VECTOR: Final = np.empty(0)
 
 
 def fresh_identities(clients: Iterable[int]) -> dict[int, Signing]:
-    """Identities that an authority made for the occasion has vouched for."""
+    """Identities vouched for by an authority made for this purpose."""
     authority = Ed25519PrivateKey.generate()
     public = authority.public_key().public_bytes_raw()
     keys = {client: Ed25519PrivateKey.generate() for client in clients}

@@ -20,7 +20,7 @@ class Terms:
 
     The graph is complete, with `threshold` if given; or sparse, for `sparse` = (colluding rate, dropout rate). With
     `signed`, keys and the survivor set are signed by identities that an authority vouches for.
-    `least` is the fewest survivors whose sum may be opened, where the graph alone would allow fewer.
+    `least` is the fewest survivors whose sum may be opened, if the graph alone would allow fewer.
     """
 
     session: bytes
@@ -61,7 +61,7 @@ class Terms:
 
     @classmethod
     def from_json(cls, text: str) -> "Terms":
-        """Strict: exactly the fields, each of its type."""
+        """Strict: exactly these fields, each of its type."""
         try:
             content = json.loads(text)
             encoding = _checked(content["encoding"], Encoding, _ENCODING_TYPES)

@@ -24,10 +24,10 @@ from fedavg.specs import bound
 from fedavg.stages.stage import Stage, Whole
 from fedavg.types import Slots, Sum, Update, Work
 
-#: Under its name the adaptive norm is kept on the server and travels to the clients.
+#: The name under which the server keeps the adaptive norm and sends it to the clients.
 NORM: Final = "clip_norm"
 _BELOW: Final = "clip.below"
-#: float32 rounds each number by at most 2^-24 of itself: scaled to just within the bound, a vector stays within.
+#: float32 rounds each number by at most 2^-24 of itself: a vector scaled to just within the bound stays within it.
 _WITHIN: Final = 1 - 2**-22
 
 
@@ -47,11 +47,11 @@ class Clip(Stage):
     #: Standard deviation of the noise on the count of clients within the norm [a twentieth of the cohort, at least z].
     bits_noise: float = 0.0
     layers: tuple[tuple[int, int], ...] = bound(())
-    #: z, the noise multiplier that count and change together are charged with; 0 without noise.
+    #: z, the noise multiplier with which count and change together are charged; 0 without noise.
     multiplier: float = bound(0.0)
-    #: True if updates still obey the bound when they arrive, so that it can be enforced there once more.
+    #: True if updates still obey the bound when they arrive, so that the server can enforce it again.
     enforced: bool = bound(False)
-    #: The least and the largest norm that a quantile may lead to: what a ring can hold, with the noise that follows.
+    #: The least and the largest norm that a quantile may lead to: what a ring can hold together with the noise.
     norms: tuple[float, float] = bound((0.0, inf))
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Clip(Stage):
         return replace(self, layers=layers, multiplier=multiplier, bits_noise=noise, enforced=enforced)
 
     def sensitivity(self, work: Work) -> float:
-        """The L2 norm that no update exceeds, with what is appended to it.
+        """The L2 norm that no update exceeds, including what is appended to it.
 
         Noise of z times this on all of (Δ, c(b - ½)) is noise of z_Δ S on the change and of bits_noise on the count,
         with z_Δ = (z⁻² - (2 bits_noise)⁻²)^-½: the split of Andrew et al. 2021, Theorem 1.

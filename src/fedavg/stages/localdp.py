@@ -4,8 +4,8 @@
 
 As in NbAFL (Wei et al. 2020) the noise is Gaussian and calibrated on the client, here to the whole of its data: any two
 updates are within 2·norm of each other. The calibration is the exact one (Balle and Wang 2018), since the classic
-formula holds only for epsilon below 1. NbAFL's second noise, on what the server sends down, is not here: the broadcast
-is a function of updates that are private already.
+formula holds only for epsilon below 1. NbAFL's second noise, on what the server sends, is left out: the broadcast is a
+function of updates that are already private.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from fedavg.types import Update, Work
 
 @dataclass(frozen=True)
 class LocalDP(Stage):
-    """Every client makes its own update private before it leaves.
+    """Every client makes its own update private before it sends it.
 
     >>> str(LocalDP(8, 1.0))
     'localdp:8:1.0'

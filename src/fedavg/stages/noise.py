@@ -1,14 +1,14 @@
-"""Gaussian noise on the sum, z times what one client can change it by: with `clip` and `weigh` this is DP-FedAvg.
+"""Gaussian noise on the sum, z times the most that one client can change it: with `clip` and `weigh` this is DP-FedAvg.
 
     noise:1.1                       the server adds it to the sum that it has seen
     noise:1.1:where=clients         each client adds its share, so that nobody sees a sum without noise
     noise:1.1:where=clients:dropout=0.2   the shares are large enough if a fifth of the clients is lost
     noise:1.1:bits=16               all in multiples of 2^-16: discrete Gaussian noise, exact in a ring of integers
 
-Where more clients are lost than the shares were made for, a simulated server adds what is missing; over the network
-devices do not open such a sum. With `bits`, clients round to the grid, which can
-lengthen an update of P numbers by half a step times √P: the noise covers that too. A sum of discrete Gaussians is
-not quite one, but indistinguishable from one at a standard deviation of a few steps (Kairouz et al. 2021).
+If more clients are lost than the shares were made for, a simulated server adds the missing noise; over the network,
+devices do not open such a sum. With `bits`, clients round to the grid, which can lengthen an update of P numbers by
+half a step times √P: the noise covers that too. A sum of discrete Gaussians is not exactly a discrete Gaussian, but
+indistinguishable from one at a standard deviation of a few steps (Kairouz et al. 2021).
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from fedavg.specs import bound
 from fedavg.stages.stage import Mechanism, Stage, Whole
 from fedavg.types import Sum, Update, Work
 
-#: The largest whole number up to which float32 has every one.
+#: float32 represents every whole number up to this one.
 _WHOLE: Final = 2**24
 
 
@@ -63,16 +63,16 @@ class Noise(Stage):
         return Mechanism(name, self.multiplier, "clients" if self.where == "clients" else "server", self.bits)
 
     def bind(self, whole: Whole) -> "Noise":
-        """Finds the bound on what a client can change; there is one, or the plan is refused."""
+        """Find the bound on what a client can change; a plan without one is refused."""
         bounds = [stage.bind(whole) for stage in whole.stages if stage.bounds]
         return replace(self, clip=bounds[-1], cohort=whole.cohort_size) if bounds else self
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
-        """Metrics of a client are not noised, so under differential privacy they do not leave it."""
+        """Add the client's share of the noise, if clients add it. Metrics are not noised, so they are not sent."""
         vector = self._on_grid(update.vector)
         if self.where == "clients":
             share = self.share(work, len(vector))
-            # The sum adds weight times vector: the noise must come out of that at its full size.
+            # The sum adds weight times vector, so the noise is divided by the weight.
             vector = vector + (self._draw(share, len(vector), rng) / update.weight).float()
         return replace(update, vector=vector, metrics={})
 
@@ -108,7 +108,7 @@ class Noise(Stage):
         return torch.from_numpy(discrete_gaussian(std / step, size, rng)).double().mul_(step)
 
     def _on_grid(self, vector: Tensor) -> Tensor:
-        """Multiples of 2^-bits, all of which float32 and the sum hold exactly."""
+        """Round to multiples of 2^-bits, all of which float32 and the sum represent exactly."""
         if not self.bits:
             return vector
         units = torch.round(vector.double() * 2.0**self.bits)

@@ -17,7 +17,7 @@ class Mechanism:
     """How a stage makes a run differentially private: what the ledger charges for."""
 
     name: str
-    #: z, the standard deviation of the noise over what one client can change the sum by.
+    #: z, the standard deviation of the noise over the most that one client can change the sum.
     multiplier: float
     #: Who adds the noise: the server, the clients together, or each client for itself.
     by: Literal["server", "clients", "each"]
@@ -26,7 +26,7 @@ class Mechanism:
 
 
 class Whole(Protocol):
-    """What a stage may know of the plan that it is part of."""
+    """What a stage may know about the plan that it is part of."""
 
     @property
     def task(self) -> Task: ...
@@ -44,14 +44,14 @@ class Whole(Protocol):
 
     @property
     def clients(self) -> Population:
-        """The same, for a stage that needs it: a PlanError if it is not known."""
+        """The same, for a stage that needs it; PlanError if it is not known."""
 
     @property
     def cohort_size(self) -> int: ...
 
     @property
     def noise_multiplier(self) -> float:
-        """z, the noise on the sum over what one client can change it by; 0 if there is none."""
+        """z, the noise on the sum over the most that one client can change it; 0 if there is none."""
 
 
 class Stage(Pluggable):
@@ -73,19 +73,19 @@ class Stage(Pluggable):
     """
 
     kind = "stages"
-    #: True if every update is of bounded length after this stage: `sensitivity` says which.
+    #: True if every update has a bounded norm after this stage: `sensitivity` gives the bound.
     bounds: bool = False
     #: True if no client counts for more than 1 after this stage.
     caps_weight: bool = False
-    #: True if the stage takes every client's weight for 1.
+    #: True if the stage sets every client's weight to 1.
     weighs_alike: bool = False
     #: True if the stage learns from the clients of each round.
     adapts: bool = False
-    #: How many numbers the stage appends to every update. It takes them off the sum again.
+    #: How many numbers the stage appends to every update. It removes them from the sum again.
     appends: int = 0
     #: True if what leaves the client may exceed the bounds that earlier stages gave it.
     exceeds_bounds: bool = False
-    #: True if the metrics of a client do not leave it: they are not noised.
+    #: True if clients do not send their metrics, because these are not noised.
     hides_metrics: bool = False
 
     @classmethod
@@ -100,7 +100,7 @@ class Stage(Pluggable):
         return None
 
     def sensitivity(self, work: Work) -> float:
-        """The L2 norm that no update exceeds after this stage, with what it appends; for a stage that `bounds`."""
+        """The L2 norm that no update exceeds after this stage, including what it appends; for a stage that `bounds`."""
         raise NotImplementedError(f"stage {self} gives no bound")
 
     def share(self, work: Work, size: int) -> float:
@@ -114,25 +114,25 @@ class Stage(Pluggable):
 
     @property
     def least(self) -> int:
-        """The fewest clients whose shares together are the whole noise."""
+        """The fewest clients whose shares together make up the whole noise."""
         raise PlanError(
             f"stage '{self}' says that clients add its noise together; expected methods `share` and `least`"
         )
 
     def held_within(self, least: float, largest: float) -> "Stage":
-        """This stage, its bound never below `least` nor above `largest` times the first one, where it adapts."""
+        """This stage with its bound, if it adapts, kept between `least` and `largest` times the first one."""
         return self
 
     def bind(self, whole: Whole) -> "Stage":
-        """This stage with what it needs to know of the rest: the model's layout, the cohort, other stages."""
+        """This stage with what it needs to know about the plan: the model's layout, the cohort, other stages."""
         return self
 
     def on_client(self, update: Update, work: Work, rng: np.random.Generator) -> Update:
-        """What leaves the client."""
+        """What the client sends."""
         return update
 
     def on_arrival(self, update: Update, work: Work) -> Update:
-        """What is added to the sum: a bound is kept here too, for a codec may lengthen and a client may lie."""
+        """What is added to the sum. Bounds are enforced again: a codec may lengthen an update, and a client may lie."""
         return update
 
     def on_sum(self, total: Sum, work: Work, rng: np.random.Generator) -> Sum:

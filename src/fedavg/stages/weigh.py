@@ -1,11 +1,11 @@
-"""How much a client counts, so that no client can count for more than 1, over a denominator that is fixed.
+"""How much a client counts: at most 1, over a fixed denominator.
 
     weigh:equal        every client 1
     weigh:cap=100      min(n_k / 100, 1)
 
-The sum is divided by what the cohort's weights are on average, q W with W the weights of all clients together, and not
-by what they happen to be: then one client changes the mean by at most S/(q W) (McMahan et al. 2018, the first of their
-two estimators). W is taken as public.
+The sum is divided by the expected sum of the cohort's weights, q W with W the sum of all clients' weights, and not by
+the actual sum: then one client changes the mean by at most S/(q W) (McMahan et al. 2018, the first of their two
+estimators). W is assumed to be public.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Weigh(Stage):
 
     caps_weight = True
     cap: str = "equal"
-    #: W, where the server does not know the sizes of its clients [computed from them].
+    #: W, if the server does not know the sizes of its clients [computed from them].
     total: float = 0.0
     denominator: float = bound(0.0)
 
@@ -60,7 +60,7 @@ class Weigh(Stage):
         return replace(total, weight=self.denominator)
 
     def _everyone(self, clients: Population | None) -> float:
-        """W, the weights of all clients together; 0 if it is not known, as on a device, which does not need it."""
+        """W, the sum of all clients' weights; 0 if it is not known, as on a device, which does not need it."""
         if clients is None:
             return 0.0
         if self.total:

@@ -1,7 +1,7 @@
-"""Published figures, cell by cell, beside ours: what a cell needs, what of it is on record, and what is left to run.
+"""Published figures beside ours, cell by cell: what a cell needs, what is on record, and what is left to run.
 
-A cell is measured by a few plans, each a run with its own record. So a stopped command continues where it was, and a
-table can be made at any time from what is there.
+A cell is measured by a few plans, each a run with its own record. So a stopped command resumes where it was, and a
+table can be made at any time from the existing records.
 """
 
 import json
@@ -16,19 +16,19 @@ from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, Say, check_repo
 from fedavg.campaign.records import CAP, DIVERGED, Record, Records
 from fedavg.plan import Plan
 
-#: What a model that guesses among ten classes has: a run that diverged has no better one.
+#: The accuracy of guessing among ten classes, which counts for a run that diverged.
 GUESSING: Final = 0.1
 
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One number of a published table. `value` makes it of the records of the plans, in their order."""
+    """One number of a published table. `value` computes ours from the records of the plans, in their order."""
 
     name: str
     command: str
     plans: tuple[Plan, ...]
     published: float
-    #: How near ours should be.
+    #: How close ours should be.
     within: float
     value: Callable[[Sequence[Record]], float]
     #: What the runs are judged by.
@@ -37,9 +37,9 @@ class PublishedCell:
 
 @dataclass(frozen=True)
 class FoundCell:
-    """A cell beside what is on record of it. `ours` is None as long as a run is missing.
+    """A cell beside its records. `ours` is None while a run is missing.
 
-    `rounds`: how far the least advanced run is, of how many.
+    `rounds`: the rounds of the least advanced run, and of how many.
     """
 
     cell: PublishedCell
@@ -48,7 +48,7 @@ class FoundCell:
 
     @property
     def holds(self) -> bool | None:
-        """Whether ours is near enough; None if it is incomplete, or there is nothing to compare it with."""
+        """Whether ours is close enough; None if it is incomplete, or there is nothing to compare it with."""
         whole = self.ours is not None and self.rounds[0] == self.rounds[1]
         if not whole or self.ours is None or not isfinite(self.cell.published):
             return None
@@ -68,7 +68,7 @@ class FoundCell:
 
 
 def found(cell: PublishedCell, records: Records, partial: bool = False) -> FoundCell:
-    """What is known of a cell; with `partial`, also from runs that have not ended."""
+    """What is known about a cell; with `partial`, also from runs that have not ended."""
     known = [record for plan in cell.plans if (record := records.find(plan)) and (record.values or record.diverged)]
     done = [min(known_rounds(record), record.plan.rounds) for record in known]
     complete = len(known) == len(cell.plans) and all(
@@ -80,12 +80,12 @@ def found(cell: PublishedCell, records: Records, partial: bool = False) -> Found
 
 
 def known_rounds(record: Record) -> int:
-    """How far a run is; one that diverged has nothing more to come."""
+    """How many rounds are known; a run that diverged counts as complete."""
     return record.plan.rounds if record.stopped == DIVERGED else record.rounds_run
 
 
 def best(record: Record) -> float:
-    """The highest accuracy of a run, as ByzFL's heat maps have it."""
+    """The highest accuracy of a run, as in ByzFL's heat maps."""
     return max(record.values, default=GUESSING)
 
 
@@ -96,7 +96,7 @@ def last(record: Record) -> float:
 def pursue(
     cells: Sequence[PublishedCell], records: Records, runs: Path, outlay: Outlay, say: Say, stage: int | None
 ) -> None:
-    """Run what cells lack, in their order; with `stage`, all of them to this many rounds before any goes further."""
+    """Run what cells lack, in order; with `stage`, all of them to this many rounds before any goes further."""
     end = monotonic() + (inf if outlay.budget_s is None else outlay.budget_s)
     for cap in _caps(cells, stage):
         aims = [Aim(cell.name, cell.command, _needs(cell, cap)) for cell in cells]
@@ -139,7 +139,7 @@ def written(results: Sequence[FoundCell], text: str, path: Path) -> list[Path]:
 
 
 def shown(result: FoundCell, digits: int) -> str:
-    """Ours beside the published figure; how far the runs are, where they have not ended."""
+    """Ours beside the published figure; or the progress of runs that have not ended."""
     published = result.cell.published
     theirs = f" ({published:.{digits}f})" if isfinite(published) else ""
     if result.ours is None:
@@ -149,6 +149,6 @@ def shown(result: FoundCell, digits: int) -> str:
 
 
 def markdown(title: str, heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    """A table: the title is the head of the first column."""
+    """A table whose first column is headed by the title."""
     lines = [f"| {title} | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])

@@ -1,5 +1,5 @@
-"""The clock of a world alone, without training: who would be asked, who would report, and when. For a million clients
-a simulated day takes a fraction of a minute; pictures of a day and the cost of the clock itself come from here."""
+"""The clock of a world without training: who would be asked, who would report, and when. For a million clients a
+simulated day takes a fraction of a minute. Used for pictures of a day and to measure the cost of the clock itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from fedavg.world.report import ClockRow, row_of_round
 
 @dataclass(frozen=True)
 class Scene:
-    """What the clock needs to know: the world, how clients are drawn, and how much work a round gives a client.
+    """What the clock needs to know: the world, how clients are drawn, and a client's work in a round.
 
-    A round needs `wanted` reports. Every client trains on `examples` examples in all its epochs together, and fetches
-    `bytes_down` and sends `bytes_up`.
+    A round needs `wanted` reports. Every client trains on `examples` examples over all its epochs, fetches `bytes_down`
+    and sends `bytes_up`.
     """
 
     world: str | World
@@ -45,7 +45,7 @@ class Tick:
 
 
 def ticks(scene: Scene, until_s: float) -> Iterator[Tick]:
-    """Attempts at rounds, one after another, until the clock has come to a time."""
+    """Attempts at rounds, one after another, until the clock reaches a time."""
     sampler, closing = make_sampler(scene.sampling), make_closing(scene.closing)
     if sampler.needs_losses:
         raise PlanError(f"sampling: got '{sampler}', which looks at losses, and nobody trains here; expected another")

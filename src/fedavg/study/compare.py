@@ -1,4 +1,4 @@
-"""Several runs side by side, from their directories alone: what differs between their plans, and their results."""
+"""Compares several runs, from their directories alone: what differs between their plans, and their results."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ from fedavg.study.axes import AXES
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Options that do not decide the result, so that plans are not compared by them.
+#: Options that do not affect the result, and so are not compared.
 RUNTIME: Final = frozenset(spec.name for spec in fields(Plan) if spec.metadata["runtime"])
-#: Folders below the first one that are searched for runs.
+#: The depth of folders that are searched for runs.
 DEPTH: Final = 4
 
 
@@ -60,7 +60,7 @@ def read_run(path: str | Path) -> ReadRun:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The result of a run; nothing if it has not ended, or its summary is damaged."""
+    """The result of a run; empty if it has not ended, or its summary is damaged."""
     try:
         return unsealed(loads((path / "summary.json").read_bytes()))
     except (OSError, ValueError):

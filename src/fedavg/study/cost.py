@@ -1,9 +1,8 @@
 """What a round of a plan costs on this machine, in seconds and memory: measured on a few of its clients, then scaled.
 
-A few clients are really trained here, in this process, and a step of the server is taken; both on one core. The rest
-follows: who is asked in the first rounds and how large they are, how their work is spread over the workers, and the
-machine's own rates (`rates.py`). Where one client takes long, a few of its steps stand for it. Secure aggregation is
-not part of it.
+A few clients are really trained in this process, and the server takes one step; both on one core. The rest is computed:
+who is asked in the first rounds and how large they are, how their work is spread over the workers, and the machine's
+own rates (`rates.py`). If one client takes long, only a few of its steps are timed. Secure aggregation is not included.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +34,14 @@ from fedavg.sums import to_float
 from fedavg.types import Examples, FederatedData, Work
 from fedavg.usage import own_mb, peak_mb
 
-#: Seconds that one client may take to be trained here; of one that takes longer, a few steps are taken.
+#: Seconds for which one client may be trained here; if it would take longer, only a few steps are taken.
 LONG_S: Final = 2.0
-#: Seconds to repeat what is timed.
+#: Seconds for which a timed step is repeated.
 REPEAT_S: Final = 0.25
-#: Rounds whose cohorts are looked at.
+#: How many rounds' cohorts are drawn.
 ROUNDS: Final = 8
-#: Bytes that a server comes to hold for each number of the model in some ten rounds: sums, means, the weights before
-#: and after, and what its allocator keeps between them. Chosen on the workloads of the bench; judged on other plans
+#: Bytes that a server holds for each number of the model after about ten rounds: sums, means, the weights before and
+#: after, and what its allocator keeps. Fitted on the workloads of the bench; validated on other plans
 #: (benchmarks/held_out.py).
 SERVER_BYTES: Final = 80
 
@@ -58,9 +57,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Held:
-    """Memory in MB: the most that this process has had until the step was recorded and proved; and, beyond what idle
-    processes have, what is loaded before workers start (the data, the trainer, whatever else the user's process has),
-    what a worker that trains comes to hold, and what an evaluation adds to that."""
+    """Memory in MB: the peak of this process until the step was recorded and verified; and, beyond that of idle
+    processes, what is loaded before workers start (the data, the trainer, whatever else the user's process has), what a
+    training worker comes to hold, and what an evaluation adds to that."""
 
     at_start: float
     loaded: float
@@ -69,7 +68,7 @@ class Held:
 
 
 def cost_of(setup: Setup, data: FederatedData, trainer: Trainer, rates: MeasuredRates) -> Cost:
-    """This process is the one that would run the plan: what it holds counts."""
+    """The cost if this process ran the plan: its memory counts."""
     with ExitStack() as scratch:
         states = None
         if setup.keeps_state:
@@ -101,8 +100,8 @@ def cost_of(setup: Setup, data: FederatedData, trainer: Trainer, rates: Measured
 
 
 def cohorts(plan: Plan, data: FederatedData) -> list[list[int]]:
-    """The sizes of the clients that are asked in the first rounds; drawn evenly where the plan's sampler must know
-    more than that."""
+    """The sizes of the clients asked in the first rounds; drawn uniformly if the plan's sampler would need to know
+    more."""
     clients = population_of(data)
     if make_sampler(plan.sampling).needs_losses or plan.noise_source != "seeded":
         able = np.flatnonzero(data.sizes)
@@ -114,7 +113,7 @@ def cohorts(plan: Plan, data: FederatedData) -> list[list[int]]:
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:
-    """When the last of these jobs is done, if the longest come first and go to any free worker.
+    """When the last of these jobs is done, if the longest go first to any free worker.
 
     >>> makespan([3, 2, 2, 1], workers=2)
     4.0
@@ -135,7 +134,7 @@ class _Probe:
         self._ring = torch.zeros(setup.update_size(len(trainer.weights)), dtype=torch.int64)
         self._worker = Worker(setup, data, trainer, setup.algorithm.shared(self._state).clone(), self._ring, states)
         self._jobs = 0
-        #: Time on a core; other work on the machine does not count.
+        #: CPU time; other work on the machine does not count.
         self._clock = process_time if setup.plan.device == "cpu" else perf_counter
 
     def client_s(self) -> Callable[[int], float]:
@@ -173,7 +172,7 @@ class _Probe:
         return self._timed(train)
 
     def server_s(self) -> float:
-        """The rings of all workers as one sum, its mean added to the weights, and those shared again."""
+        """Sum the rings of all workers, add the mean to the weights, and share them again."""
         size, rings = len(self._state.weights), [self._ring] * self._setup.plan.workers
 
         def update() -> None:
@@ -184,7 +183,7 @@ class _Probe:
         return self._timed(update)
 
     def evaluation_s(self) -> float:
-        """Of the whole test set, from one chunk."""
+        """Seconds for the whole test set, extrapolated from one chunk."""
         test, size = self._setup.test, self._setup.task.eval_batch
         if not test or not self._setup.judged_by_server:
             return 0.0
@@ -192,7 +191,7 @@ class _Probe:
         return self._timed(lambda: self._trainer.evaluate(chunk)) * len(test) / len(chunk)
 
     def _timed(self, do: Callable[[], object]) -> float:
-        """The median of a few times, not counting the first."""
+        """The median of a few timings, without the first."""
         do()
         found: list[float] = []
         while len(found) < 2 or (sum(found) < REPEAT_S and len(found) < 200):
@@ -207,9 +206,9 @@ def steps_of(n: int, work: Work) -> int:
 
 
 def peak_of(setup: Setup, trainer: Trainer, rates: MeasuredRates, held: Held) -> float | None:
-    """When the step is recorded, before workers start, or when all of them have trained and some evaluate.
+    """The peak is when the step is recorded, before workers start, or when all have trained and some evaluate.
 
-    Workers that are forked share what is loaded, and copy what they train of the model; others have their own.
+    Forked workers share what is loaded, and copy the part of the model that they train; others have their own copies.
     """
     if not rates.server_mb:
         return None
@@ -219,7 +218,7 @@ def peak_of(setup: Setup, trainer: Trainer, rates: MeasuredRates, held: Held) ->
     model_mb = sum(t.numel() * t.element_size() for t in (*own, *module.buffers())) / 1e6
     shared_mb = (4 * size * setup.algorithm.vectors_down + 8 * setup.update_size(size) * plan.workers) / 1e6
     each_mb = rates.worker_mb + held.training + model_mb
-    loaded_mb = held.loaded if forked else 2 * held.loaded  # also in the memory that is handed over
+    loaded_mb = held.loaded if forked else 2 * held.loaded  # it is also in the memory that is passed to workers
     evaluating_mb = held.evaluating * min(plan.workers, ceil(len(setup.test or ()) / setup.task.eval_batch))
     server_mb = rates.server_mb + loaded_mb + SERVER_BYTES * size / 1e6
     return max(held.at_start, server_mb + shared_mb + plan.workers * each_mb + evaluating_mb)

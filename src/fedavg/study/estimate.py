@@ -1,4 +1,4 @@
-"""What follows from a plan before it is run: its numbers, its messages, and about how long it will take."""
+"""What can be derived from a plan before it runs: its numbers, its messages, and an estimate of its time."""
 
 from math import ceil
 from typing import Any
@@ -20,7 +20,7 @@ from fedavg.types import FederatedData
 
 
 def derive(plan: Plan) -> dict[str, Any]:
-    """The derived values of round 1. Without the data, those that need none, and why."""
+    """The derived values of round 1. Without the data, only those that need none, and why."""
     rates = rates_of_machine(method_of(plan))
     try:
         setup, data = simulation(plan)

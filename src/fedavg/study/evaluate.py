@@ -1,4 +1,4 @@
-"""Evaluation alone: judge the model of a run, or a file of weights, on data of your choice. Nothing is trained."""
+"""Evaluation only: judge the model of a run, or a file of weights, on data of your choice. Nothing is trained."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -91,7 +91,7 @@ def evaluate(
 def _of_run(
     directory: RunDir, data: DataGiven | None, task: str | Task | None, label: str | None, changes: Mapping[str, Any]
 ) -> tuple[Plan, Tensor]:
-    """The plan to judge by, which has the run's task and seed, and the newest weights."""
+    """The plan for judging, with the run's task and seed, and the newest weights."""
     start = directory.newest(directory.identity()["plan"])
     if start is None:
         raise RunDirError(f"{directory.path} has no checkpoint of its plan; expected one: run it first")
@@ -111,13 +111,13 @@ def _of_run(
 
 
 def _own_data(data: FederatedData) -> dict[str, Any]:
-    """A run's own data, judged on by everyone who can."""
+    """The options to judge on a run's own data, by the server and by clients if they can."""
     able = {"server": data.test, "clients": data.held_sizes.any()}
     return {"data": data, "evaluate": ",".join(who for who, can in able.items() if can) or "none"}
 
 
 def _on(data: DataGiven | None, label: str | None, task: Callable[[], str | Task]) -> dict[str, Any]:
-    """The plan's option for the data; a file or folder of examples is a test set of its own, for the task."""
+    """The plan's option for the data; a file or folder of examples becomes a test set for the task."""
     path = Path(data) if isinstance(data, str | Path) and Path(data).exists() else None
     if label is not None and (path is None or path.suffix == ".npz"):
         raise PlanError(f"label: got '{label}', the column of a table; expected data in a .csv or .parquet file too")
@@ -142,7 +142,7 @@ def _read_weights(path: Path, task: Task, seed: int) -> Tensor:
 
 
 def _frozen_beside(path: Path) -> str | None:
-    """The fingerprint of the frozen weights that a file of weights was trained beside, where it says so."""
+    """The fingerprint of the frozen weights that belong to a file of weights, if it says so."""
     with safe_open(path, "pt") as file:
         return dict(file.metadata() or {}).get("frozen")
 

@@ -1,4 +1,4 @@
-"""The model of a run in the forms that other programs take, with a card that says what it is."""
+"""The model of a run in formats that other programs read, with a card that says what it is."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ from fedavg.tasks import Task
 from fedavg.trees import Tree
 from fedavg.types import Examples
 
-#: Examples that the exported model is held against the module on: another number than the one it was traced with.
+#: How many examples compare the exported model with the module: not as many as it was traced with.
 TRIED: Final = 5
 TRACED: Final = 3
-#: Other programs add in another order: outputs agree to so much.
+#: Other programs add in another order: outputs agree within this tolerance.
 TOLERANCE: Final = 1e-4
 
 
@@ -130,7 +130,7 @@ def _write_state_dict(module: nn.Module, path: Path, subject: Callable[[], _Subj
 
 
 def _write_torchscript(module: nn.Module, path: Path, subject: Callable[[], _Subject]) -> float:
-    """Traced on some examples, and held against the module on others, read back from the file."""
+    """Traced on some examples, read back from the file, and compared with the module on others."""
     tried = subject()
     inputs = _positional(tried.traced, "torchscript")
     try:
@@ -147,7 +147,7 @@ def _write_onnx(module: nn.Module, path: Path, subject: Callable[[], _Subject]) 
     """Made by PyTorch's exporter, and run by ONNX Runtime on other examples; the number of examples may vary."""
     try:
         import onnxruntime
-        import onnxscript  # noqa: F401  the exporter's own need
+        import onnxscript  # noqa: F401  the exporter needs it
     except ImportError:
         raise FedAvgError("ONNX needs onnxscript and onnxruntime: pip install 'fedavg[onnx]'") from None
     tried = subject()
@@ -179,7 +179,7 @@ def _positional(x: Tree, to: str) -> tuple[Tensor, ...]:
 
 
 def _compared(path: Path, module: nn.Module, x: Tree, output: Sequence[Tensor]) -> float:
-    """The largest difference between outputs; a file that gives something else is taken away again."""
+    """The largest difference between outputs; a file that gives other outputs is deleted."""
     with torch.no_grad():
         expected = trees.leaves(trees.call(module, x))
     shapes = [tuple(leaf.shape) for leaf in expected]

@@ -12,7 +12,7 @@ Grid = Mapping[str, Mapping[str, float | None]]
 
 
 def heat_maps(grids: Mapping[str, Grid], path: Path, low: float = 0.0, high: float = 1.0) -> list[Path]:
-    """Grids side by side, on one scale of colours; what is not measured is empty."""
+    """Grids side by side, on one colour scale; unmeasured cells are empty."""
     figure, axes = _subplots(len(grids), [len(next(iter(grid.values()))) for grid in grids.values()])
     for place, (title, grid) in zip(axes, grids.items(), strict=True):
         _heat_map(place, title, grid, low, high)

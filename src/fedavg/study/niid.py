@@ -1,12 +1,12 @@
-"""`fedavg study niid`: NIID-Bench (Li et al. 2022) as Flower's reproduction has it, cell by cell.
+"""`fedavg study niid`: NIID-Bench (Li et al. 2022) as in Flower's reproduction, cell by cell.
 
 10 clients, all in every round, 50 rounds of E = 10 local epochs with batches of 64, rate 0.01, momentum 0.9, weight
-decay 1e-5, mu = 0.01; a CNN with 6 and 16 filters; pixels from 0 to 1; images of CIFAR-10 are cropped at random from
-their reflection by 4 pixels, and mirrored at random. So the settings of `baselines/niid_bench` (conf/*_base.yaml,
-models.py, dataset_preparation.py) have it. The figure is the accuracy after the last round. Two things differ. Flower
-tunes mu over 0.001, 0.01, 0.1 and 1; here it is the default of its settings. And its SCAFFOLD adds the correction
-beside momentum, to a step of rate 0.01, and takes control variates for the sum of what momentum adds up (about ten
-gradients); here the correction is a part of the gradient, and control variates are gradients.
+decay 1e-5, mu = 0.01; a CNN with 6 and 16 filters; pixels from 0 to 1; images of CIFAR-10 are padded by
+reflection by 4 pixels, cropped at random and mirrored at random. These are the settings of `baselines/niid_bench`
+(conf/*_base.yaml, models.py, dataset_preparation.py). The figure is the accuracy after the last round. Two things
+differ. Flower tunes mu over 0.001, 0.01, 0.1 and 1; here it is the default of its settings. And its SCAFFOLD applies
+the correction outside momentum, to a step of rate 0.01, and its control variates are the sum that momentum accumulates
+(about ten gradients); here the correction is part of the gradient, and control variates are gradients.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from fedavg.study.figures import bars
 from fedavg.tasks.task import Task, as_float
 
 _DIRICHLET: Final = "dirichlet:0.5:by=label:capped=true"
-#: Data and partition -> algorithm -> the published accuracy in percent. FedDyn is ours to add.
+#: Data and partition -> algorithm -> the published accuracy in percent. FedDyn is our addition.
 PUBLISHED: Final = {
     ("mnist", _DIRICHLET): {"fedavg": 98.89, "scaffold": 99.07, "fedprox": 99.02, "fednova": 98.03},
     ("mnist", "labels:2"): {"fedavg": 96.86, "scaffold": 96.92, "fedprox": 96.85, "fednova": 96.65},
@@ -70,7 +70,7 @@ def _grey_image(x: Tensor) -> Tensor:
 
 
 def cropped(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Training images (n, 3, h, w) as floats: a random crop of the image reflected by 4 pixels, mirrored or not."""
+    """Training images (n, 3, h, w) as floats: random crops after padding by reflection by 4 pixels, mirrored or not."""
     n, _, height, width = x.shape
     top, left, mirrored = (torch.from_numpy(rng.integers(0, end, n)).to(x.device) for end in (9, 9, 2))
     padded = F.pad(as_float(x), (4, 4, 4, 4), mode="reflect")
@@ -120,7 +120,7 @@ def _percent(records: Sequence[Record]) -> float:
 def cells(
     data: Sequence[str] = (), partitions: Sequence[str] = (), algorithms: Sequence[str] = (), seed: int = 0
 ) -> list[PublishedCell]:
-    """The cells that are asked for, MNIST first; nothing asked for: all of them."""
+    """The requested cells, MNIST first; all of them if none are named."""
     return [
         cell_of(name, partition, algorithm, seed)
         for name, partition in PUBLISHED

@@ -1,7 +1,7 @@
 """Personalisation by fine-tuning: each client trains the shared model a little further on its own data, for itself.
 
-Each client's examples are split: on the one part the model is fine-tuned, on the other, held out, the shared and the
-fine-tuned model are judged. Where the run itself held those examples back (the plan's `holdout`), neither has
+Each client's examples are split: the model is fine-tuned on one part, and the shared and the fine-tuned model are
+judged on the other, held-out part. If the run itself held those examples out (the plan's `holdout`), neither model has
 seen them; otherwise the shared model was trained on them too, and both scores are too high: `seen` says so.
 """
 
@@ -29,7 +29,7 @@ PERCENTILES: Final = (5, 25, 50, 75, 95)
 @dataclass(frozen=True)
 class FineTuning:
     """How a client trains for itself: epochs, batch size, learning rate; `share`: what is held out if the run held
-    nothing back."""
+    nothing out."""
 
     epochs: int
     batch: float
@@ -39,7 +39,7 @@ class FineTuning:
 
 @dataclass(frozen=True)
 class Personalised:
-    """What fine-tuning gave each client. 'Better' refers to `metric`; `skipped` clients had nothing to judge on.
+    """The result of fine-tuning by client. 'Better' refers to `metric`; `skipped` clients had nothing to judge on.
 
     >>> tuned = Tuned(0, 4, 1, {"accuracy": 0.5}, {"accuracy": 0.75})
     >>> Personalised(9, FineTuning(5, 10, 0.1, 0.2), True, "accuracy", True, (tuned,), 0).gains.tolist()
@@ -56,7 +56,7 @@ class Personalised:
 
     @property
     def gains(self) -> np.ndarray:
-        """By how much the own model is better than the shared one, for each client."""
+        """By how much each client's own model is better than the shared one."""
         sign = 1 if self.higher_is_better else -1
         return np.array([sign * (c.own[self.metric] - c.shared[self.metric]) for c in self.clients])
 

@@ -21,7 +21,7 @@ _UNITS: Final = {"bytes": 1e-6}
 
 
 def plot_runs(runs: Sequence[ReadRun], path: Path, axis: str = "round", metric: str | None = None) -> None:
-    """One line for each run; runs that differ only in their seed have one colour."""
+    """One line for each run; runs that differ only in their seed share a colour."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,7 +1,7 @@
-"""What this machine's cores and processes cost, measured once and kept: what an estimate needs beside the plan itself.
+"""The rates of this machine's cores and processes, measured once and cached: an estimate needs them besides the plan.
 
-Measured in a process of its own, `python -m fedavg.study.rates`, by small runs that take a few seconds. Kept in the
-user's cache under the processor, the number of cores and the versions that it was measured with.
+They are measured in a separate process, `python -m fedavg.study.rates`, by small runs that take a few seconds. The
+user's cache stores them by processor, number of cores and versions.
 """
 
 import json
@@ -36,9 +36,9 @@ from fedavg.tasks import Task
 from fedavg.types import Cohort, Part
 from fedavg.usage import own_mb, share_of
 
-#: Changes with the meaning of the numbers.
+#: The version of the numbers' meaning.
 FORMAT: Final = 2
-#: Seconds that a core is watched at work.
+#: Seconds for which a core is measured.
 BUSY_S: Final = 0.6
 CLIENTS: Final = 200
 TIMEOUT_S: Final = 600
@@ -46,9 +46,9 @@ TIMEOUT_S: Final = 600
 
 @dataclass(frozen=True)
 class MeasuredRates:
-    """`crowding`: how many times as long a step takes when every core has one to do. `message_s`: what a client costs
-    beside its training, on each side of the pipe. Memory in MB: of the server, of each worker, and of a process that
-    has imported the package and nothing more; 0 where the system does not tell."""
+    """`crowding`: how many times as long a step takes when all cores are busy. `message_s`: what a client costs besides
+    its training, on each side of the pipe. Memory in MB: of the server, of each worker, and of a process that
+    has only imported the package; 0 if the system does not say."""
 
     crowding: float
     message_s: float
@@ -58,11 +58,11 @@ class MeasuredRates:
 
 
 def rates_of_machine(method: Method) -> MeasuredRates:
-    """For workers that start so; as they were measured before on this machine, or now, if they were not."""
-    with suppress(OSError, DiskError, ValueError, TypeError):  # not there, or not what was written
+    """The rates for workers that start by `method`: cached for this machine, or measured now."""
+    with suppress(OSError, DiskError, ValueError, TypeError):  # missing or damaged
         return MeasuredRates(**json.loads(_place(method).read_bytes()))
     rates = _measured_apart(method)
-    with suppress(OSError, DiskError):  # without a place to keep them they are measured each time
+    with suppress(OSError, DiskError):  # without a writable cache they are measured each time
         _place(method).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(_place(method), json.dumps(asdict(rates), indent=1).encode(), durable=False)
     return rates
@@ -76,7 +76,7 @@ def _place(method: Method) -> Path:
 
 
 def _measured_apart(method: Method) -> MeasuredRates:
-    """In a new process: this one may hold a user's data, or have threads."""
+    """Measure in a new process: this one may hold a user's data, or have threads."""
     command = [sys.executable, "-m", "fedavg.study.rates", method]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -96,7 +96,7 @@ def measured(method: str) -> MeasuredRates:
 
 
 def _step_s(processes: int, method: str) -> float:
-    """Time on a core that a step takes while this many processes take them."""
+    """CPU time of a step while this many processes take steps."""
     context: Any = get_context(method)
     together, results = context.Barrier(processes), context.SimpleQueue()
     started = [context.Process(target=_take_steps, args=(together, results)) for _ in range(processes)]
@@ -109,7 +109,7 @@ def _step_s(processes: int, method: str) -> float:
 
 
 def _take_steps(together: Any, results: Any) -> None:
-    """Like training: small products, and a pass over numbers that are too many for a core's own cache."""
+    """Like training: small products, and a pass over more numbers than a core's own cache holds."""
     with one_thread():
         x, w, numbers = torch.rand(10, 784), torch.rand(784, 200), torch.rand(1 << 19)
         together.wait()

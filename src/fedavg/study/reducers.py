@@ -1,7 +1,7 @@
 """`fedavg study robust --own`: every reducer against every attack, with 0, 10, 20 and 30 % liars.
 
-20 clients with 300 images of MNIST each, half of them dealt out at random and half sorted by label; the 2NN, 30 rounds
-of one local epoch. Reducers are set to the share of liars that there is (to 20 % where there are none).
+20 clients with 300 images of MNIST each, half of them dealt at random and half sorted by label; the 2NN, 30 rounds of
+one local epoch. Reducers are set to the actual share of liars (to 20 % if there are none).
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 10 honest clients and f liars; a CNN on MNIST; 800 steps of distributed SGD with batches of 25, rate 0.1, clients'
 momentum 0.9 and weight decay 1e-4. The server clips to 2, mixes nearest neighbours, and takes the trimmed mean or the
 geometric median. A cell is the better of the two rules under the worst of three attacks, each by its highest test
-accuracy. gamma is the share of the data that is dealt out at random; the rest is sorted by label.
+accuracy. gamma is the share of the data that is dealt at random; the rest is sorted by label.
 """
 
 from collections.abc import Sequence
@@ -168,13 +168,13 @@ def cell_of(gamma: float, faults: int, seed: int = 0) -> PublishedCell:
 
 
 def better_of_the_worst(records: Sequence[Record]) -> float:
-    """Over rules the best, over attacks the worst, of the highest accuracies; three attacks for each rule."""
+    """The best rule's accuracy under its worst attack, by each run's highest accuracy; three attacks for each rule."""
     accuracies = [best(record) for record in records]
     return max(min(accuracies[: len(ATTACKS)]), min(accuracies[len(ATTACKS) :]))
 
 
 def cells(gammas: Sequence[float] = GAMMAS, faults: Sequence[int] = (1, 2, 3, 4), seed: int = 0) -> list[PublishedCell]:
-    """The cells that are asked for, the most informative first."""
+    """The requested cells, the most informative first."""
     every = [*ORDER, *((gamma, f) for gamma in GAMMAS for f in (1, 2, 3, 4) if (gamma, f) not in ORDER)]
     return [cell_of(gamma, f, seed) for gamma, f in every if gamma in gammas and f in faults]
 

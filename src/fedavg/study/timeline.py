@@ -1,4 +1,4 @@
-"""A picture of a day in a world: how many are there, what rounds did, and the day of single clients."""
+"""A picture of a day in a world: how many clients are there, what rounds did, and the day of single clients."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from fedavg.world.presence import DAY_S, HOUR_S, PresentNow
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: This many clients have a line of their own.
+#: How many clients have their own line.
 SHOWN: Final = 40
 _COLOURS: Final = {Fate.REPORTED: "#2e7d32", Fate.LATE: "#f9a825", Fate.DROPPED: "#c62828"}
 _WORDS: Final = {Fate.REPORTED: "reported", Fate.LATE: "late", Fate.DROPPED: "dropped out"}
@@ -79,7 +79,7 @@ def _draw_single(axes: "Axes", scene: Scene, ticks: Sequence[Tick], from_s: floa
         ends = np.minimum(begin + tick.outcome.seconds, tick.outcome.closed.at)
         for k, fate, end in zip(tick.errand.clients, tick.outcome.closed.fates, ends, strict=True):
             if int(k) in places:
-                width = max(end - begin, 120.0) / HOUR_S  # thinner could not be seen
+                width = max(end - begin, 120.0) / HOUR_S  # a thinner box would be invisible
                 asked[Fate(int(fate))].append((_hour(begin, from_s), width, places[int(k)]))
     for colour, lines in ((_THERE, there), *((colour, asked[fate]) for fate, colour in _COLOURS.items())):
         left, width, place = np.array(lines, dtype=float).reshape(-1, 3).T
@@ -111,7 +111,7 @@ def _draw_boxes(
     colour: str,
     label: str | None = None,
 ) -> None:
-    """All boxes as one artist, arrays of shape (N,): a day may have ten thousands."""
+    """All boxes as one artist, arrays of shape (N,): a day may have tens of thousands."""
     from matplotlib.collections import PolyCollection
 
     right, top = left + width, bottom + height

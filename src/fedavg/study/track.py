@@ -1,4 +1,4 @@
-"""Runs for other tools: live, as they train, or afterwards from their record. Names of columns are `flat_rows`'s."""
+"""Runs for other tools: live during training, or afterwards from their record. Columns are named as in `flat_rows`."""
 
 import csv
 import json
@@ -82,7 +82,7 @@ def _wandb(place: str, name: str) -> Tracker:
     return WeightsAndBiases(place, name)
 
 
-#: What can follow a run live, given a place and the run's name; each with its usual place in the run directory.
+#: Trackers that can follow a run live, given a place and the run's name; each with its default place in the directory.
 TRACKERS: Final[Mapping[str, tuple[Callable[[str, str], Tracker], str]]] = {
     "jsonl": (JsonLinesTracker, "track.jsonl"),
     "tensorboard": (TensorBoard, "tensorboard"),
@@ -92,7 +92,7 @@ TRACKERS: Final[Mapping[str, tuple[Callable[[str, str], Tracker], str]]] = {
 
 
 def new_tracker(text: str, directory: Path) -> Tracker:
-    """The tracker that a text names: NAME, or NAME:PLACE where it is not to write into the run directory."""
+    """The tracker that a text names: NAME, or NAME:PLACE to write outside the run directory."""
     name, _, place = text.partition(":")
     if name not in TRACKERS:
         raise PlanError(f"--track: got '{text}'; expected {', '.join(TRACKERS)}, or NAME:PLACE")
@@ -141,7 +141,7 @@ def export_run(run_dir: Path, to: str, out: Path | None = None) -> Path:
 
 
 def _options(file: Path) -> dict[str, Any]:
-    """The plan as it is written: parts of a user's own are not needed for a record of it."""
+    """The plan as written: its record does not need the user's own parts."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -168,5 +168,5 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-#: What a record can be written as at once.
+#: Formats that a record can be written in directly.
 TABLES: Final[Mapping[str, Callable[[Sequence[Row], Path], None]]] = {"csv": _write_csv, "parquet": _write_parquet}

@@ -12,7 +12,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def begin(self, plan: Mapping[str, Any], after: int) -> None:
-        """The run starts, or continues after this many rounds; later rounds that were reported before are void."""
+        """The run starts, or continues after this many rounds; later rounds that were already reported are void."""
 
     @abstractmethod
     def row(self, row: Row) -> None:

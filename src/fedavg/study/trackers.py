@@ -1,4 +1,4 @@
-"""Trackers of other makers: MLflow, and Weights & Biases. Each is imported only when it is asked for."""
+"""Third-party trackers: MLflow, and Weights & Biases. Each is imported only when it is used."""
 
 import logging
 import warnings
@@ -12,9 +12,9 @@ from fedavg.errors import FedAvgError
 from fedavg.metrics.rows import Row
 from fedavg.study.tracker import Tracker
 
-#: What runs are filed under in either tool.
+#: The name of the project or experiment in either tool.
 PROJECT: Final = "fedavg"
-#: The tag by which a run that is resumed finds its place in MLflow.
+#: The tag by which a resumed run finds its entry in MLflow.
 TAG: Final = "fedavg.run"
 
 
@@ -25,7 +25,7 @@ def numbers(row: Row) -> dict[str, float]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What a library says of its own dependencies is of no use to the one who trains."""
+    """Silence a library's messages about its own dependencies, which do not help the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -54,7 +54,7 @@ class MLflow(Tracker):
             experiment = known.experiment_id if known else self._client.create_experiment(PROJECT)
             found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{self._name}'") if after else []
             self._run = found[0].info.run_id if found else self._started(experiment, plan)
-            # Rounds that are computed again are the same, bit for bit: they are reported once.
+            # Repeated rounds are the same, bit for bit, so they are reported once.
             history = self._client.get_metric_history(self._run, "clients") if found else []
             self._told = max((each.step for each in history), default=0)
 

@@ -1,10 +1,10 @@
-"""What a world does to learning, by command: three studies, each a few runs of the same plan in other circumstances.
+"""How a world affects learning: three studies, each a few runs of the same plan under different conditions.
 
-    daynight   half of the clients, with half of the labels, are there only now and then
+    daynight   half of the clients, with half of the labels, are only sometimes there
     async      a cohort that starts together, with and without over-selection, against FedBuff
     closing    all, a deadline or a quorum, where slow devices have labels of their own
 
-Runs are recorded in directories and resumed; what is kept of them is one JSON file for each study.
+Runs are recorded in directories and can be resumed; the result of each study is one JSON file.
 """
 
 import json
@@ -42,8 +42,8 @@ _HALVES = (range(5), range(5, 10))
 
 
 def daynight(directory: Path) -> Study:
-    """Clients with the digits 0 to 4 are always there. Those with 5 to 9 are there from 20 to 24 o'clock only (night),
-    or 2.4 hours a day, each at a time of its own (seldom). A round takes 20 minutes; two days and a half pass."""
+    """Clients with the digits 0 to 4 are always there. Those with 5 to 9 are there only from 20:00 to 24:00 (night), or
+    2.4 hours a day, each at its own time (seldom). A round takes 20 minutes; a run lasts two and a half days."""
     files = {name: _presence(directory, name) for name in ("night", "seldom")}
     base = replace(_BASE, partition="zoned:2", metrics=["class_accuracy:10"], rounds=180, eval_every=3)
     cases = {"always there": replace(base, world="always:alike:speed=0.05")}
@@ -55,8 +55,8 @@ def daynight(directory: Path) -> Study:
 
 
 def asynchronous(directory: Path) -> Study:
-    """Devices whose speeds differ by a log-normal factor with standard deviation 1; one of twenty fails. 26 clients are
-    at work at a time: all of them waited for, the first 20, or FedBuff with a buffer of 5."""
+    """Devices whose speeds differ by a log-normal factor with standard deviation 1; one of twenty fails. 26 clients
+    work at a time: the server waits for all of them, for the first 20, or uses FedBuff with a buffer of 5."""
     base = replace(_BASE, E=2, target=0.93, eval_every=2, world="always:lognormal:speed=1.0:spread=1.0:dropout=0.05")
     cases = {
         "26, all waited for": replace(base, C=0.026, rounds=150),
@@ -68,7 +68,7 @@ def asynchronous(directory: Path) -> Study:
 
 
 def closing(directory: Path) -> Study:
-    """Clients with the digits 5 to 9 have devices that are three times as slow as the others."""
+    """Clients with the digits 5 to 9 have devices three times as slow as the others."""
     world = f"trace:{_slow_half(directory)}"
     base = replace(
         _BASE, C=0.02, partition="zoned:2", metrics=["class_accuracy:10"], rounds=120, eval_every=3, world=world
@@ -89,7 +89,7 @@ STUDIES: dict[str, Callable[[Path], Study]] = {"daynight": daynight, "async": as
 def measure(
     name: str, directory: Path, say: Say, workers: int = 1, rounds: int | None = None, data_dir: str | None = None
 ) -> dict[str, Any]:
-    """Run the cases of a study, or continue them, and give what is kept of them; `rounds` cuts all of them short."""
+    """Run or continue the cases of a study, and return what is kept of them; `rounds` shortens all of them."""
     directory.mkdir(parents=True, exist_ok=True)
     study = STUDIES[name](directory)
     kept = {}
@@ -105,7 +105,7 @@ def save(record: Mapping[str, Any], path: Path) -> None:
 
 
 def _ran(plan: Plan, directory: Path, say: Say) -> Result:
-    """A run of the plan in the directory: a new one, or the one that was started there by the same plan."""
+    """A run of the plan in the directory: a new one, or the one that the same plan started there."""
 
     def watch(event: Event) -> None:
         if isinstance(event, Round) and event.round % 30 == 0 and event.world:
@@ -144,12 +144,12 @@ def _rows(result: Result) -> list[dict[str, Any]]:
 
 
 def _of_classes(test: Mapping[str, float], classes: Sequence[int]) -> float:
-    """The mean accuracy of some classes: on MNIST about that of a group which has these labels."""
+    """The mean accuracy of some classes: on MNIST about that of a group with these labels."""
     return float(np.mean([test[f"class_accuracy.{label}"] for label in classes]))
 
 
 def _presence(directory: Path, name: str) -> Path:
-    """A trace of a day: even clients always there, odd ones at night, or a tenth of the day at a time of their own."""
+    """A trace of a day: even clients are always there, odd ones at night, or a tenth of the day at their own time."""
     begin = seeds.rng(0, seeds.NONE, seeds.NONE, "seldom").random(1000) * 0.9 * DAY_S
     night = (20 * HOUR_S, DAY_S)
     rows = []

@@ -1,8 +1,8 @@
 """The simulated clock: a world, bound to the clients of a plan. It says who is there, how long an errand takes each
 client, which clients of a cohort report, and what time it is then. It does not train: the sizes of messages are given.
 
-All draws come from the seed, the round and the attempt, so that a clock that is set to a time continues like one that
-came to it.
+All draws come from the seed, the round and the attempt, so that a clock that is set to a time continues exactly like
+one that reached it by running.
 """
 
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ class Errand:
 class Outcome:
     """How an errand went. `seconds` is how long each client takes, or would have taken, shape (N,).
 
-    `spent_s` are seconds that devices were at work, `wasted_s` those of them that led to no report. `sent_up` and
-    `sent_down` are bytes, in part where a transfer was cut off, and `wasted_up` and `wasted_down` those of clients that
+    `spent_s` are the seconds for which devices worked, `wasted_s` those that led to no report. `sent_up` and
+    `sent_down` are bytes, partial if a transfer was cut off; `wasted_up` and `wasted_down` are those of clients that
     did not report.
     """
 
@@ -82,8 +82,8 @@ class Clock:
         self._attendance.advance(now)
 
     def gather(self, able: np.ndarray, wanted: int) -> np.ndarray:
-        """Wait until a round that wants this many reports can begin. Gives who of the able is there then; both have
-        shape (K,), bool."""
+        """Wait until a round that wants this many reports can begin. Returns which of the `able` clients are there
+        then; both have shape (K,), bool."""
         needed = min(self.closing.needed(wanted), int(np.count_nonzero(able)))
         at = self._attendance.when(max(needed, 1), able, self.now, HORIZON_S)
         if at is None:
@@ -116,9 +116,9 @@ class Clock:
         return _accounted(errand, begin, closed, (fetched, trained, sent), lost)
 
     def flight(self, round: int, client: int, at: float, work: tuple[float, float, float]) -> tuple[float, bool]:
-        """One client that starts by itself at a time: when it is back, and whether with a report. `work` is what it
+        """One client that starts alone at a time: when it is back, and whether it then reports. `work` is what it
         trains on, fetches and sends."""
-        self._attendance.is_there(client, at)  # winds on to an interval that ends later
+        self._attendance.is_there(client, at)  # moves on to an interval that ends later
         errand = Errand(round, 0, np.array([client]), *(np.array([value], np.float64) for value in work))
         rng = seeds.rng(self._seed, round, client, "flight")
         sent = self._phases(errand, at, rng)[2]

@@ -1,4 +1,4 @@
-"""When a round has enough: after all who were asked, at a deadline, or with a quorum. Pure logic on times."""
+"""When a round has enough updates: after all who were asked, at a deadline, or with a quorum. Pure logic on times."""
 
 from abc import ABC
 from collections.abc import Mapping
@@ -127,7 +127,7 @@ class Fate(IntEnum):
     """The outcome of a client that was asked."""
 
     REPORTED = 0
-    #: It was still at work when the round ended, or its report came after the one that ended it.
+    #: It was still at work when the round ended, or its report came after the one that ended the round.
     LATE = 1
     #: It left, or failed, in the middle.
     DROPPED = 2
@@ -135,8 +135,8 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True)
 class Closed:
-    """How a round ended: when, and the fate of each client that was asked, shape (N,) int8. `reason` says why it was
-    abandoned; it is empty if it was not."""
+    """How a round ended: when, and the fate of each client that was asked, shape (N,) int8. `reason` says why the
+    round was abandoned; it is empty if it was not."""
 
     at: float
     fates: np.ndarray

@@ -1,12 +1,12 @@
-"""Published traces as rows of ours (`trace.py`). Nothing in a file is ever run: pickles are read by a reader that knows
-plain values only, and refuses everything else.
+"""Published traces as rows of our format (`trace.py`). Nothing in a file is ever run: the reader of pickles knows only
+plain values, and refuses everything else.
 
 FedScale: `client_behave_trace` {client: {duration, inactive, finish_time, active, model}} (seconds) and
 `client_device_capacity` {client: {computation: ms for one example's inference, communication: kbit/s}}, as pickle or
-JSON. As FedScale does, a training step is taken to be three inferences.
+JSON. As in FedScale, a training step counts as three inferences.
 
 FLASH: user behaviour {guid: {messages: "YYYY-mm-dd HH:MM:SS\tstate\n..."}} or its digest `cached_timers.json`
-{guid: {isSuccess, trace_start, trace_end, ready_time: [[from, to], ...]}}, as JSON. As FLASH does, a client is there
+{guid: {isSuccess, trace_start, trace_end, ready_time: [[from, to], ...]}}, as JSON. As in FLASH, a client is there
 while it is locked, charging and on Wi-Fi. A client's times count from the midnight before its own trace begins.
 """
 
@@ -100,7 +100,7 @@ def _device(path: Path, name: str, entry: Mapping[str, Any]) -> dict[str, float]
     return {"speed": 1000 / (_PASSES * milliseconds), "up": line, "down": line}
 
 
-#: What a message says of a device's state.
+#: What a message says about a device's state.
 _ON: Final = {
     "battery_charged_on": ("charged", True),
     "battery_charged_off": ("charged", False),
@@ -175,7 +175,7 @@ def _plain(path: Path) -> Any:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Dictionaries, lists, numbers and text are built without a name being looked up: every name is refused."""
+    """Dictionaries, lists, numbers and text need no name lookup, so every name is refused."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise DataError(f"the pickle asks for {module}.{name}; expected plain values only, and nothing was run")

@@ -1,4 +1,4 @@
-"""How fast devices are, how often they fail, and what the server's own line can carry."""
+"""How fast devices are, how often they fail, and the bandwidth of the server's own line."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from fedavg.specs import Pluggable
 class Rates:
     """What each of K devices can do; all of shape (K,).
 
-    `examples_s` is how many examples of the plan's task a device trains on in a second, `up` and `down` are bytes in a
-    second, `latency_s` is what passes before the first byte of a message arrives.
+    `examples_s` is how many examples of the plan's task a device trains on per second, `up` and `down` are bytes per
+    second, `latency_s` is the time before the first byte of a message arrives.
 
     >>> Rates(*np.ones((4, 2))).up.tolist()
     [1.0, 1.0]
@@ -48,7 +48,7 @@ class Devices(Pluggable, ABC):
     dropout: float = 0.0
     #: The standard deviation of the logarithm of the time that the same work takes from one round to the next.
     jitter: float = 0.0
-    #: What the server's line carries in all, MB/s; clients that send or fetch at the same time share it.
+    #: The total bandwidth of the server's line, MB/s; clients that send or fetch at the same time share it.
     server_in: float = inf
     server_out: float = inf
 

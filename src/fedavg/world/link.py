@@ -7,7 +7,7 @@ import numpy as np
 
 def shared(begin: np.ndarray, size: np.ndarray, own: np.ndarray, capacity: float) -> np.ndarray:
     """When each transfer ends, shape (N,): it begins at `begin`, has `size` bytes, and its own line carries `own`
-    bytes/s at most; all together get `capacity`. What a slow line leaves over is shared by the others.
+    bytes/s at most; all together get `capacity`. The others share what a slow line does not use.
 
     >>> shared(np.zeros(2), np.array([10.0, 10.0]), np.array([10.0, 10.0]), 10.0).tolist()
     [2.0, 2.0]
@@ -35,7 +35,7 @@ def shared(begin: np.ndarray, size: np.ndarray, own: np.ndarray, capacity: float
 
 
 def fair_rates(own: np.ndarray, capacity: float) -> np.ndarray:
-    """What each gets of a line: its own rate, if the others leave that much, else an equal share of what is left.
+    """Each transfer's rate on a line: its own rate, if the others leave that much, else an equal share of the rest.
 
     >>> fair_rates(np.array([1.0, 10.0, 10.0]), 9.0).tolist()
     [1.0, 4.0, 4.0]
@@ -45,7 +45,7 @@ def fair_rates(own: np.ndarray, capacity: float) -> np.ndarray:
     rising = np.sort(own)
     taken = np.concatenate([[0.0], np.cumsum(rising)[:-1]])
     level = (capacity - taken) / np.arange(len(own), 0, -1)
-    # The first that wants more than an equal share of what the slower ones leave, and so do all after it.
+    # The first that wants more than an equal share of what the slower ones leave; all after it do too.
     share = float(level[np.argmax(rising >= level)])
     limited: np.ndarray = np.minimum(own, share)
     return limited

@@ -1,8 +1,8 @@
 """When clients are there: for each client a list of intervals, drawn or read, one after another.
 
 Pure logic on arrays over all K clients. Times are seconds of the simulated clock, which starts at 0 (midnight UTC). An
-interval depends on the seed, the client and its place in the list alone, never on when somebody looked: a run that is
-resumed winds forward to its time and finds the same intervals.
+interval depends only on the seed, the client and its place in the list, never on when it was read: a resumed run moves
+forward to its time and finds the same intervals.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from fedavg import seeds
 
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
-#: At least this much time is between two intervals of a client, so that they stay two.
+#: The least time between two intervals of a client, so that they stay separate.
 GAP_S: Final = 60.0
 #: Draws for all clients are kept for this many places in the list: 8 bytes a client each.
 KEPT: Final = 24
@@ -36,7 +36,7 @@ class Intervals(ABC):
     def spans(self, clients: np.ndarray, turns: np.ndarray, ends: np.ndarray) -> Spans:
         """The interval with number `turns` (from 0) of each of these clients, after one that ended at `ends`.
 
-        All of shape (N,). A client that never comes again has the interval [inf, inf).
+        All of shape (N,). A client that never returns has the interval [inf, inf).
         """
 
 
@@ -84,8 +84,8 @@ class OnOff(Intervals):
 class Listed(Intervals):
     """Intervals that were read. Those of client k are the rows `first[k]` to `first[k + 1]`; `first` has shape (K+1,).
 
-    After `period_s` they come again, if it is finite. Who is there when the list ends and when it begins stays in
-    between: then its last interval runs on through its first one of the next lap, which is no interval of its own.
+    After `period_s` they repeat, if it is finite. A client that is there both when the list ends and when it begins
+    stays in between: its last interval then extends through the first one of the next lap, which does not count again.
     """
 
     def __init__(self, first: np.ndarray, starts: np.ndarray, ends: np.ndarray, period_s: float) -> None:
@@ -152,7 +152,7 @@ class PresentNow:
             if missing <= 0:
                 return now
             coming = self.start[able & ~present]
-            # Not before this many have come, even if nobody leaves.
+            # Not before this many have arrived, even if nobody leaves.
             now = float(np.partition(coming, missing - 1)[missing - 1])
         return None
 

@@ -16,7 +16,7 @@ class ClockRow:
 
     It began at `began_s`, when the round before it ended, opened at `opened_s`, when `there` clients were there, and
     closed at `closed_s`; `waited_s` went by waiting for clients. Of `asked` clients some reported, were late, or
-    dropped out. `spent_s` are the seconds that devices were at work; `wasted_s`, `wasted_up` and `wasted_down` are what
+    dropped out. `spent_s` are the seconds for which devices worked; `wasted_s`, `wasted_up` and `wasted_down` are what
     led to no report. `groups` has for each group how many were there, were asked and reported. `staleness` is by how
     many versions the models of an asynchronous round were old.
     """
@@ -92,8 +92,8 @@ def row_of_flights(
     there: np.ndarray,
     sizes: tuple[int, int],
 ) -> ClockRow:
-    """One step of an asynchronous server: from the last one's end to its own. `sizes` are bytes up and down; a client
-    that drops out is taken to have fetched the model and sent nothing."""
+    """One step of an asynchronous server: from the end of the last step to its own end. `sizes` are bytes up and down;
+    a client that drops out is assumed to have fetched the model and sent nothing."""
     old = counts["staleness"]
     return ClockRow(
         began_s=times[0],
@@ -135,7 +135,7 @@ def gini(counts: np.ndarray) -> float:
 
 
 def described(rows: Sequence[Mapping[str, Any]], reported: np.ndarray | None = None) -> dict[str, Any]:
-    """The totals over the rounds of a run; `reported` is how often each client has, shape (K,), where that is known.
+    """The totals over the rounds of a run; `reported` is how often each client reported, shape (K,), if that is known.
 
     `wasted` is the share of the devices' time that led to no report. `groups` has for each group its share of reports.
     `gini` is how unequally clients take part (0: all equally), and `never` how many have not reported once.

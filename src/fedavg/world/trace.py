@@ -46,8 +46,8 @@ class Trace:
 
     @property
     def period_s(self) -> float:
-        """After which it starts again: its last end, and for a trace of more than a day whole days, so that hours of
-        the day stay what they are."""
+        """The time after which it repeats: its last end, rounded up to whole days for a trace of more than a day, so
+        that hours of the day stay the same."""
         last = float(self.ends.max(initial=0.0))
         return float(np.ceil(last / DAY_S) * DAY_S) if last > DAY_S else last
 
@@ -62,7 +62,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def write_trace(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Rows as JSON lines, what is None left out; gives back how many there were."""
+    """Write rows as JSON lines, without None values; returns how many there were."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
@@ -191,7 +191,7 @@ def _trace(path: str, rows: Iterable[tuple[int, Mapping[str, Any]]], fingerprint
 
 
 def _merged(spans: list[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    """Intervals in rising order, those that touch as one: nobody leaves in between."""
+    """Intervals in rising order; those that touch are merged: the client does not leave in between."""
     merged: list[tuple[float, float, int]] = []
     for start, end, line in spans:
         if merged and merged[-1][1] == start:

@@ -1,6 +1,6 @@
 """`World`: who is there at which hour of a simulated clock, in which group, and on what devices.
 
-A world knows clients by number. It knows nothing of models, algorithms or of where clients run.
+A world knows clients by number. It knows nothing about models, algorithms or where clients run.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class World(Pluggable, ABC):
         """When each of K clients is there. Raises a PlanError if the world has fewer."""
 
     def groups(self, clients: int) -> np.ndarray:
-        """The group that each client belongs to, shape (K,), int64 from 0: what participation is reported by."""
+        """The group of each client, shape (K,), int64 from 0; participation is reported by group."""
         return np.zeros(clients, np.int64)
 
     def rates(self, clients: int, seed: int) -> Rates:
@@ -163,7 +163,7 @@ class Traced(World):
         return own
 
     def rates(self, clients: int, seed: int) -> Rates:
-        """The trace's own numbers, and the devices' where it has none."""
+        """The trace's own numbers, or the devices' where it has none."""
         drawn, trace, chosen = super().rates(clients, seed), self._trace(), self._chosen(clients)
         own = (trace.speed[chosen], trace.up[chosen], trace.down[chosen], trace.latency[chosen])
         others = (drawn.examples_s, drawn.up, drawn.down, drawn.latency_s)

@@ -11,7 +11,7 @@ from postgres import emptied, start_postgres
 
 @pytest.fixture(scope="session")
 def postgres():
-    """One PostgreSQL for all tests of a worker. It may be stopped, and crash, but not with the machine: no sync."""
+    """One PostgreSQL for all tests of a worker. Tests stop or crash it, but not the machine, so it does not sync."""
     server = start_postgres("fsync = off")
     yield server
     server.cleanup()

@@ -1,7 +1,7 @@
 """Servers and devices as real processes on real sockets, to be killed.
 
-They are forked from a template that has PyTorch in memory already, so that a hundred restarts take no hour; recovery is
-timed elsewhere, with the command as a user starts it.
+They are forked from a template that has already imported PyTorch, so that a hundred restarts do not take an hour;
+recovery is timed elsewhere, with the command as a user starts it.
 """
 
 import json
@@ -58,12 +58,12 @@ from fedavg.fleets.http.server.store import Store
 from fedavg.secagg.identity import vouch
 from programs import Forked
 
-#: A machine that is busy with other things must not fail a test of what happens at all.
+#: A busy machine must not fail a test that only checks that something happens.
 PATIENCE_S = 120.0
 
 
 def free_port() -> int:
-    """A port that the system gives to nobody by itself, so that it stays free while a server is down."""
+    """A port outside the system's ephemeral range, so that it stays free while a server is down."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)  # other tests may run at the same time
         with socket.socket() as trial, suppress(OSError):
@@ -76,7 +76,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENC
     while not (found := condition()):
         assert time.monotonic() < until, f"waited {timeout:g} s for {what}"
         time.sleep(pause)
-        pause = min(1.2 * pause, 0.05)  # to ask a server is work for it
+        pause = min(1.2 * pause, 0.05)  # each request is work for the server
     return found
 
 
@@ -88,7 +88,7 @@ def _log_to(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Clock:
-    """A wall clock that is off by some hours; once there is a file `step`, it is off the other way."""
+    """A wall clock that is off by some hours; once the file `step` exists, it is off the other way."""
 
     hours: float = 0.0
     step: Path | None = None
@@ -148,7 +148,7 @@ def _run_device(
 
 
 def log_lines(path: Path) -> list[dict[str, Any]]:
-    """What was logged as JSON; other lines, and one that a kill cut short, are left out."""
+    """The lines logged as JSON; other lines, and one that a kill cut short, are left out."""
     lines = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with suppress(ValueError):
@@ -160,7 +160,7 @@ def log_lines(path: Path) -> list[dict[str, Any]]:
 class Server:
     """A `fedavg serve` that can be killed and started again on the same port and database.
 
-    `tls` is how its clients speak to it; without it, they do so in the clear.
+    `tls` is how its clients connect; without it, they use plain HTTP.
     """
 
     def __init__(self, directory: Path, plan: Plan, *options: str, tls: ssl.SSLContext | None = None) -> None:
@@ -200,7 +200,7 @@ class Server:
         return self.ended(timeout)
 
     def go_on(self, condition: Callable[[dict[str, Any]], Any], what: str) -> None:
-        """Start, and wait for something."""
+        """Start, and wait for a condition."""
         self.start()
         self.wait_for(condition, what)
 
@@ -210,7 +210,7 @@ class Server:
         return int(self.process.exitcode)
 
     def status(self) -> dict[str, Any] | None:
-        """Where the run is; None while the server does not answer."""
+        """The state of the run; None while the server does not answer."""
         away = suppress(urllib.error.URLError, HTTPException, ConnectionError, TimeoutError, ValueError)
         with away, urllib.request.urlopen(f"{self.url}/v1/status", timeout=2, context=self.tls) as answer:
             status: dict[str, Any] = json.load(answer)
@@ -243,7 +243,7 @@ class Server:
 
 
 class DeviceProcess:
-    """One client in a process of its own, on the tiny data."""
+    """One client in its own process, on the tiny data."""
 
     def __init__(self, server: Server, k: int, directory: Path) -> None:
         self.k, self.directory = k, directory / f"device-{k}"
@@ -255,7 +255,7 @@ class DeviceProcess:
         self.authority: bytes | None = None
 
     def vouch(self, authority: ClientKey) -> None:
-        """A key of its own, and the authority's voucher for it, which it pins."""
+        """Give it a key and the authority's voucher for it; it pins the authority."""
         files = DeviceFiles(self.directory)
         files.prepare()
         key = own_key(self.directory / "key.pem")
@@ -280,15 +280,15 @@ class DeviceProcess:
         return [line for line in log_lines(self.log) if line.get("event") == event]
 
     def accepted(self) -> list[tuple[int, int]]:
-        """The rounds and attempts in which it was told that its update is in."""
+        """The rounds and attempts in which it was told that its update was accepted."""
         return [(line["round"], line["attempt"]) for line in log_lines(self.log) if line.get("event") == "accepted"]
 
 
 class Hand:
-    """A client that is led by hand: each of its requests is one that a test asks for."""
+    """A client driven by hand: it sends only the requests that a test asks for."""
 
     def __init__(self, server: Server, k: int, key: ClientKey | None = None) -> None:
-        """Enrols, unless `key` is one that did before."""
+        """Enrols, unless `key` has enrolled before."""
         self.k, self._plan, self._url = k, server.plan, server.url
         self.link = Link(server.url, key or ClientKey.generate(), server.tls, PATIENCE_S)
         server.hands.append(self)
@@ -299,7 +299,7 @@ class Hand:
         self.link.signer.client = k
 
     def poll(self, wait_s: float = 20.0, holding: WorkOffer | None = None) -> PollAnswer:
-        """Asks for work, and what became of the update of an earlier offer."""
+        """Asks for work, and whether the update of an earlier offer counted."""
         held = Holding(holding.round, holding.attempt, holding.model) if holding else None
         eligible, taken = Eligibility(True, True, True), Taken(1, self._plan.digest)
         request = PollRequest(eligible, len(DATA.client(self.k)), held, taken, wait_s)
@@ -312,7 +312,7 @@ class Hand:
         return answer
 
     def offered_nothing(self) -> bool:
-        """Asks once: true if there is no work for it now."""
+        """Asks once; true if there is no work for it now."""
         return not isinstance(self.poll(0), WorkOffer)
 
     def frame(self, offer: WorkOffer, vector: torch.Tensor | None = None) -> bytes:
@@ -330,13 +330,13 @@ class Hand:
         return wait_until(lambda: isinstance(answer := self.poll(1.0), JudgeOffer) and answer, "an evaluation")
 
     def send_sums(self, offer: JudgeOffer) -> UpdateAnswer:
-        """Sums as the task has them: 1 of 2 right, losses of 3 in all."""
+        """Send sums as the task defines them: 1 of 2 right, a total loss of 3."""
         sums = {"accuracy.0": 1.0, "accuracy.1": 2.0, "loss.0": 3.0, "loss.1": 2.0}
         body = self.link.upload(_path(offer), sums_frame(self._plan.digest, offer, sums))
         return parse(UpdateAnswer, body, MAX_MESSAGE)
 
     def upload_once(self, offer: WorkOffer, vector: torch.Tensor) -> None:
-        """Send an update to a server that may die of it, and do not wait for it to come back."""
+        """Send an update to a server that may die of it, and do not wait for an answer."""
         frame = self.frame(offer, vector)
         headers = self.link.signer.headers("PUT", _path(offer), frame)
         with suppress(httpx.TransportError), httpx.Client() as http:
@@ -349,7 +349,7 @@ def _path(offer: WorkOffer | JudgeOffer) -> str:
 
 @contextmanager
 def serving(directory: Path, plan: Plan, *options: str) -> Iterator[Server]:
-    """A server without devices, for clients that are led by hand."""
+    """A server without devices, for clients driven by hand."""
     server = Server(directory, plan, "--linger", "60", *options)
     server.start()
     try:
@@ -361,7 +361,7 @@ def serving(directory: Path, plan: Plan, *options: str) -> Iterator[Server]:
 
 
 class Fleet:
-    """A server and its devices; whatever is left of them at the end is killed."""
+    """A server and its devices; whatever still runs at the end is killed."""
 
     def __init__(self, directory: Path, plan: Plan, clients: int, *options: str) -> None:
         self.plan, self.clients = plan, clients
@@ -398,7 +398,7 @@ class Fleet:
 
 
 def start_command(log: Path, *arguments: str, clock: Clock = RIGHT) -> Any:
-    """A command of `fedavg` in a process of its own."""
+    """A command of `fedavg` in its own process."""
     process = Forked(target=_run_command, args=(list(arguments), log, clock))
     process.start()
     return process

@@ -1,8 +1,7 @@
-"""A malicious server on a real socket: it speaks the protocol to real devices, and lies as a test tells it.
+"""A malicious server on a real socket: it speaks the protocol to real devices, and lies as a test tells it to.
 
-It enrols whoever comes, answers polls from what the test puts there for each client, and keeps all that it is sent.
-Where it runs sessions of secure aggregation it does so with a session of the real server, which the test may replace,
-split or lie about in between.
+It enrols every client, answers polls with what the test provides for each client, and keeps everything that it
+receives. For secure aggregation it uses a session of the real server, which the test may replace, split or lie about.
 """
 
 import json
@@ -29,7 +28,7 @@ from fedavg.secagg import SessionMessage, parse
 
 
 class Liar:
-    """What it offers and shows to each client, and what each has sent. Its lock guards it all."""
+    """What it offers and shows to each client, and what each has sent. Its lock guards all of it."""
 
     def __init__(self, plan: Plan, numbers: int) -> None:
         self.plan, self.numbers = plan, numbers
@@ -42,13 +41,13 @@ class Liar:
         self.reports: list[tuple[int, dict[str, Any]]] = []
         self.asked: list[tuple[int, str]] = []
         self.models = {sha256(self.weights).hexdigest(): self.weights}
-        #: Paths beyond those of the protocol: bytes, or what gives pieces of them.
+        #: Further paths beyond those of the protocol: bytes, or a function that yields pieces.
         self.files: dict[str, Callable[[], Iterator[bytes]]] = {}
         self.bytes_out = 0
-        #: What stands in front of it answers requests that begin so ("PUT /v1/rounds") by itself.
+        #: A proxy in front of it answers requests that begin like this ("PUT /v1/rounds") by itself.
         self.in_front: dict[str, tuple[int, bytes]] = {}
         self.poll_bodies: list[dict[str, Any]] = []
-        #: Done after each upload.
+        #: Called after each upload.
         self.after_upload: Callable[[], None] = lambda: None
 
     @property
@@ -64,12 +63,12 @@ class Liar:
         return WorkOffer(**{n: getattr(offer, n) for n in offer.__dataclass_fields__ if n != "type"} | changes)
 
     def say(self, k: int, answer: object) -> None:
-        """What the client is told at its next polls; raw bytes, as they are."""
+        """Set the answer to the client's next polls; raw bytes are sent unchanged."""
         with self.lock:
             self.polls[k] = answer if isinstance(answer, bytes) else dump(answer)
 
     def show(self, k: int, offer: WorkOffer, step: int, message: SessionMessage) -> None:
-        """A message of a session, and word that it is there."""
+        """Provide a message of a session, and tell the client that it is there."""
         with self.lock:
             self.inbox[k] = message.to_bytes()
         self.say(k, MaskAnswer(offer.round, offer.attempt, offer.session or "", step))

@@ -1,4 +1,4 @@
-"""A line y = w x + b, under the names that a served plan gives it: a model that can be trained by hand."""
+"""A line y = w x + b, importable by the names in a served plan: a model that can be trained by hand."""
 
 from torch import nn
 

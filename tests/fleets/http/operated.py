@@ -28,7 +28,7 @@ class Operated(Served):
 
 @contextmanager
 def operating(directory, listen=0, **options):
-    """`listen` is the port, where it is to be a certain one."""
+    """`listen` is the port, if a certain one is needed."""
     ready, failed, settled = [], [], threading.Event()
 
     def serve():
@@ -61,7 +61,7 @@ def plan(**changes):
 
 
 def train(peer, rounds, by=1.0):
-    """Take part in so many rounds; each update adds `by` to every weight."""
+    """Take part in `rounds` rounds; each update adds `by` to every weight."""
     for _ in range(rounds):
         offer = peer.offer()
         answer = peer.upload(offer, peer.frame(offer, np.full(NUMBERS, by), 10.0))

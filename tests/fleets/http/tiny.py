@@ -1,4 +1,4 @@
-"""A task and data that train in milliseconds, under the names that a served plan gives them."""
+"""A task and data that train in milliseconds, importable by the names in a served plan."""
 
 from dataclasses import dataclass, replace
 
@@ -35,7 +35,7 @@ FEW, BARE = _first("few", 4, DATA.test), _first("bare", 4, None)
 
 @dataclass(frozen=True)
 class Judging(FedAvg):
-    """Clients judge the model that they were sent, on what they train on."""
+    """Clients judge the model that they received, on their training examples."""
 
     name = "judging"
     metrics = ("train_loss", MacroF1(3))
@@ -49,7 +49,7 @@ class Judging(FedAvg):
 
 @dataclass(frozen=True)
 class LastLayer(Adapters):
-    """All but the last layer stays as it was drawn."""
+    """Only the last layer is trained; the others stay as initialised."""
 
     def adapt(self, module, head):
         module[-1].requires_grad_(True)

@@ -73,7 +73,7 @@ class ServiceProcess:
 
     @property
     def seen(self):
-        """The same service without a command for each look."""
+        """The same service, asked without a command each time."""
         return Operated(self.port, self.run_dir, client_context(self.ca))
 
     def runs(self):
@@ -101,7 +101,7 @@ def _run_device(url, folder, k, token, ca):
 
 
 class DeviceApp:
-    """That app in a process of its own."""
+    """That app in its own process."""
 
     def __init__(self, folder, k, toy, line):
         self.k, self.folder = k, folder / f"device-{k}"
@@ -110,7 +110,7 @@ class DeviceApp:
         self.keep(line, "line.npz")
 
     def keep(self, examples, name="toy.npz"):
-        """Its owner's data is these examples from now on."""
+        """From now on its owner's data is these examples."""
         whole = self.folder / f"new-{name}"
         np.savez(whole, x=examples.x.numpy(), y=examples.y.numpy())
         whole.rename(self.folder / name)
@@ -161,7 +161,7 @@ class JoinedDevice:
 
 
 class NodeDevice:
-    """The client in JavaScript, which knows the protocol and nothing of this package."""
+    """The client in JavaScript, which knows the protocol but nothing of this package."""
 
     def __init__(self, folder, line):
         self.folder = folder / "node"
@@ -186,7 +186,7 @@ class NodeDevice:
 
 
 def toy_examples(sizes):
-    """By client's number, apart from each other."""
+    """Examples by client number, without overlap."""
     x, y = blobs(sum(sizes.values()), seed=4)
     parts = np.split(np.arange(len(y)), np.cumsum(list(sizes.values()))[:-1])
     return {k: Examples(x[part], y[part]) for k, part in zip(sizes, parts, strict=True)}
@@ -198,7 +198,7 @@ def line_examples(clients):
 
 
 def as_data(examples):
-    """The same clients for the simulator, by the same numbers; others have nothing."""
+    """The same clients for the simulator, with the same numbers; other clients have no examples."""
     numbers = range(max(examples) + 1)
     x, y = (torch.cat([getattr(examples[k], name) for k in numbers if k in examples]) for name in "xy")
     sizes = [len(examples[k]) if k in examples else 0 for k in numbers]
@@ -206,7 +206,7 @@ def as_data(examples):
 
 
 class Grown(FederatedData):
-    """Data that is another one from a round on."""
+    """Data that changes from a given round on."""
 
     name, fingerprint = "grown", "grown"
 

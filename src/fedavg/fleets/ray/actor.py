@@ -1,4 +1,4 @@
-"""The actor that Ray runs on a node: a `Station` behind calls. Imported only where Ray is."""
+"""The actor that Ray runs on a node: a `Station` behind remote calls. Imported only if Ray is installed."""
 
 import pickle
 import traceback
@@ -15,7 +15,7 @@ from fedavg.plan import Plan
 
 
 def pack_plan(plan: Plan) -> np.ndarray:
-    """A plan with its objects, as bytes that an actor takes apart itself, so that it can say what it lacks."""
+    """A plan with its objects as bytes, which the actor itself unpacks so that it can report missing code."""
     try:
         return np.frombuffer(cloudpickle.dumps(plan), np.uint8)
     except Exception as error:  # whatever the user's objects raise
@@ -34,16 +34,16 @@ def _unpack_plan(data: np.ndarray) -> Plan:
 
 
 def _told(error: FedAvgError) -> FedAvgError:
-    """With what to do about it, where code is missing on a node alone."""
+    """The error with a remedy, if code is missing only on a node."""
     missing = isinstance(error.__cause__, ImportError)
     return type(error)(f"{error}; install it there, or send it along: code=FOLDER") if missing else error
 
 
 class Actor:
-    """One long-lived worker. Methods of the group `aside` are answered while it works."""
+    """One long-lived worker. Methods of the concurrency group `aside` are answered while it works."""
 
     def introduce(self, plan: np.ndarray) -> Introduction | FedAvgError:
-        """Get ready: load the data, build and prove the model. A failure is reported, since the user has to fix it."""
+        """Get ready: load the data, build and verify the model. A failure is returned, since the user has to fix it."""
         try:
             self._station = Station(_unpack_plan(plan))
             return self._station.introduction()
@@ -53,31 +53,31 @@ class Actor:
             return TaskError(f"a worker could not get ready:\n{traceback.format_exc()}")
 
     def share_pieces(self, last: bool, *pieces: bytes) -> None:
-        """The same where the object store has no room."""
+        """The same in pieces, for when the object store is full."""
         self._station.share_pieces(last, pieces)
 
     def feed(self, client: int, *pieces: bytes) -> None:
         self._station.feed(client, pieces)
 
     def do(self, call: int, jobs: bytes, shared: np.ndarray | None = None) -> bytes:
-        """Do these jobs; `shared`, if it comes, is what they and those after them read.
+        """Do these jobs; `shared`, if given, is what they and later jobs read.
 
-        Jobs and their `Report` travel as bytes: Ray's own way to pack objects takes several times as long, and the
-        driver packs and unpacks for all actors.
+        Jobs and their `Report` are sent as bytes: Ray's own serialisation takes several times as long, and the
+        driver serialises for all actors.
         """
         if shared is not None:
             self._station.share(shared)
         return pickle.dumps(self._station.do(call, pickle.loads(jobs)))
 
     def add_up(self, rings: list[RingPlace]) -> np.ndarray | FedAvgError:
-        """The sum over this node's workers; only of more than one client, for it goes through the object store."""
+        """The sum over this node's workers; only of more than one client, because it goes through the object store."""
         try:
             return self._station.add_up(rings)
         except FedAvgError as error:
             return error
 
     def hold_sum(self, rings: list[RingPlace]) -> int | FedAvgError:
-        """The same, to be fetched in pieces: its bytes."""
+        """The same, held so that it can be fetched in pieces; returns its size in bytes."""
         try:
             return self._station.hold_sum(rings)
         except FedAvgError as error:
@@ -85,7 +85,7 @@ class Actor:
 
     def fetch(self, key: FetchKey, first: int, count: int) -> Sequence[bytes] | bytes:
         pieces = self._station.fetch(key, first, count)
-        return pieces if count > 1 else pieces[0]  # what Ray wants for one result
+        return pieces if count > 1 else pieces[0]  # Ray expects a single result without a list
 
     @ray.method(concurrency_group="aside")
     def give_back(self, call: int) -> list[int] | None:

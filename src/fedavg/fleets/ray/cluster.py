@@ -1,4 +1,4 @@
-"""The Ray that a fleet runs on: its own on this machine, or one that is there; and the nodes that it has."""
+"""The Ray that a fleet runs on, its own on this machine or an existing one, and its nodes."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from fedavg.fleets.ray.rings import supported
 LOCAL: Final = "local"
 #: The address of whatever Ray this machine is part of.
 AUTO: Final = "auto"
-#: So long a cluster may take to answer at its address, in seconds.
+#: How long a cluster may take to answer at its address, in seconds.
 CONNECT_S: Final = 20.0
 
 
@@ -39,7 +39,7 @@ def check_installed() -> None:
 
 
 def connect(address: str, cpus: int, code: Path | None) -> bool:
-    """Be part of the Ray at an address. False if this process already was: then it is not ours to leave."""
+    """Connect to the Ray at an address. False if this process was connected already: then we must not disconnect."""
     import ray
 
     if ray.is_initialized():
@@ -54,7 +54,7 @@ def connect(address: str, cpus: int, code: Path | None) -> bool:
         _check_reachable(address)
         with _environment(_OF_OUR_OWN | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if own else {}):
             ray.init(address, logging_level=logging.ERROR, **options)
-    except Exception as error:  # Ray raises plain ones, such as for a node that did not start in time
+    except Exception as error:  # Ray raises plain exceptions, for example if a node did not start in time
         expected = (
             "expected it to start: is the machine busy, or out of memory?"
             if own
@@ -65,20 +65,20 @@ def connect(address: str, cpus: int, code: Path | None) -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray would try for many minutes."""
+    """Fail early: Ray itself would try for many minutes."""
     host, colon, port = address.rpartition(":")
     if colon:
         create_connection((host, int(port)), CONNECT_S).close()
 
 
-#: A Ray of our own tells nobody of itself, and its workers have the rank of whoever started them, as local ones have:
-#: Ray's own way (niceness 15) lets them wait for whatever else the machine does.
+#: Our own Ray sends no usage statistics, and its workers keep the niceness of the process that started them, as local
+#: workers do: with Ray's default (niceness 15) they would wait for everything else on the machine.
 _OF_OUR_OWN: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """These variables for what is started inside, such as workers that must find the code that this process finds."""
+    """Set these variables for processes started inside, such as workers that must find this process's code."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -93,7 +93,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 def disconnect() -> None:
     import ray
 
-    with suppress(Exception):  # whatever is left of it: the run is over
+    with suppress(Exception):  # whatever fails: the run is over
         ray.shutdown()
 
 

@@ -1,6 +1,6 @@
 """The actors of a fleet: one for each core of each node, hired, introduced, lost and hired again.
 
-Knows nothing of jobs. Everything that happens to an actor comes as an `ActorEvent`, in the order in which it happens.
+It knows nothing about jobs. Everything that happens to an actor arrives as an `ActorEvent`, in order.
 """
 
 import logging
@@ -28,12 +28,12 @@ log = logging.getLogger("fedavg.run")
 LOOK_FOR_NODES_S: Final = 5.0
 #: How long a run waits for all workers at its start; then it continues with those that are there.
 ALL_READY_S: Final = 60.0
-#: So long it waits for the first, and for another when all are lost.
+#: How long it waits for the first worker, and for another when all are lost.
 FIRST_READY_S: Final = 600.0
-#: Deaths of workers within one list of jobs, on nodes that live, after which something is wrong with the jobs.
+#: After this many deaths of workers within one list of jobs, on live nodes, the jobs themselves are at fault.
 MAX_DEATHS: Final = 10
 
-#: What an event is of: the name of the method that was called.
+#: The kind of an event: the name of the method that was called.
 INTRODUCE: Final = "introduce"
 
 
@@ -53,7 +53,7 @@ class ReadyActor:
 
 @dataclass(frozen=True)
 class ActorEvent:
-    """A call of an actor has come back: with what it gave, or with what ended the actor."""
+    """A call to an actor has returned: with its result, or with the error that ended the actor."""
 
     slot: int
     method: str
@@ -63,10 +63,10 @@ class ActorEvent:
 
 @final
 class Crew:
-    """All actors. A slot number belongs to one actor and is never given again."""
+    """All actors. A slot number belongs to one actor and is never reused."""
 
     def __init__(self, plan: Plan, facts: Facts, workers_per_node: int | None, actor: type, options: Mapping[str, Any]):
-        """`options`: what else each actor is started with, for Ray's `options`."""
+        """`options`: further arguments of Ray's `options` for each actor."""
         self._plan, self._facts, self._per_node = ray.put(pack_plan(plan)), facts, workers_per_node
         self._actor: Any = ray.remote(  # type: ignore[call-overload]
             num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups={"aside": 1}, enable_task_events=False,
@@ -88,7 +88,7 @@ class Crew:
     # ------------------------------------------------------------------ the start
 
     def start(self) -> None:
-        """Returns when all workers are ready, or some of them and the others do not come."""
+        """Returns when all workers are ready, or when some are and the others fail to come in time."""
         nodes = living_nodes()
         for node in nodes:
             if self._per_node and self._per_node > node.cpus:
@@ -120,7 +120,7 @@ class Crew:
         ref.future().add_done_callback(came)
 
     def events(self, wait_s: float) -> list[ActorEvent]:
-        """What has happened; waits for the first for so long. Looks for new nodes now and then."""
+        """What has happened; waits at most `wait_s` for the first event. Looks for new nodes now and then."""
         self.look_for_nodes()
         self._check_somebody_is_there()
         found: list[ActorEvent] = []
@@ -142,7 +142,7 @@ class Crew:
     # ------------------------------------------------------------------ who is there
 
     def look_for_nodes(self) -> None:
-        """Hire on nodes that are new; forget those that are gone."""
+        """Hire workers on new nodes; forget nodes that are gone."""
         if monotonic() - self._looked_at < LOOK_FOR_NODES_S:
             return
         self._looked_at = monotonic()
@@ -163,7 +163,7 @@ class Crew:
         return slot
 
     def introduced(self, event: ActorEvent) -> ReadyActor | None:
-        """An actor is ready, or will never be: then None."""
+        """The actor, now ready; None if it never will be."""
         node, handle = self._hired.pop(event.slot)
         replaces = event.slot in self._replacing
         self._replacing.discard(event.slot)
@@ -177,7 +177,7 @@ class Crew:
         except FedAvgError as error:
             self._refuse(node, handle, error)
             return None
-        self.deaths += replaces  # a node that takes another worker is there: so it was the worker that died
+        self.deaths += replaces  # its node is alive, since it took another worker: so it was the worker that died
         self._check_deaths(f"on {node.host}")
         member = ReadyActor(event.slot, handle, node, event.value)
         self.members[event.slot] = member
@@ -193,7 +193,7 @@ class Crew:
         self._replacing.add(self._hire(node))
 
     def _refuse(self, node: Node, handle: Any, error: FedAvgError) -> None:
-        """What is wrong at the start ends the run; later, the run does without the node."""
+        """An error at the start ends the run; later, the run continues without the node."""
         _kill(handle)
         about = type(error)(f"node {node.host}: {error}")
         if not self._started:
@@ -214,7 +214,7 @@ class Crew:
                         "node trains which client, and will not be the same bit for bit again", node.host)  # fmt: skip
 
     def lose(self, slot: int, why: str) -> None:
-        """A worker is gone, or too slow: another is started in its place, if its node is there."""
+        """A worker is gone, or too slow: start another in its place, if its node is alive."""
         member = self.members.pop(slot, None)
         if member is None:
             return
@@ -237,7 +237,7 @@ class Crew:
         self.members, self._hired = {}, {}
 
 
-#: What must be the same on a node, and what to do where it is not.
+#: What must be the same on every node, and the remedy if it is not.
 _REMEDIES: Final = {
     "fedavg": "install the same version there",
     "torch": "install the same version there",
@@ -248,7 +248,7 @@ _REMEDIES: Final = {
 
 
 def _kill(handle: Any) -> None:
-    with suppress(Exception):  # it may be gone, and Ray with it
+    with suppress(Exception):  # the actor may be gone, and Ray with it
         ray.kill(handle)
 
 

@@ -1,4 +1,4 @@
-"""One list of jobs, done by a crew: who has which, who is asked to give some back, who hangs, and the sum at the end.
+"""One list of jobs, done by a crew: who has which jobs, who gives some back, who hangs, and the sum at the end.
 
 Results come in the order of the jobs.
 """
@@ -29,13 +29,13 @@ from fedavg.types import FederatedData
 
 log = logging.getLogger("fedavg.run")
 
-#: How often a worker that is busy is asked how far it is, in seconds.
+#: How often a busy worker is asked for its progress, in seconds.
 ASK_S: Final = 5.0
 
 
 @final
 class SharedInputs:
-    """What the jobs of a list read: in the object store once for all, or, where that is full, sent to each."""
+    """What the jobs of a list read: once in the object store for all workers, or, if that is full, sent to each."""
 
     def __init__(self, vector: Tensor) -> None:
         values = np.ascontiguousarray(vector.detach().numpy())
@@ -45,13 +45,13 @@ class SharedInputs:
             self.ref = ray.put(values)
         except (ObjectStoreFullError, OutOfDiskError):
             self.pieces = pieces.cut(values.tobytes())
-        #: Who has it already.
+        #: The workers that have it already.
         self.with_slots: set[int] = set()
 
 
 @dataclass(frozen=True)
 class Means:
-    """What all lists of a run are done with."""
+    """What all lists of jobs of a run share."""
 
     crew: Crew
     data: FederatedData
@@ -59,15 +59,15 @@ class Means:
     watchdog: Watchdog
     #: Numbers of an update.
     size: int
-    #: True if each client's bytes travel with the calls.
+    #: True if each client's bytes are sent with the calls.
     apart: bool
-    #: Numbers that rise, one for each call.
+    #: Rising numbers, one for each call.
     calls: Iterator[int]
 
 
 @final
 class Dispatch:
-    """The jobs of one list on their way."""
+    """The jobs of one list while they are being done."""
 
     def __init__(self, means: Means, shared: SharedInputs, jobs: Sequence[Job]) -> None:
         self._crew, self._states, self._watchdog = means.crew, means.states, means.watchdog
@@ -108,7 +108,7 @@ class Dispatch:
             self._asked_at[slot] = monotonic()
 
     def _send_shared(self, member: ReadyActor) -> Any:
-        """What the call has to carry of the weights: nothing, if the worker has them."""
+        """The weights as the call's argument: nothing, if the worker has them."""
         shared = self._shared
         if member.slot in shared.with_slots:
             return None
@@ -132,7 +132,7 @@ class Dispatch:
     # ------------------------------------------------------------------ events
 
     def _follow(self) -> None:
-        """Wait for something to happen, and take note of all that has."""
+        """Wait for events, and handle all of them."""
         began = monotonic()
         for event in self._crew.events(LOOK_S):
             if event.method == INTRODUCE:
@@ -145,7 +145,7 @@ class Dispatch:
         self._look_for_hung(monotonic() - began)
 
     def _note(self, event: ActorEvent) -> None:
-        if event.slot not in self._handout:  # of a list before
+        if event.slot not in self._handout:  # of an earlier list
             return
         if event.method == "do":
             self._take(self._crew.members[event.slot], pickle.loads(event.value))
@@ -172,7 +172,7 @@ class Dispatch:
         self._handout.reported(member.slot, report.results)
 
     def _take_held(self, member: ReadyActor, key: FetchKey, held: int) -> None:
-        """What a client gave or keeps, which travels in pieces."""
+        """Fetch, in pieces, what a client sent or keeps."""
         kind, client = key
         number = next(n for n in self._handout.doing(member.slot) if getattr(self._jobs[n], "client", None) == client)
         job, result = self._jobs[number], self._results[number]
@@ -187,7 +187,7 @@ class Dispatch:
             self._results[number] = whole
 
     def _lose(self, slot: int, error: RayError) -> None:
-        if isinstance(error, RayTaskError):  # our own code failed there, which another worker would not fix
+        if isinstance(error, RayTaskError):  # our own code failed there; another worker would fail too
             raise FleetError(f"a worker failed, which it never should: {error}") from error
         self._handout.lost(slot)
         self._watchdog.gone(slot)
@@ -224,7 +224,7 @@ class Dispatch:
     # ------------------------------------------------------------------ sums
 
     def _added_up(self) -> bool:
-        """True if the sum is complete; False if a worker was lost with its part of it: those jobs wait again."""
+        """True if the sum is complete; False if a worker was lost with its part of it: its jobs then wait again."""
         groups: dict[str, list[Adder]] = {}
         for slot, jobs in self._handout.by_slot.items():
             results = [self._results[job] for job in jobs]

@@ -1,6 +1,7 @@
-"""Sums from workers: added over the workers of a node by one of them, then here. One vector for each node crosses.
+"""Sums from workers: one worker of each node adds up the node's sums, then they are added here. Each node sends one
+vector.
 
-The sums of workers on this very node are read where they lie, without a call. A sum over a single client is that
+The sums of workers on this node are read directly from their memory, without a call. A sum over a single client is that
 client's update, and does not pass through Ray's object store (`pieces.py`).
 """
 
@@ -21,13 +22,13 @@ from fedavg.fleets.ray.rings import RingGone, add_rings
 from fedavg.fleets.ray.station import SUM, FetchKey
 from fedavg.sums import checked_bound
 
-#: So long a worker that has nothing else to do may take to hand over what it holds, in seconds.
+#: How long an idle worker may take to hand over what it holds, in seconds.
 HAND_OVER_S: Final = 300.0
 
 
 @dataclass(frozen=True)
 class Adder:
-    """A worker that added the updates of this many clients; no number of its sum is above the bound."""
+    """A worker that added the updates of `clients` clients; no number of its sum exceeds the bound."""
 
     member: ReadyActor
     clients: int
@@ -50,13 +51,13 @@ def total_over(nodes: Sequence[Sequence[Adder]], size: int) -> Tensor:
     here = ray.get_runtime_context().get_node_id()
     asked = [(adders, None if adders[0].member.node.id == here else _ask(adders)) for adders in nodes]
     total = np.zeros(size, np.int64)
-    for adders, answer in asked:  # nodes add side by side
+    for adders, answer in asked:  # nodes add in parallel
         total += _read(adders, size) if answer is None else _answered(adders, answer)
     return torch.from_numpy(total)
 
 
 def _read(adders: Sequence[Adder], size: int) -> np.ndarray:
-    """The sum over this node's workers; by one of them, if this process may not look into their memory."""
+    """The sum over this node's workers; one of them adds it if this process may not read their memory."""
     try:
         return add_rings(_rings(adders), size)
     except RingGone:
@@ -69,7 +70,7 @@ def _ask(adders: Sequence[Adder]) -> Any:
 
 
 def _answered(adders: Sequence[Adder], answer: Any) -> np.ndarray:
-    """A node's sum, by whichever way it comes."""
+    """A node's sum, whole or in pieces."""
     leader = adders[0].member
     try:
         try:

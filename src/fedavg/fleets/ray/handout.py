@@ -1,8 +1,8 @@
 """Who does which job: pure logic, without clocks, processes or Ray.
 
 All jobs are dealt at once, the largest first, each to the worker with the least to do: a round costs one message per
-worker, not one per client. A worker that is done early takes over what others have not started ("stealing"). What a
-lost worker had done in this list is done again: its sum is gone with it.
+worker, not one per client. A worker that is done early takes over jobs that others have not started ("stealing"). The
+jobs that a lost worker had done in this list are done again, because its sum is lost with it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ class _WorkerPart:
     done: list[int] = field(default_factory=list)
     #: A call is under way.
     busy: bool = False
-    #: It was asked to give jobs back, and has not answered.
+    #: The worker was asked to give jobs back, and has not answered.
     asked: bool = False
-    #: It had nothing to give back from what it does now.
+    #: The worker had nothing to give back from its current call.
     spent: bool = False
 
 
@@ -31,7 +31,7 @@ class Handout:
     """The jobs of one list: `sizes[i]` is how much work job i is, in any unit."""
 
     def __init__(self, sizes: Sequence[float], most: int | None = None) -> None:
-        """`most`: this many jobs, and no more, are given to a worker at once."""
+        """`most`: a worker is given at most this many jobs at once."""
         self._sizes = sizes
         self._most = most or len(sizes)
         self._waiting = sorted(range(len(sizes)), key=self._rank)
@@ -46,7 +46,7 @@ class Handout:
         self._shares[slot] = _WorkerPart()
 
     def lost(self, slot: int) -> None:
-        """The worker is gone, and so is all that it did."""
+        """The worker is gone, and all of its work with it."""
         share = self._shares.pop(slot, None)
         if share:
             self._wait([*share.done, *share.given])
@@ -57,7 +57,7 @@ class Handout:
     # ------------------------------------------------------------------ who does what
 
     def deal(self) -> dict[int, list[int]]:
-        """Jobs for those who have nothing to do, largest first; each list is in the order in which to do it."""
+        """Jobs for idle workers, largest first; each list is in the order of execution."""
         loads = [(0.0, 0, slot) for slot, share in self._shares.items() if self._idle(share)]
         dealt: dict[int, list[int]] = {}
         for place, job in enumerate(self._waiting):
@@ -82,7 +82,7 @@ class Handout:
         return not share.busy and not share.asked
 
     def reported(self, slot: int, done: Iterable[int]) -> None:
-        """A worker has come to the end of what it was given; it may have given some of it back meanwhile."""
+        """A worker has finished its jobs; it may have given some back meanwhile."""
         share = self._shares[slot]
         share.busy = False
         for job in done:
@@ -90,7 +90,7 @@ class Handout:
             share.done.append(job)
 
     def victim(self) -> int | None:
-        """Who should be asked to give jobs back, if somebody is idle and nothing waits; None if nobody."""
+        """The worker to ask for jobs back, if another is idle and no job waits; None if there is none to ask."""
         if self._waiting or not any(self._idle(share) for share in self._shares.values()):
             return None
         able = {s: self._left(share) for s, share in self._shares.items() if self._may_give(share)}
@@ -106,10 +106,10 @@ class Handout:
         self._shares[slot].asked = True
 
     def given_back(self, slot: int, jobs: Iterable[int] | None) -> None:
-        """The answer: what the worker will not do, perhaps nothing; None if it had not started."""
+        """The worker's answer: the jobs that it will not do, perhaps none; None if its call had not started."""
         share = self._shares[slot]
         back = list(jobs or ())
-        share.spent = share.asked and jobs is not None and not back  # an answer of a list before says nothing of this
+        share.spent = share.asked and jobs is not None and not back  # not if it answers for an earlier list
         share.asked = False
         share.given = [job for job in share.given if job not in back]
         self._wait(back)

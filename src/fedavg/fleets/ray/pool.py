@@ -1,4 +1,4 @@
-"""A pool of Ray actors, for a simulation: what `ProcessPool` is to one machine."""
+"""A pool of Ray actors for a simulation: the counterpart of `ProcessPool` on a cluster."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ log = logging.getLogger("fedavg.run")
 
 @final
 class ActorPool(WorkerPool):
-    """One actor per core of a cluster. What clients keep is kept here, and travels with the jobs."""
+    """One actor per core of a cluster. What clients keep is stored here, and sent with the jobs."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Sums in memory that the processes of one node can read from each other, and that is gone with its process.
+"""Sums in memory that the processes of one node can read from each other, and that vanishes with its process.
 
-A worker's sum may be that of one client, so it must not be in Ray's object store or in a file. It is in anonymous
-memory (memfd) that others of the same user open by way of /proc. Nothing of it is left behind when a worker is killed.
+A worker's sum may be of a single client, so it must not be in Ray's object store or in a file. It is in anonymous
+memory (memfd), which other processes of the same user open through /proc. Nothing is left when a worker is killed.
 """
 
 import os
@@ -19,7 +19,7 @@ from fedavg.errors import FleetError
 
 @dataclass(frozen=True)
 class RingPlace:
-    """Where a ring is on its node; the name is nobody else's, since a process number may come again."""
+    """Where a ring is on its node. The name is unique, since a process number may be reused."""
 
     pid: int
     descriptor: int

@@ -1,6 +1,6 @@
-"""What one actor holds and does, without Ray: a `Worker` as in the local fleet, and the jobs that it was given.
+"""What one actor holds and does, without Ray: a `Worker` as in the local fleet, and its jobs.
 
-Two threads enter it: one does the jobs, the other answers how far they are and gives back what has not started.
+Two threads use it: one does the jobs, the other reports progress and gives back jobs that have not started.
 """
 
 import os
@@ -32,14 +32,14 @@ from fedavg.setup import Setup, population_of, probed, proved_trainer, resolve, 
 from fedavg.states import packed, unpacked
 from fedavg.types import FederatedData
 
-#: What `fetch` takes: a client's ring, update or state, or the sum.
+#: What `fetch` can return: a client's ring, update or state, or the sum.
 FetchKey = tuple[str, int]
 SUM: Final[FetchKey] = ("sum", 0)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What must be the same wherever clients train, or the model would depend on who trains whom."""
+    """What must be the same wherever clients train, or the model would depend on which worker trains which client."""
 
     fingerprint: str
     engine: str
@@ -72,7 +72,7 @@ class StationReport:
 
 
 def facts_of(setup: Setup, data: FederatedData, trainer: Trainer) -> Facts:
-    """What is known of a trainer that was just made; it has its initial weights again after."""
+    """The facts of a new trainer; afterwards it has its initial weights again."""
     python = ".".join(platform.python_version_tuple()[:2])
     release = str(torch.__version__).partition("+")[0]
     rounding = _rounding(setup, data, trainer)
@@ -95,7 +95,7 @@ def _rounding(setup: Setup, data: FederatedData, trainer: Trainer) -> str:
 
 @final
 class _Carried:
-    """What clients keep, for the time of one call: it came with the call, and is fetched after it."""
+    """What clients keep, during one call: it arrives with the call, and is fetched after it."""
 
     def __init__(self, held: dict[FetchKey, bytes | bytearray | memoryview]) -> None:
         self.came: dict[int, bytearray] = {}
@@ -110,7 +110,7 @@ class _Carried:
 
 @final
 class Station:
-    """A worker and its queue. It is built where it works, from the plan and the data that are there."""
+    """A worker and its queue. It is built on its node, from the plan and the data there."""
 
     def __init__(self, plan: Plan) -> None:
         keep_freed_memory()
@@ -139,26 +139,26 @@ class Station:
     # ------------------------------------------------------------------ the thread that works
 
     def share(self, vector: np.ndarray) -> None:
-        """What the jobs to come read, shape (P,) float32; it is not copied, and must not be written to."""
-        with catch_warnings():  # PyTorch knows no tensors that are only read, and says so
+        """What the next jobs read, shape (P,) float32; it is not copied, and must not be written to."""
+        with catch_warnings():  # PyTorch has no read-only tensors, and warns about it
             simplefilter("ignore", UserWarning)
             self._worker.shared = torch.from_numpy(vector)
 
     def share_pieces(self, last: bool, pieces: Sequence[bytes]) -> None:
-        """The same in pieces, the last of which ends it."""
+        """The same in pieces; `last` marks the end."""
         self._arriving += b"".join(pieces)
         if last:
             self.share(np.frombuffer(self._arriving, np.float32))
             self._arriving = b""
 
     def feed(self, client: int, pieces: Sequence[bytes]) -> None:
-        """What a client kept, for the next call; further pieces are added."""
+        """What a client kept, for the next call; further pieces are appended."""
         kept = self._carried.came.setdefault(client, bytearray())
         for piece in pieces:
             kept += piece
 
     def do(self, call: int, jobs: list[tuple[int, Job]]) -> StationReport:
-        """Do the jobs, but those that are given back meanwhile."""
+        """Do the jobs, except those that are given back meanwhile."""
         self._held.clear()
         with self._lock:
             self._queue = deque(jobs)
@@ -185,7 +185,7 @@ class Station:
         return begun
 
     def _without_update(self, job: Job, result: JobResult) -> JobResult:
-        """A client's update, or its ring elements, is fetched in pieces."""
+        """The result without the client's update or ring elements, which are fetched in pieces."""
         if not isinstance(job, TrainJob) or not isinstance(result, Trained):
             return result
         for kind, data in (("ring", result.ring), ("single", result.single)):
@@ -198,12 +198,12 @@ class Station:
         return add_rings(rings, self._size)
 
     def hold_sum(self, rings: list[RingPlace]) -> int:
-        """The same, to be fetched; how many bytes."""
+        """The same, held to be fetched; returns its size in bytes."""
         self._held[SUM] = add_rings(rings, self._size).tobytes()
         return len(self._held[SUM])
 
     def fetch(self, key: FetchKey, first: int, count: int) -> list[bytes]:
-        """This many pieces of something held."""
+        """`count` pieces of something held, from `first` on."""
         view = memoryview(self._held[key])
         starts = ((first + place) * PIECE_BYTES for place in range(count))
         return [bytes(view[start : start + PIECE_BYTES]) for start in starts]
@@ -211,7 +211,7 @@ class Station:
     # ------------------------------------------------------------------ the other thread
 
     def give_back(self, call: int) -> list[int] | None:
-        """Every second of the jobs that have not started, the largest first; None if the call is yet to come."""
+        """Every second one of the jobs that have not started, the largest first; None if the call has not arrived."""
         with self._lock:
             if call > self._call:
                 return None
@@ -222,6 +222,6 @@ class Station:
             return [index for index, _ in left[0::2]]
 
     def how_far(self) -> tuple[int, float]:
-        """The job under way, or -1, and the seconds since it began."""
+        """The current job, or -1, and the seconds since it began."""
         with self._lock:
             return self._current, monotonic() - self._began

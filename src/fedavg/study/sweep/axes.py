@@ -21,7 +21,7 @@ Settings = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """One option and its values. A range also knows its ends, for searches that draw from between them."""
+    """One option and its values. A range also has its ends, for searches that draw between them."""
 
     name: str
     values: tuple[Any, ...]
@@ -86,7 +86,7 @@ def _range(name: str, low: str, high: str, count: str, scale: str) -> Axis:
 
 
 def fitting(name: str, value: float) -> float | int:
-    """A number of a range as the option takes it: three digits, or a whole number for options that count."""
+    """A number of a range in the option's form: three digits, or a whole number for options that are counts."""
     return round(value) if isinstance(default_of(name), int) else float(f"{value:.3g}")
 
 

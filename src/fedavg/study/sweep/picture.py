@@ -13,7 +13,7 @@ from fedavg.study.sweep.tally import DONE, Entry
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Points whose curves are drawn, the best first: few colours are easy to tell apart.
+#: The most points whose curves are drawn, the best first: only a few colours are easy to tell apart.
 MOST_CURVES: Final = 8
 
 
@@ -32,7 +32,7 @@ def draw(result: SweepResult, path: Path) -> None:
 
 
 def numeric_axis(entries: Sequence[Entry]) -> str | None:
-    """The option of most different numbers, three or more; None if there is none."""
+    """The option with the most distinct numbers, at least three; None if there is none."""
     values = {name: {_number(entry.settings[name]) for entry in entries} for name in entries[0].settings}
     counts = {name: len(found) for name, found in values.items() if None not in found}
     widest = max(counts, key=lambda name: counts[name], default=None)
@@ -68,7 +68,7 @@ def _draw_curves(axes: "Axes", result: SweepResult) -> None:
 
 
 def _draw_axis(axes: "Axes", result: SweepResult, axis: str) -> None:
-    """The result of each value: a line for each combination of the other settings; hollow where it was dropped."""
+    """The result of each value: a line for each combination of the other settings; hollow for a dropped point."""
     lines: dict[str, list[Entry]] = {}
     for entry in result.entries:
         others = " ".join(f"{name}={shown(value)}" for name, value in entry.settings.items() if name != axis)

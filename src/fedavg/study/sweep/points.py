@@ -10,7 +10,7 @@ from fedavg.study.sweep.axes import Settings
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """One combination of settings. `plans`: the same plan for each seed, the one that is raced first."""
+    """One combination of settings. `plans`: the same plan for each seed; the first seed is raced first."""
 
     settings: Settings
     plans: tuple[Plan, ...]
@@ -30,7 +30,7 @@ class Point:
 
 
 def points_of(plan: Plan, combinations: Sequence[Settings], seeds: int) -> list[Point]:
-    """Every plan is made, and so checked, before anything runs."""
+    """Every plan is built, and so checked, before anything runs."""
     points = [
         Point(settings, tuple(_plan(plan, settings, plan.seed + seed) for seed in range(seeds)))
         for settings in combinations

@@ -1,8 +1,8 @@
 """What a sweep still has to run, from its records alone.
 
 Points that differ only in their learning rate race each other on the first seed, in stages: none runs far ahead, and
-one that diverged, trails, or can no longer reach the target first is dropped. The other seeds are run only for the
-points that are left. Without a learning rate among the axes, or with `keep_all`, every point runs to its end.
+a point that diverged, trails, or can no longer reach the target first is dropped. The other seeds are run only for the
+remaining points. Without a learning rate among the axes, or with `keep_all`, every point runs to its end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def groups(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def needs(group: Sequence[Point], records: Records, rules: RaceRules) -> list[Need]:
-    """What these points still need: the race on the first seed, then the other seeds of those that are left."""
+    """What these points still need: the race on the first seed, then the other seeds of the remaining ones."""
     first = _race(group, records, rules) if rules.races and len(group) > 1 else _to_the_end(group, records, rules)
     if first:
         return first
@@ -61,7 +61,7 @@ def needs(group: Sequence[Point], records: Records, rules: RaceRules) -> list[Ne
 
 
 def given_up(group: Sequence[Point], records: Records, rules: RaceRules) -> dict[str, GivenUp]:
-    """By name, the points that are out of the race by what is known so far."""
+    """By name, the points that are out of the race, as far as is known."""
     dropped: dict[str, GivenUp] = {}
     if not rules.races or len(group) == 1:
         return dropped
@@ -90,13 +90,13 @@ def _to_the_end(group: Sequence[Point], records: Records, rules: RaceRules) -> l
 
 
 def _ends(group: Sequence[Point], records: Records, rules: RaceRules) -> Iterator[tuple[int, bool]]:
-    """The ends of the stages; the last is the plan's, or where the first one reached the target."""
+    """The ends of the stages; the last is the plan's, or where the first point reached the target."""
     plan = group[0].plans[0]
     crossed = [_at(point, records, rules, plan.rounds).crossed for point in group]
     first = min((round for round in crossed if round is not None), default=inf)
     cap = plan.rounds if first == inf else min(plan.eval_every * ceil(first / plan.eval_every), plan.rounds)
     ends = [end for end in stages(plan.rounds, plan.rounds, plan.eval_every) if end < cap]
-    # Without a target the highest curve at the end wins, and one that starts slowly may: the first stage judges nobody.
+    # Without a target the highest curve at the end wins, which may start slowly: the first stage drops nobody.
     judged = ends if rules.goal.target is not None else ends[1:]
     yield from ((end, False) for end in dict.fromkeys(judged))
     yield cap, True
@@ -107,7 +107,7 @@ def _arrived(record: Record | None, end: int) -> bool:
 
 
 def _at(point: Point, records: Records, rules: RaceRules, end: int) -> Standing:
-    """How far a point's first run had come by this round, whatever it has done since."""
+    """How far a point's first run had come by this round, ignoring later rounds."""
     record = records.find(point.plans[0])
     if record is None:
         return Standing(0, None, -inf)

@@ -1,4 +1,4 @@
-"""`sweep`: runs the points of a sweep side by side, and gives back one table."""
+"""`sweep`: runs the points of a sweep in parallel, and returns one table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -131,7 +131,7 @@ class _SweepWork:
     command: str
 
     def points(self, records: Records) -> list[Point]:
-        """All points of a grid; of a search, those that are drawn by now."""
+        """All points of a grid; of a search, those drawn so far."""
         if self.drawing is None:
             return points_of(self.plan, grid(self.axes), self.seeds)
         if self.drawing.method == "random":
@@ -159,7 +159,7 @@ class _SweepWork:
         return records
 
     def _aims(self, records: Records) -> list[Aim]:
-        """One for all points of a search, whose points are not known yet; else one for those that race each other."""
+        """One aim for a whole search, whose points are not known yet; otherwise one for each group that races."""
         if self.drawing is not None:
             return [Aim("sweep", self.command, self._needs)]
         return [
@@ -171,7 +171,7 @@ class _SweepWork:
         return [need for group in groups(self.points(records)) for need in needs(group, records, self.rules)]
 
     def _score(self, settings: Settings, records: Records) -> float | None:
-        """What Optuna is told: the mean of the best values over seeds; minus infinity for one that diverged."""
+        """The score for Optuna: the mean of the best values over seeds; minus infinity if a run diverged."""
         (entry,) = tally(points_of(self.plan, [settings], self.seeds), records, self.rules)
         if entry.status == NOT_DONE:
             return None
@@ -183,7 +183,7 @@ class _SweepWork:
         return sum(finished(records.find(plan)) for point in self.points(records) for plan in point.plans)
 
     def _outlook(self, records: Records, elapsed_s: float, before: int) -> str:
-        """How many runs are done, and when the rest will be if they take as long; racing makes it sooner."""
+        """How many runs are done, and when the rest would be if they take as long; racing shortens that."""
         total = sum(len(point.plans) for point in self.points(records))
         done = self._done(records)
         left = f", at most {elapsed_s / (done - before) * (total - done) / 60:.0f} min left" if done > before else ""

@@ -9,8 +9,8 @@ from fedavg import seeds
 from fedavg.errors import FedAvgError, PlanError
 from fedavg.study.sweep.axes import Axis, Settings, fitting
 
-#: Optuna is asked for this many points at a time, and told of all of them before it is asked again: so what it proposes
-#: does not depend on which of them ended first, and a sweep that is resumed proposes the same.
+#: Optuna proposes this many points at a time, and gets all of their scores before it proposes more: so its proposals do
+#: not depend on which point ended first, and a resumed sweep proposes the same.
 BATCH: Final = 4
 
 #: The score of a point (higher is better); None if it is not known yet.
@@ -57,7 +57,7 @@ def _draw(axis: Axis, share: float) -> Any:
 
 
 def by_optuna(axes: Sequence[Axis], count: int, seed: int, score: Score) -> list[Settings]:
-    """The points that are proposed so far: whole batches whose scores are known, and the next one."""
+    """The points proposed so far: complete batches with known scores, and the next batch."""
     try:
         import optuna
     except ImportError:

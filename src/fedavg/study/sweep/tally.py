@@ -63,15 +63,15 @@ class Entry:
 
 
 def tally(points: Sequence[Point], records: Records, rules: RaceRules) -> list[Entry]:
-    """An entry for each point, in their order."""
+    """An entry for each point, in order."""
     dropped = {
         name: out for group in groups(points) for name, out in given_up(group, records, rules).items()
-    }  # names are unique: they tell all settings
+    }  # names are unique: they contain all settings
     return [_entry(point, records, rules, dropped.get(point.name)) for point in points]
 
 
 def ranked(entries: Sequence[Entry], rules: RaceRules) -> list[Entry]:
-    """The best first: fewest rounds to the target where there is one, else the best value; then what is not done."""
+    """The best first: fewest rounds to the target if there is one, else the best value; unfinished points last."""
     return sorted(entries, key=lambda entry: _rank(entry, rules))
 
 

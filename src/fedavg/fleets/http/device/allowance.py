@@ -1,8 +1,8 @@
 """How many rounds a day a device takes part in, by a clock that nobody can set.
 
-A day is 24 hours of the machine's own uptime, sleep included. The wall clock has no say: setting it, or a network that
-sets it, gives no round more. Time between two boots, and before the last note of an earlier boot, does not count, so
-that at worst a device does less than its owner allowed.
+A day is 24 hours of the machine's own uptime, sleep included. The wall clock is not used, so that setting it, by
+hand or over the network, allows no further round. Time while the machine is off, and time after the last note of an
+earlier boot, does not count, so that at worst a device does less than its owner allowed.
 """
 
 import time
@@ -21,7 +21,7 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Uptime:
-    """Seconds since the machine, or where that is not known this process, was started; `boot` names that start."""
+    """Seconds since the machine was started (or this process, where that is unknown); `boot` identifies the start."""
 
     boot: str
     seconds: float
@@ -29,7 +29,7 @@ class Uptime:
 
 @dataclass(frozen=True)
 class Noted:
-    """The device's own clock, in seconds, as last noted at some uptime, and when the last rounds began on it."""
+    """The device's own clock (seconds) as last noted, the uptime at that note, and when the last rounds began."""
 
     boot: str
     uptime_s: float
@@ -38,7 +38,7 @@ class Noted:
 
 
 class Allowance:
-    """The rounds of the last day; without `most` there is no bound."""
+    """Bounds the rounds of the last day by `most`; without it there is no bound."""
 
     def __init__(self, files: DeviceFiles, most: int | None, uptime: Callable[[], Uptime] | None = None) -> None:
         self._files, self._most, self._uptime = files, most, uptime or _system_uptime()
@@ -51,7 +51,7 @@ class Allowance:
         return len([began for began in noted.began_s if noted.clock_s - began < DAY_S]) < self._most
 
     def spend(self) -> None:
-        """A round begins; it is on the disk before anything is trained."""
+        """A round begins; this is written to disk before anything is trained."""
         if self._most is None:
             return
         noted = self._now()

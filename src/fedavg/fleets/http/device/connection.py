@@ -36,7 +36,7 @@ class Connection:
             raise FleetError(f"give_up_after_s (--give-up-after): got {wait}; expected seconds from 0")
 
     def link(self, url: str, key: ClientKey, pause: Callable[[float], None] | None = None) -> Link:
-        """A way to a server; `pause` waits between tries, and raises when there is no use in waiting."""
+        """A link to a server; `pause` waits between tries, and raises when the device is to stop."""
         check_url(url, self.insecure)
         if not url.startswith("https:"):
             for name in ("ca", "cert", "key"):
@@ -47,7 +47,7 @@ class Connection:
 
 
 def check_url(url: str, insecure: bool) -> None:
-    """Refuses what is no address, and plain HTTP beyond this machine."""
+    """Refuse a malformed address, and plain HTTP to other machines."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise FleetError(f"got '{url}'; expected the address of a server, as in https://server.example:8443")

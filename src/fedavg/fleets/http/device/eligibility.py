@@ -1,4 +1,4 @@
-"""When a device may work: on power, on a network that costs nothing by the byte, and not in use (§1 of the paper)."""
+"""When a device may work: on power, on an unmetered network, and idle (§1 of the paper)."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ from fedavg.fleets.http.protocol.messages import Eligibility
 YesNoAuto = Literal["auto", "yes", "no"]
 
 _POWER: Final = Path("/sys/class/power_supply")
-#: A machine is idle while fewer processes than this share of its cores want to run.
+#: A machine is idle while its runnable processes are fewer than this share of its cores.
 _BUSY: Final = 0.5
 
 
 def look(charging: YesNoAuto, unmetered: YesNoAuto, idle: YesNoAuto) -> Eligibility:
-    """What holds now; `auto` looks at the machine, and takes what it cannot know for granted."""
+    """The device's state now; `auto` looks at the machine, and assumes yes for what it cannot find out."""
     return Eligibility(
         charging=_on_power() if charging == "auto" else charging == "yes",
         unmetered=unmetered != "no",
@@ -29,5 +29,5 @@ def _on_power() -> bool:
 
 
 def _idle() -> bool:
-    """The load is that of the whole machine, so it is held against all of its cores, not against those allowed here."""
+    """The load is the whole machine's, so it is compared with all cores, not only those allowed to this process."""
     return not hasattr(os, "getloadavg") or os.getloadavg()[0] < _BUSY * (os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""Who a device is at its server: asked for once, then read from its own files."""
+"""Who a device is to its server: asked for once, then read from the device's files."""
 
 import logging
 from base64 import b64encode
@@ -24,14 +24,14 @@ class Enrolment:
 
     server: str
     client: int
-    #: The plan of the server's run 1; empty if it had another one, or none.
+    #: The plan of the server's run 1; empty if the server had another run, or none.
     plan: str
     plan_digest: str
 
 
 @dataclass(frozen=True)
 class Application:
-    """What a device says of itself when it enrols; `client` is the number that it would like."""
+    """What a device says about itself when it enrols; `client` is the number that it asks for."""
 
     token: str | None
     examples: int
@@ -84,14 +84,14 @@ def forget(files: DeviceFiles) -> None:
 
 
 def taken(files: DeviceFiles, identity: Enrolment) -> TakenRun | None:
-    """The run that was taken up last; None if there is none."""
+    """The run that the device took up last; None if there is none."""
     later = taken_later(files)
     first = TakenRun(1, identity.plan, identity.plan_digest) if identity.plan else None
     return later or first
 
 
 def own_key(path: Path) -> ClientKey:
-    """The device's key, made the first time."""
+    """The device's key; created the first time."""
     if path.exists():
         return ClientKey.load(path)
     key = ClientKey.generate()

@@ -1,4 +1,4 @@
-"""The small files of a device: 0600 in a folder of 0700, whole or not at all, and checked when they are read."""
+"""The small files of a device: mode 0600 in a folder of mode 0700, written atomically and checked when read."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from fedavg.files import write_atomically
 
 T = TypeVar("T")
 
-#: What a user can do about a file that is damaged; without a line of its own, a file is made anew when it is gone.
+#: What a user can do about a damaged file. A file that is not listed can be deleted: it is created again.
 _REMEDIES: Final = {
     "enrolled.json": "restore it, or remove the whole folder and enrol as a new device",
     "opened.json": "it keeps servers from opening two sums of one round: restore it, or remove the whole folder and "
@@ -31,7 +31,7 @@ class DeviceFiles:
         self._directory = directory
 
     def prepare(self) -> None:
-        """The folder, closed to other users."""
+        """Create the folder, closed to other users."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.name == "posix" and self._directory.stat().st_mode & 0o077:
@@ -61,14 +61,14 @@ class DeviceFiles:
         self.path(name).unlink(missing_ok=True)
 
     def read_as(self, name: str, kind: type[T]) -> T | None:
-        """The dataclass that was written by `write_json`; None if there is no such file."""
+        """The dataclass that `write_json` wrote; None if there is no such file."""
         if not self.exists(name):
             return None
         try:
             content = json.loads(self.read(name))
             hints = get_type_hints(kind)
             added = {spec.name: spec.default for spec in fields(kind) if spec.default is not MISSING}  # type: ignore[arg-type]
-            content = added | content  # a file of an earlier version has not all of them
+            content = added | content  # a file of an earlier version lacks some of them
             if set(content) != set(hints):
                 raise ValueError(f"it has {sorted(content)}, not {sorted(hints)}")
             if wrong := [key for key, hint in hints.items() if not _is(content[key], hint)]:
@@ -86,7 +86,7 @@ class DeviceFiles:
 
 @contextmanager
 def private_umask() -> Iterator[None]:
-    """Whatever this process writes meanwhile is closed to other users."""
+    """Files that this process creates meanwhile are closed to other users."""
     before = os.umask(0o077)
     try:
         yield

@@ -1,7 +1,7 @@
-"""A device's side of an evaluation: it judges a model on what it holds out, and sends sums only.
+"""A device's side of an evaluation: it judges a model on the examples that it holds out, and sends only sums.
 
-What may be asked follows from the device's own copy of the plan: a server cannot have a model judged where the plan
-does not say so, nor see one device's sums where the plan has secure aggregation.
+The device's own copy of the plan limits what a server may ask for: a server cannot have a model judged unless the plan
+says so, nor see one device's sums if the plan has secure aggregation.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedavg.setup import Setup
 
 
 def check_judging(policy: Policy, plan: Plan, setup: Setup, held: int, offer: JudgeOffer) -> None:
-    """Refuse an offer that the plan, as the server sent it, or the user's policy does not provide for."""
+    """Refuse an offer that the plan (as the server sent it) or the owner's policy does not allow."""
     if not ("clients" in plan.evaluate or (plan.evaluate == "auto" and plan.holdout)) or offer.round > plan.rounds:
         raise Declined("bad-offer", f"an evaluation is asked for; the plan has evaluate '{plan.evaluate}'")
     if any(stage.hides_metrics for stage in setup.stages):
@@ -33,7 +33,7 @@ def check_judging(policy: Policy, plan: Plan, setup: Setup, held: int, offer: Ju
 
 
 def sums_frame(plan_digest: str, offer: JudgeOffer, found: dict[str, float]) -> bytes:
-    """The sums as an update's frame: a vector that counts once."""
+    """The sums as an update frame: a vector with weight 1."""
     vector = sums.split(np.array(list(found.values())))
     codec = make_codec("float32")
     header = UpdateHeader(

@@ -1,7 +1,7 @@
-"""A device's way to its server: signed requests that are tried again until they get through.
+"""A device's link to its server: signed requests that are retried until they get through.
 
-A server that is down, busy or just restarted is nothing unusual: the device waits, with growing pauses of random
-length so that a whole fleet does not come back at the same moment, signs again where it must, and goes on.
+A server that is down, busy or just restarted is nothing unusual: the device waits, with growing random pauses so that
+a whole fleet does not return at the same moment, signs again if it must, and continues.
 """
 
 import logging
@@ -28,27 +28,27 @@ from fedavg.fleets.http.protocol.strict import MessageRefused, dump, parse
 log = logging.getLogger("fedavg.device")
 T = TypeVar("T")
 
-#: Pauses between tries, seconds: the first, and the longest. They grow slowly, so that a server which is back after a
-#: few seconds is found within a few more.
+#: Pauses between tries, in seconds: the first, and the longest. They grow slowly, so that devices find a server that
+#: was away for a few seconds within a few more.
 PAUSES_S: Final = (0.2, 30.0)
 GROWTH: Final = 1.5
-#: Seconds to connect, and for the server to say something beyond what a poll may be held for.
+#: Seconds to connect, and to wait for an answer beyond the time for which a poll may be held.
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 60.0
 #: The status of an answer to a request for a range.
 PARTIAL: Final = 206
-#: Bytes of a message of secure aggregation: keys and shares of all neighbours.
+#: The most bytes of a message of secure aggregation: keys and shares of all neighbours.
 SESSION_BYTES: Final = 4 * 2**20
-#: The status of an answer that there is nothing newer.
+#: The status when there is nothing newer.
 NOT_MODIFIED: Final = 304
-#: The reason where it was not the server that refused.
+#: The reason when something other than the server refused.
 BLOCKED: Final = "blocked"
-#: Refusals that a new signature mends.
+#: Refusals after which the request is signed again.
 _SIGN_AGAIN: Final = ("stale-epoch", "replayed", "too-old")
 
 
 class ServerRefused(FleetError):
-    """The server will not take the request; `error` is its reason for programs."""
+    """The server refused the request; `error` is its reason, for programs."""
 
     def __init__(self, status: int, error: str, detail: str) -> None:
         super().__init__(f"the server refused ({error}): {detail}")
@@ -56,7 +56,7 @@ class ServerRefused(FleetError):
 
 
 class Blocked(ServerRefused):
-    """Something between this device and its server refused the request: the answer is none of the protocol's."""
+    """Something between this device and its server refused the request: the answer is not of the protocol."""
 
     def __init__(self, url: str, status: int) -> None:
         super().__init__(status, BLOCKED, "")
@@ -67,12 +67,12 @@ class Blocked(ServerRefused):
 
 
 class BadAnswer(FleetError):
-    """What the server answered is not what the protocol says."""
+    """The server's answer violates the protocol."""
 
 
 @dataclass(frozen=True)
 class Latest:
-    """The model that clients may take away: the round that it came out of, and its bytes, under their digest."""
+    """The model that clients may download: the round that produced it, its bytes and their digest."""
 
     round: int
     sha256: str
@@ -81,7 +81,7 @@ class Latest:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server answered, all of it."""
+    """A server's whole answer."""
 
     status: int
     headers: httpx.Headers
@@ -89,7 +89,7 @@ class Reply:
 
 
 class Link:
-    """Requests in the name of one client; `patience_s` bounds how long a server may be away, if given."""
+    """Requests of one client; `patience_s`, if given, bounds how long the server may be unreachable."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Link:
         patience_s: float | None,
         pause: Callable[[float], None] | None = None,
     ) -> None:
-        """`pause` waits between tries; it raises if the device is to stop meanwhile."""
+        """`pause` waits between tries; it raises if the device is to stop."""
         self._url = url.rstrip("/")
         self._pause: Callable[[float], None] = pause or (lambda seconds: sleep(seconds))
         self._tls = tls
@@ -115,7 +115,7 @@ class Link:
         return self._parsed(kind, path, self._signed("POST", path, dump(message), ANSWER_S + held_s))
 
     def insist(self, kind: type[T], path: str, message: object, held_s: float = 0.0) -> T:
-        """The same, but an answer that is none is as if the server were away: it is asked again, after a pause."""
+        """Like `ask`, but an invalid answer counts as an unreachable server: the request is repeated after a pause."""
         began, pause = monotonic(), PAUSES_S[0]
         while True:
             try:
@@ -136,17 +136,17 @@ class Link:
         return self._signed("PUT", path, frame, ANSWER_S)
 
     def fetch(self, path: str) -> bytes:
-        """GET something that is for this client only."""
+        """GET something that only this client may read."""
         return self._signed("GET", path, b"", ANSWER_S, SESSION_BYTES)
 
     def upload_anonymously(self, path: str, frame: bytes, token: str) -> bytes:
-        """On a connection of its own that carries nothing of this client's identity."""
+        """Upload on a separate connection that does not identify this client."""
         headers = {"FedAvg-Upload-Token": token}
         with self._new_client() as stranger:
             return self._tried(lambda: self._send(stranger, "PUT", path, content=frame, headers=headers)).body
 
     def download(self, path: str, size: int) -> bytes:
-        """GET a file of so many bytes that never changes; after a broken connection it goes on where it was."""
+        """GET an immutable file of `size` bytes; after a broken connection the download resumes."""
         there = bytearray()
 
         def send() -> Reply:
@@ -156,7 +156,7 @@ class Link:
         return self._tried(send).body
 
     def latest_model(self, size: int, known: str) -> Latest | None:
-        """The model that clients may take away, of at most so many bytes; None if there is none but the `known`."""
+        """The model that clients may download, of at most `size` bytes; None if there is none newer than `known`."""
         more = {"If-None-Match": f'"{known}"'} if known else {}
         try:
             reply = self._signed_reply("GET", "/v1/models/latest", b"", ANSWER_S, size, more)
@@ -194,9 +194,9 @@ class Link:
         into: bytearray | None = None,
         **request: Any,
     ) -> Reply:
-        """The answer, of at most `limit` bytes as counted: no server can fill this device's memory.
+        """The answer, of at most `limit` bytes received, so that no server can fill this device's memory.
 
-        What a success says is added to `into`, if given; one that is not partial content starts it anew.
+        The body of a success is appended to `into`, if given; unless it is partial content, `into` is cleared first.
         """
         with http.stream(method, self._url + path, **request) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -211,7 +211,7 @@ class Link:
             return Reply(response.status_code, response.headers, bytes(body))
 
     def _tried(self, send: Callable[[], Reply]) -> Reply:
-        """Send until there is an answer that stands."""
+        """Send until there is a final answer."""
         pause, longest = PAUSES_S
         began = monotonic()
         signed_again = 0
@@ -231,7 +231,7 @@ class Link:
             if wait:
                 self._pause(wait * random.uniform(0.5, 1.5))
                 pause = min(GROWTH * pause, longest)
-            else:  # it is there, and only wants another signature: should it go away again, that is a new beginning
+            else:  # the server is there and only wants a new signature, so the pauses start over
                 pause = PAUSES_S[0]
 
     def _check_patience(self, began: float) -> None:
@@ -242,17 +242,17 @@ class Link:
             )
 
     def _refused(self, reply: Reply, pause: float, signed_again: int) -> float:
-        """How long to wait before another try; raises if there is no use in one."""
+        """How long to wait before another try; raises if another try is useless."""
         problem = _problem(reply)
         if problem is None and reply.status < 500:
             raise Blocked(self._url, reply.status)
-        if problem is None:  # a proxy in front of a server that is away
+        if problem is None:  # a proxy whose server is unreachable
             return max(pause, _retry_after(reply))
         if reply.status == 401 and problem.error in _SIGN_AGAIN:
             highest = reply.headers.get(COUNTER, "")
             seen = int(highest) if highest.isdecimal() and len(highest) < 20 else 0
             self.signer.resync(problem.epoch or self.signer.epoch, seen)
-            # An epoch and a counter may both be out of date; a server that is never content is not asked for ever.
+            # Epoch and counter may both be out of date: sign again twice at once, then only after a pause.
             return 0.0 if signed_again < 2 else pause
         if reply.status in (429, 503):
             return max(pause, _retry_after(reply))
@@ -279,7 +279,7 @@ def _problem(reply: Reply) -> Problem | None:
 
 
 def _retry_after(reply: Reply) -> float:
-    """Seconds; the other form of the header, a date, would need both clocks to be right."""
+    """Seconds; the header's other form, a date, would require both clocks to be right."""
     text = reply.headers.get("retry-after", "")
     if text.isdecimal():
         return min(float(text), PAUSES_S[1])

@@ -1,4 +1,4 @@
-"""The examples of one client in one run, as they are now: what it trains on, and what it holds out."""
+"""The current examples of one client in one run: those that it trains on, and those that it holds out."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from fedavg.types import Examples
 
 
 class Local:
-    """Read anew by `refresh`. Which examples are held out follows from the plan's seed and how many there are."""
+    """`refresh` reads them again. The plan's seed and the number of examples decide which ones are held out."""
 
     def __init__(self, source: Source, setup: Setup, k: int) -> None:
         self._source, self._setup, self._k = source, setup, k
@@ -22,11 +22,11 @@ class Local:
 
     @property
     def count(self) -> int:
-        """How many there are in all."""
+        """The number of all examples."""
         return len(self._examples)
 
     def refresh(self, trainer: Trainer) -> None:
-        """What cannot be trained on like the examples before is an error of whoever gave them."""
+        """Read the examples again. If their form differs from before, that is an error in the device's data."""
         examples = self._source.read(self._setup.task.classes)
         if examples is self._examples:
             return

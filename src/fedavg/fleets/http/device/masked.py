@@ -1,11 +1,11 @@
 """A device's side of rounds under secure aggregation: it answers the messages of a session, one by one.
 
-The state of the session is on the disk before an answer is sent, so that a device that is started again goes on in the
-same session, and keeps refusing what it has refused. The terms follow from the device's own plan, never from the
-server's word.
+The state of the session is written to disk before an answer is sent, so that a restarted device continues the same
+session, and keeps refusing what it has refused. The terms follow from the device's own plan, never from what the
+server says.
 
-A device opens one sum per round number, whatever the attempt: two sums over nearly the same clients would show the
-update of the one in whom they differ. Which round it has opened is on the disk before its shares leave it.
+A device opens one sum per round number, whatever the attempt: two sums over cohorts that differ in one client would
+reveal that client's update. The opened round is written to disk before the device sends its shares.
 """
 
 import logging
@@ -40,7 +40,7 @@ OPENED: Final = "opened.json"
 
 @dataclass(frozen=True)
 class Opened:
-    """The last round, and the session in it, whose sum this device has helped to open."""
+    """The last round whose sum this device has helped to open, and its session."""
 
     round: int
     session: str
@@ -50,11 +50,11 @@ Offer = WorkOffer | JudgeOffer
 
 
 class MaskedRounds:
-    """The session that this device is in, if any. `train` gives the update of an offer, the same each time, and `judge`
-    the sums of an evaluation.
+    """The session that this device is in, if any. `train` returns the update of an offer, the same each time; `judge`
+    returns the sums of an evaluation.
 
     In signed sessions `identity` signs for this device; no sum of fewer than `least` clients is opened. Training and
-    evaluations have sessions of their own, whose files differ by `prefix`.
+    evaluations have separate sessions, whose files differ by `prefix`.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class MaskedRounds:
         prefix: str = "",
         told: "Callable[[Offer], None]" = lambda _: None,
     ) -> None:
-        """`told` hears of each offer whose masked numbers the server has taken."""
+        """`told` is called with each offer whose masked numbers the server has accepted."""
         self._told = told
         self._setup, self._k, self._link, self._files, self._train = setup, k, link, files, train
         self._judge, self._identity, self._least = judge, identity, least
         self._offer_file, self._session_file, self._opened = prefix + _OFFER, prefix + _SESSION, prefix + OPENED
 
     def check(self, offer: Offer) -> None:
-        """Refuses an offer of a round that this device has opened: also one that names the very session again."""
+        """Refuse an offer of a round that this device has opened, even if it names the same session again."""
         self._check_unopened(offer.round)
 
     def begin(self, offer: Offer) -> bool:
-        """Take part in the session of an offer: send the first message. False if the session was left."""
+        """Join the session of an offer: send the first message. False if the device left the session."""
         from fedavg.secagg import ClientSession
 
         with self._leaving(offer.round, offer.attempt) as troubles:
@@ -94,7 +94,7 @@ class MaskedRounds:
         return not troubles
 
     def step(self, answer: MaskAnswer) -> bool:
-        """Fetch the message that waits, and answer it. False if the session was left."""
+        """Fetch the waiting message and answer it. False if the device left the session."""
         from fedavg.secagg import answer as reply_to
         from fedavg.secagg import parse as parse_message
         from fedavg.secagg.messages import UnmaskRequest
@@ -120,9 +120,9 @@ class MaskedRounds:
         return not troubles
 
     def _check_unopened(self, round: int, going_on: str | None = None) -> None:
-        """Round numbers only grow, so the last one is all that need be kept.
+        """Refuse a round that this device has opened. Round numbers only grow, so it is enough to keep the last one.
 
-        `going_on` names a session whose state this device has: asked for its sum again, it gives the same answer.
+        `going_on` names a session whose state this device has; asked for its sum again, it gives the same answer.
         """
         opened = self._files.read_as(self._opened, Opened)
         if opened and round <= opened.round and (opened.round, opened.session) != (round, going_on):
@@ -132,11 +132,11 @@ class MaskedRounds:
 
     @contextmanager
     def _leaving(self, round: int, attempt: int) -> Iterator[list[Exception]]:
-        """Whatever goes wrong, the server is told, so that nobody waits for this device; it is in the list then."""
+        """Report any error to the server, so that nobody waits for this device; the error is then in the list."""
         troubles: list[Exception] = []
         try:
             yield troubles
-        except Exception as error:  # a stranger's message must not end the device
+        except Exception as error:  # an untrusted message must not stop the device
             troubles.append(error)
             report(self._link, round, attempt, error, "session-left")
 
@@ -157,16 +157,16 @@ class MaskedRounds:
 
     def _terms(self, offer: Offer) -> "Terms":
         assert self._setup.secagg
-        self._setup.secagg.check(offer.invited)  # the server's word: with another number, noise could be lost
+        self._setup.secagg.check(offer.invited)  # the server chose it: with another number, noise could be lost
         numbers = self._setup.update_size(offer.numbers // self._setup.algorithm.vectors_down)
         metrics: Iterable[str] = self._setup.metrics
-        if isinstance(offer, JudgeOffer):  # sums alone: there is no vector
+        if isinstance(offer, JudgeOffer):  # only sums: there is no vector
             numbers, metrics = 0, names_of_sums(self._setup.task.judged_by)
         session = bytes.fromhex(offer.session or "")
         return self._setup.secagg.terms(session, offer.round, offer.model, offer.invited, numbers, metrics)
 
     def _known_offer(self) -> Offer | None:
-        """The offer of the session that this device is in; none if it, or the session's state, is gone or damaged."""
+        """The offer of the current session; None if the offer, or the session's state, is missing or damaged."""
         if not self._files.exists(self._offer_file):
             return None
         try:
@@ -185,12 +185,12 @@ class MaskedRounds:
 
 
 def _kept(offer: Offer) -> Offer:
-    """The offer without word of earlier rounds."""
+    """The offer without the fields about earlier rounds."""
     return replace(offer, counted=None) if isinstance(offer, WorkOffer) else offer
 
 
 def _bare(offer: Offer) -> Offer:
-    """The offer without what changes from poll to poll."""
+    """The offer without the fields that change from poll to poll."""
     return replace(_kept(offer), deadline_s=0.0)
 
 

@@ -1,7 +1,7 @@
-"""How a device comes by the model of an offer: whole, or by the changes since the one that it had last.
+"""How a device gets the model of an offer: whole, or by the changes since its last model.
 
-Whatever way it took, the bytes must have the SHA-256 that they were asked for by. With a compressed downlink the device
-keeps the last model, so that next time the changes will do.
+Either way, the bytes must have the offered SHA-256. With a compressed downlink the device keeps the last model, so that
+next time it needs only the changes.
 """
 
 import logging
@@ -23,7 +23,7 @@ from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
 
 log = logging.getLogger("fedavg.device")
 
-#: The round of the model that is kept, before its bytes.
+#: The round of the kept model; it is stored before the model's bytes.
 _ROUND: Final = Struct("<Q")
 _FILE: Final = "model"
 
@@ -43,7 +43,7 @@ class Models:
         return data
 
     def whole(self, offer: WorkOffer | JudgeOffer) -> bytes:
-        """All bytes of a model; nothing is kept."""
+        """All bytes of a model, which is not kept."""
         try:
             data = self._link.download(f"/v1/models/{offer.model}", 4 * offer.numbers)
         except (ServerRefused, BadAnswer) as error:
@@ -54,14 +54,14 @@ class Models:
         return data
 
     def _followed(self, offer: WorkOffer, downlink: Downlink) -> bytes | None:
-        """The model by its changes; None if this device has none that they lead from."""
+        """The model by its changes; None if this device has no model to apply them to."""
         kept = self._files.read(_FILE) if self._files.exists(_FILE) else b""
         if len(kept) != _ROUND.size + 4 * offer.numbers:
             return None
         missed = offer.round - _ROUND.unpack_from(kept)[0]
         weights = torch.from_numpy(np.frombuffer(kept, "<f4", offset=_ROUND.size).astype(np.float32))
-        # Changes are less than the whole model, and none is shorter than a byte after its length: an offer of more is
-        # a lie that would raise the limit of what is read.
+        # Changes are smaller than the whole model, and each has at least one byte after its length. An offer of more
+        # changes is a lie that would raise the limit on the bytes read.
         if not 0 <= missed <= min(offer.changes, changes.most(4 * offer.numbers)):
             return None
         try:
@@ -85,7 +85,7 @@ class Models:
 
 
 def numbers_of(data: bytes) -> Tensor:
-    """The numbers of a model that came, shape (P,) float32."""
+    """The numbers of a received model, shape (P,) float32."""
     numbers = torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
     if not bool(torch.isfinite(numbers).all()):
         raise NoModel("the model that came holds NaN or infinity")

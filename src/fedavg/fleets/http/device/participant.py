@@ -1,6 +1,6 @@
-"""One client's part in one run: it polls, does what it is asked for, and keeps what it must between rounds.
+"""One client in one run: it polls, does what the server asks for, and keeps what it needs between rounds.
 
-The update is kept on the device's disk until its round is committed, so that a server that crashed can ask for it
+The update stays on the device's disk until its round is committed, so that a server that crashed can ask for it
 again and a device that crashed need not train again.
 """
 
@@ -67,17 +67,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedavg.device")
 
-#: Refusals of an update that say nothing against it.
+#: Refusals that do not mean that the update is bad.
 _NOT_NOW: Final = ("wrong-round", "round-closed", "upload-token-unknown")
 
 
 @dataclass(frozen=True)
 class TakenPart:
-    """A round that this device took part in: its update is with the server, by name or in a masked sum."""
+    """A round that this device took part in: the server has its update, by name or in a masked sum."""
 
     task: str
     round: int
-    #: n_k, what it was trained on.
+    #: n_k, the number of examples trained on.
     examples: int
     #: What was measured in training, such as `train_loss`. It leaves the device only if the plan says so.
     metrics: dict[str, float]
@@ -88,7 +88,7 @@ class Own:
     """What a device brings to any run."""
 
     link: Link
-    #: What belongs to the device, whatever run it is in, and what belongs to this run.
+    #: The files of the device, whatever run it is in, and those of this run.
     files: DeviceFiles
     directory: Path
     source: Source
@@ -99,7 +99,7 @@ class Own:
     max_epsilon: float | None
     spent: Path
     tell: Callable[[TakenPart], None]
-    #: Whether the device is to stop.
+    #: Returns whether the device is to stop.
     stopping: Callable[[], bool]
 
 
@@ -131,7 +131,7 @@ class Participant:
 
     @property
     def task(self) -> str:
-        """What the plan calls the task."""
+        """The task's name in the plan."""
         return str(self._sent.task)
 
     @property
@@ -139,7 +139,7 @@ class Participant:
         return self._setup
 
     def latest_model(self, known: str) -> Latest | None:
-        """The model that the server gives away, checked; None if there is none, or none but the `known`."""
+        """The model that clients may download, checked; None if there is none newer than `known`."""
         size = 4 * len(self.trainer.weights)
         latest = self._link.latest_model(size, known)
         if latest is not None and len(latest.data) != size:
@@ -148,7 +148,7 @@ class Participant:
 
     @property
     def _counted_examples(self) -> int:
-        """What the server may count this client for: the update that it holds may be of more than there are now."""
+        """The most examples that the server may count: a kept update may be of more examples than there are now."""
         return max(self._local.count, self._pending.examples if self._pending and self._pending.trained else 0)
 
     # Polls
@@ -166,7 +166,7 @@ class Participant:
         return self._link.insist(PollAnswer, "/v1/poll", request, wait_s)
 
     def answer(self, answer: PollAnswer) -> float:
-        """Do what is asked for; returns the seconds until the next poll."""
+        """Do what the answer asks for; returns the seconds until the next poll."""
         if isinstance(answer, WorkOffer) and not self._agrees(answer):
             return self._troubles.rest()
         self._settle(answer)
@@ -188,12 +188,12 @@ class Participant:
     # Rounds
 
     def _agrees(self, offer: WorkOffer) -> bool:
-        """Is the offer within the plan, the task and the policy? If not, the server is told why."""
+        """Is the offer within the plan, the task and the policy? If not, tell the server why."""
         try:
             check_offer(self._own.policy, self._setup, self._numbers, offer)
             self._masking.check(offer)
             if offer.round <= self._settled.round:
-                # of a replica that was paused; to train again would count twice here
+                # from a replica that was paused; training again would count twice here
                 raise Declined(
                     "bad-offer",
                     f"round {offer.round} is offered, but an update of this device is in round {self._settled.round}; "
@@ -217,14 +217,14 @@ class Participant:
         return len(self.trainer.weights) * self._setup.algorithm.vectors_down
 
     def _settle(self, answer: PollAnswer) -> None:
-        """Let go of the work before, if it is over, and of what this client keeps by it, if it did not count."""
+        """Drop the previous work if it is over; if it did not count, also undo what this client kept because of it."""
         pending = self._pending
         if pending is None or not isinstance(answer, Settling):
             return
         if answer.counted is not None:
             self._drop_pending(keep_state=answer.counted)
         elif pending.round <= committed(answer):
-            # A server that takes updates without a name does not know whose counted.
+            # A server that accepts anonymous updates does not know whose counted.
             self._drop_pending(keep_state=pending.accepted)
         elif isinstance(answer, WorkOffer) and not pending.answers(answer):  # another attempt at the same round
             if self._releases.has(answer):
@@ -233,7 +233,7 @@ class Participant:
                 self._drop_pending(keep_state=False)
 
     def _work(self, offer: WorkOffer) -> bool:
-        """Do what is asked, or say why not: nobody should wait for a device that failed."""
+        """Do the work, or tell the server why not: nobody should wait for a device that failed."""
         try:
             self._releases.check(offer)
         except BudgetSpent as error:
@@ -243,25 +243,25 @@ class Participant:
         if self._pending is None:
             self._allowance.spend()
         pending = self._pending or Pending(offer.round, offer.attempt, offer.model, offer.upload_token)
-        self._note(replace(pending, token=offer.upload_token))  # a server that was restarted gives out other tokens
+        self._note(replace(pending, token=offer.upload_token))  # a restarted server issues other tokens
         if self._setup.secagg:
             return self._masking.begin(offer)
         try:
             if not pending.trained:
                 self._train(offer)
-        except Exception as error:  # neither a stranger's offer nor a mistake in the task ends the device
+        except Exception as error:  # neither an untrusted offer nor a bug in the task stops the device
             report(self._link, offer.round, offer.attempt, error, "training-failed")
             return False
         try:
             return self._upload(offer)
         except ServerRefused as refusal:
             return self._refused(offer, refusal)
-        except FedAvgError as error:  # it keeps the update, and hears at the next poll what became of it
+        except FedAvgError as error:  # it keeps the update; the next poll says whether it counted
             log.warning("upload failed", extra={"round": offer.round, "detail": str(error)})
             return False
 
     def _judge(self, offer: JudgeOffer) -> bool:
-        """Judge the model as asked, or say why not. The update that is kept, if any, is not touched."""
+        """Judge the model, or tell the server why not. A kept update is not touched."""
         try:
             check_judging(self._own.policy, self._sent, self._setup, len(self._local.held), offer)
             if offer.session is not None:
@@ -269,12 +269,12 @@ class Participant:
                 return self._judging.begin(offer)
             frame = sums_frame(self._plan_digest, offer, self._found(offer))
             return self._send(offer, offer.upload_token, frame).accepted
-        except Exception as error:  # neither a stranger's offer nor a mistake in a metric ends the device
+        except Exception as error:  # neither an untrusted offer nor a bug in a metric stops the device
             report(self._link, offer.round, offer.attempt, error, "training-failed")
             return False
 
     def _found(self, offer: JudgeOffer) -> dict[str, float]:
-        """What the model of an offer comes to on what this device holds out."""
+        """The sums of the offered model over the examples that this device holds out."""
         if offer.numbers != len(self.trainer.weights):
             raise Declined(
                 "bad-offer", f"{offer.numbers} numbers are offered; the task has {len(self.trainer.weights)}"
@@ -288,7 +288,7 @@ class Participant:
         self._note(replace(self._pending, trained=True, examples=self._local.count))
 
     def _message(self, offer: WorkOffer) -> Message:
-        """The update that is asked for; what comes out is the same whenever it is asked."""
+        """The update of an offer; the same offer always gives the same update."""
         self._made = self._releases.message(offer, self._trained)
         return self._made
 
@@ -302,7 +302,7 @@ class Participant:
             settings=offer.settings,
         )
         states = self._states if self._setup.keeps_state else None
-        until = min(self._until, monotonic() + offer.deadline_s)  # a device that was restarted has its offer's time
+        until = min(self._until, monotonic() + offer.deadline_s)  # a restarted device has the time of its offer
 
         def go_on() -> None:
             if self._own.stopping():
@@ -340,7 +340,7 @@ class Participant:
         return answer.accepted
 
     def _tell(self, offer: WorkOffer | JudgeOffer) -> None:
-        """Tell the owner of a round, once: an update that is sent again was told of before."""
+        """Report a round to the owner once: not again when its update is sent again."""
         if self._made is not None and isinstance(offer, WorkOffer):
             measured, self._made = self._made.metrics, None
             self._own.tell(TakenPart(self.task, offer.round, len(self._local.trained_on), measured))
@@ -354,11 +354,11 @@ class Participant:
         return parse(UpdateAnswer, body, MAX_MESSAGE)
 
     def _refused(self, offer: WorkOffer, refusal: ServerRefused) -> bool:
-        """An update that is not wanted now may be asked for by a server that was just restarted; a bad one never is."""
+        """A server that restarts may ask again for an update that is not wanted now, but never for a bad one."""
         log.warning("update refused", extra={"round": offer.round, "reason": refusal.error})
         if refusal.error in _NOT_NOW:
             return True
-        if not self._releases.has(offer):  # what was noised is not made again, with other noise
+        if not self._releases.has(offer):  # a noised update must not be made again with other noise
             self._drop_pending(keep_state=False)
         report(self._link, offer.round, offer.attempt, refusal, "update-refused")
         return False
@@ -383,7 +383,7 @@ class Participant:
 
 
 def committed(answer: Settling) -> int:
-    """The last round that is committed, as an answer tells."""
+    """The last committed round, according to an answer."""
     if isinstance(answer, WaitAnswer):
         return answer.committed
     return answer.round - 1 if isinstance(answer, WorkOffer) else answer.round

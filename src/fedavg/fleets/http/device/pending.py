@@ -1,4 +1,4 @@
-"""What a device remembers of its work: what it has begun, and what counted last."""
+"""What a device remembers of its work: what it has begun, and what last counted."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from fedavg.fleets.http.protocol.messages import WorkOffer
 
 @dataclass(frozen=True)
 class Pending:
-    """Work that was begun, and is remembered until it is known whether it counted. `token` uploads it without a name.
+    """Work that was begun, remembered until it is known whether it counted. `token` uploads it anonymously.
 
-    It is noted before the training, which changes what this client keeps between rounds: that is taken back should the
-    work come to nothing.
+    It is noted before the training, which changes what this client keeps between rounds: that change is undone if the
+    work does not count.
     """
 
     round: int
@@ -19,7 +19,7 @@ class Pending:
     token: str | None
     trained: bool = False
     accepted: bool = False
-    #: What the server was told that the client has when it was trained.
+    #: The number of examples that the client reported when it trained.
     examples: int = 0
 
     def answers(self, offer: WorkOffer) -> bool:
@@ -28,6 +28,6 @@ class Pending:
 
 @dataclass(frozen=True)
 class Settled:
-    """The last round that an update of this device counted in, noted where the device keeps something by it."""
+    """The last round in which an update of this device counted; noted if the device keeps anything between rounds."""
 
     round: int

@@ -1,4 +1,4 @@
-"""The plan that a server sends, as this device reads it. No code is imported but what the device's owner named."""
+"""The plan that a server sends, as this device reads it. Only code that the device's owner named is imported."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from fedavg.tasks import Task
 
 @dataclass(frozen=True)
 class PlanOnDevice:
-    """The plan as it was sent, and what this device makes of it with its own settings."""
+    """The plan as sent, and the same plan with this device's own settings."""
 
     sent: Plan
     setup: Setup
@@ -31,7 +31,7 @@ def resolve_sent(run: TakenRun, tasks: Mapping[str, Task], allowed: Sequence[str
         sent = make_plan(values, "the server's plan")
     except FedAvgError:
         raise
-    except Exception as error:  # whatever a parser trips over in a stranger's text is the stranger's mistake
+    except Exception as error:  # any failure of a parser on an untrusted text is the sender's fault
         raise FleetError(f"the server's plan cannot be read: {str(error)[:200]}") from None
     task = str(sent.task)
     if task not in tasks:
@@ -43,7 +43,7 @@ def resolve_sent(run: TakenRun, tasks: Mapping[str, Task], allowed: Sequence[str
     if (sent.clients or 0) > MOST_CLIENTS:
         raise Declined("bad-plan", f"the server's plan has {sent.clients} clients; expected at most {MOST_CLIENTS}")
     own = {spec.name: getattr(Plan(), spec.name) for spec in fields(Plan) if spec.metadata["runtime"]}
-    # Who judges, and when the run stops, is the server's matter; what may be asked is checked against `sent`.
+    # The server decides who judges and when the run stops; what it may ask for is checked against `sent`.
     others = {"evaluate": "none", "eval_clients": None, "target": None, "patience": None}
     with importing_only([*allowed, task.partition(":")[0]]):
         plan = make_plan({**values, **own, **others, "device": device, "task": tasks[task]})

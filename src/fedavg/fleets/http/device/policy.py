@@ -1,7 +1,7 @@
-"""What this device's owner asks of any server. A plan or an offer that gives less, or asks for more, is declined.
+"""What this device's owner requires of any server. A plan or an offer that gives less, or asks for more, is declined.
 
-The plan and every offer come from the server: nothing in them is taken on trust beyond what the device's own task, its
-own copy of the plan and its user's policy imply. A reason is one of `messages.REPORTS`: it travels to the operator.
+The plan and every offer come from the server: the device trusts nothing in them beyond what its own task, its own copy
+of the plan and its owner's policy imply. A reason is one of `messages.REPORTS`: it is sent to the operator.
 """
 
 import logging
@@ -20,15 +20,15 @@ log = logging.getLogger("fedavg.device")
 
 #: No fleet has more clients: numbers are below this.
 MOST_CLIENTS: Final = 2**20
-#: Seconds that a server may send a device away for; what it asks for beyond is cut.
+#: The longest wait, in seconds, that a server may ask of a device; longer waits are cut.
 LONGEST_WAIT_S: Final = 3600.0
-#: The delta of `require_dp` and of a device's lifetime budget: its own, for with a delta of a server's choice any
-#: epsilon can be had.
+#: The delta of `require_dp` and of a device's lifetime budget. It is the device's own, since a server that chose delta
+#: could reach any epsilon.
 DELTA: Final = 1e-5
 
 
 class Declined(FleetError):
-    """The device takes no part; `reason` is for programs."""
+    """The device declines to take part; `reason` is for programs."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Ended(FleetError):
 
 
 class NoModel(FleetError):
-    """The model of an offer cannot be had."""
+    """The model of an offer cannot be obtained."""
 
     reason: Final = "no-model"
 
@@ -65,7 +65,7 @@ class Policy:
     require_secagg: bool = False
     #: The fewest clients whose sum the device's update may be part of.
     min_cohort: int = 0
-    #: The most that all rounds of a plan may cost in privacy, by noise that the devices themselves add.
+    #: The most privacy that all rounds of a plan may cost, counting only noise that the devices add.
     require_dp: float | None = None
     max_epochs: int | None = None
     max_rounds_per_day: int | None = None
@@ -80,7 +80,7 @@ class Policy:
 
 
 def check_plan(policy: Policy, setup: Setup, pinned: bool) -> None:
-    """Refuses a plan that this device's owner would not agree to. `pinned`: the user has named an authority."""
+    """Refuse a plan that violates the owner's policy. `pinned`: the owner has named an authority."""
     if policy.require_secagg and setup.secagg is None:
         raise Declined("no-secagg", "the plan has no secure aggregation; this device requires it (--require-secagg)")
     signed = setup.secagg is not None and setup.secagg.signed
@@ -94,7 +94,7 @@ def check_plan(policy: Policy, setup: Setup, pinned: bool) -> None:
 
 
 def check_offer(policy: Policy, setup: Setup, numbers: int, offer: WorkOffer) -> None:
-    """Refuses an offer beyond the plan, the device's own task (whose model has so many `numbers`) or the policy."""
+    """Refuse an offer beyond the plan, the device's own task (a model of `numbers` numbers) or the policy."""
     plan = setup.plan
     if offer.round > plan.rounds:
         raise Declined("bad-offer", f"round {offer.round} is offered; the plan has {plan.rounds}")
@@ -114,7 +114,7 @@ def check_offer(policy: Policy, setup: Setup, numbers: int, offer: WorkOffer) ->
 
 
 def _check_work(plan: Plan, offer: WorkOffer) -> None:
-    """A server that chose batches and rates freely would choose those under which updates tell most of the data."""
+    """A server free to choose batches and rates would choose those that reveal the most about the data."""
     work, batch = plan.work(offer.round), inf if offer.batch is None else offer.batch
     for good, name, asked, planned in (
         (offer.epochs <= work.epochs, "epochs", offer.epochs, work.epochs),
@@ -126,18 +126,18 @@ def _check_work(plan: Plan, offer: WorkOffer) -> None:
 
 
 def fewest_survivors(policy: Policy, setup: Setup) -> int:
-    """The fewest clients whose sum this device helps to open: with noise in shares, as many as make up all of it."""
+    """The fewest clients whose sum this device helps to open; with shared noise, enough to add all of the noise."""
     shared = [stage.least for stage in setup.stages if _adds(stage, "clients")]
     return max(policy.min_cohort, *(shared if policy.require_dp else ()), 0)
 
 
 def _adds(stage: Stage, who: str) -> bool:
-    """True if the stage's noise is added by them: by the clients of a cohort together, or by each for itself."""
+    """True if `who` adds the stage's noise: the clients of a cohort together, or each for itself."""
     return stage.mechanism is not None and stage.mechanism.by == who
 
 
 def _check_privacy(policy: Policy, setup: Setup, signed: bool) -> None:
-    """Noise counts if devices add it, and as if this one took part in every round: a server may see to that."""
+    """Only noise that devices add counts, and as if this device took part in every round: a server can arrange that."""
     limit, budget = policy.require_dp, setup.budget
     if limit is None:
         return

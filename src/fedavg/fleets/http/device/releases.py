@@ -1,9 +1,9 @@
-"""What a device gives away of its data under differential privacy, by its own count.
+"""What a device releases of its data under differential privacy, by its own account.
 
-For a round number it makes one update, and sends that same one in every attempt at the round: noise that is drawn anew
-for the same update could be averaged out. Under secure aggregation it is one for each session instead, for there only
-sums are seen, and two sums with the same noise would show their difference. Each is charged to this device's own
-budget, on its disk, before it is sent; when the next might cost too much, the device takes part no more.
+For a round number it makes one update, and sends that same update in every attempt at the round: fresh noise on the
+same update could be averaged out. Under secure aggregation it makes one for each session instead, because the server
+sees only sums, and two sums with the same noise would show their difference. Each update is charged to this device's
+own budget, on its disk, before it is sent; once the next might cost too much, the device stops taking part.
 """
 
 import json
@@ -38,7 +38,7 @@ class Releases:
                 f"--max-epsilon {limit:g}: the server's plan adds no noise, so nothing bounds what an update "
                 "reveals; expected a plan with noise, or no --max-epsilon"
             )
-        #: Epsilon and delta: the plan's own, and this device's, whose delta is not of the server's choice.
+        #: Epsilon and delta: the plan's own, and this device's, whose delta the server does not choose.
         self._limits: list[tuple[float, float]] = []
         if self._budget is not None and setup.plan.dp_epsilon is not None:
             self._limits.append((setup.plan.dp_epsilon, self._budget.delta))
@@ -46,7 +46,7 @@ class Releases:
             self._limits.append((limit, DELTA))
 
     def has(self, offer: WorkOffer) -> bool:
-        """Is the update of this offer made already?"""
+        """Has the update of this offer been made already?"""
         return self._budget is not None and (kept := self._kept()) is not None and kept[0] == self._name(offer)
 
     def check(self, offer: WorkOffer) -> None:
@@ -63,7 +63,7 @@ class Releases:
                 )
 
     def message(self, offer: WorkOffer, train: Callable[[WorkOffer], Message]) -> Message:
-        """The update of an offer: the one that is kept, or a new one, charged and kept before anybody has it."""
+        """The update of an offer: the kept one, or a new one, which is charged and kept before it is returned."""
         if self._budget is None:
             return train(offer)
         kept = self._kept()
@@ -112,7 +112,7 @@ class Releases:
         return counts | {noise: counts.get(noise, 0) + 1}
 
     def _counts(self) -> dict[float, int]:
-        """How many updates were made so far, by noise multiplier."""
+        """The number of updates made so far, by noise multiplier."""
         try:
             content = json.loads(self._spent.read_bytes())
             if content["sha256"] != _digest(content["releases"]):
@@ -132,7 +132,7 @@ def _digest(releases: dict[str, int]) -> str:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Devices that share what they may spend charge it one after another."""
+    """Devices that share a budget charge it one at a time."""
     with path.with_name(f"{path.name}.lock").open("w") as file:
         wait_for_lock(file.fileno())
         yield

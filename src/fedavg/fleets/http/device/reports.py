@@ -1,4 +1,4 @@
-"""A device says that it takes no part, and why: nobody should wait for it, and its operator should know."""
+"""A device reports that it takes no part, and why, so that nobody waits for it and the operator knows."""
 
 import logging
 from typing import Literal
@@ -16,7 +16,7 @@ log = logging.getLogger("fedavg.device")
 def report(link: Link, round: int, attempt: int, error: Exception, otherwise: str) -> None:
     """Log what went wrong and tell the server; `otherwise` is the reason if the error has none of its own.
 
-    Round 0 stands for the plan itself. A server that does not want to hear it changes nothing.
+    Round 0 stands for the plan itself. If the server refuses the report, nothing changes.
     """
     kind: Literal["declined", "failed"] = "declined" if isinstance(error, Declined) else "failed"
     reason = error.reason if isinstance(error, Declined | OutOfTime | Ended | NoModel) else otherwise

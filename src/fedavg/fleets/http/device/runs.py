@@ -1,4 +1,4 @@
-"""The run that a device has taken up, and where what it keeps for a run lies."""
+"""The run that a device has taken up, and where the device stores the files of a run."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ def told(answer: Enrolled | PlanAnswer) -> TakenRun | None:
 
 
 def taken_later(files: DeviceFiles) -> TakenRun | None:
-    """The run that was taken up last, after the one that the device enrolled for."""
+    """The run that the device took up last, after the one that it enrolled for."""
     return files.read_as(_FILE, TakenRun)
 
 
@@ -56,5 +56,5 @@ def note_over(files: DeviceFiles, run: Taken | None) -> None:
 
 
 def folder_of(directory: Path, run: int) -> Path:
-    """What belongs to a run is apart from other runs; the first one is in the device's own folder."""
+    """The folder of a run's files, separate for each run; the first run uses the device's own folder."""
     return directory if run == 1 else directory / "runs" / str(run)

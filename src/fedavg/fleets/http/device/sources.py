@@ -1,4 +1,4 @@
-"""Where a device's examples come from. They are read anew before each poll, so that they may grow and shrink."""
+"""Where a device's examples come from. They are read again before each poll, so their number may change."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ class Source(ABC):
         """The examples as they are now; words as labels are numbered by `classes`."""
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that asks for other examples than these; here, none does."""
+        """Refuse a plan that asks for other examples than these; by default no plan is refused."""
         return
 
 
@@ -34,8 +34,8 @@ class Source(ABC):
 class GivenExamples(Source):
     """Examples from Python, or a function that gives them whenever it is called.
 
-    They are an `Examples`, a pair (x, y) or a PyTorch dataset. A function may give the very object that it gave before:
-    that is not converted again.
+    They are an `Examples`, a pair (x, y) or a PyTorch dataset. If a function returns the same object as before, it is
+    not converted again.
     """
 
     def __init__(self, given: Any) -> None:
@@ -55,7 +55,7 @@ class GivenExamples(Source):
 class Files(Source):
     """A file, or a folder of files: read again when one of them has changed.
 
-    Once they could be read, a file that is half written when it is looked at changes nothing until it is whole.
+    After the first successful read, a file that is half written changes nothing until it is complete.
     """
 
     def __init__(self, path: Path, label: str) -> None:
@@ -80,7 +80,7 @@ class Files(Source):
 
 @final
 class Share(Source):
-    """The part of one client of a named data set, as the simulator deals it out."""
+    """One client's part of a named data set, as the simulator deals it."""
 
     def __init__(
         self, name: str, k: int, clients: int, partition: str | None, seed: int, data_dir: Path | None
@@ -92,8 +92,7 @@ class Share(Source):
         return self._examples
 
     def check(self, plan: Plan) -> None:
-        """Whoever takes a share of a data set takes it as the plan deals it out: else some examples would be on two
-        devices, and others on none."""
+        """The plan must deal the share in this way, or some examples would be on two devices and others on none."""
         if plan.data != self._name:
             return
         own, planned = (str(check(self._name, p, self._clients)) for p in (self._partition, plan.partition))
@@ -107,7 +106,7 @@ class Share(Source):
 
 
 def source_of(given: Any) -> Source:
-    """What a user gave, as a source."""
+    """The user's data as a source."""
     if isinstance(given, Source):
         return given
     if isinstance(given, str | Path):
@@ -116,7 +115,7 @@ def source_of(given: Any) -> Source:
 
 
 def read_some(source: Source, classes: Classes) -> Examples:
-    """The examples before a device enrols: there is one at least."""
+    """The examples before a device enrols; there must be at least one."""
     examples = source.read(classes)
     if not len(examples):
         raise DataError("this device has no examples; expected one at least before it enrols")

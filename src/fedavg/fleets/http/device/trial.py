@@ -1,4 +1,4 @@
-"""What a device makes sure of before it enrols: its tasks and its examples go together."""
+"""What a device checks before it enrols: its tasks and its examples fit together."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,12 +10,12 @@ from fedavg.fleets.http.device.sources import Source, read_some
 from fedavg.specs import make
 from fedavg.tasks import Task
 
-#: What a user names tasks by: one name, several, or names with the tasks that they stand for.
+#: How a user gives tasks: one name, several names, or a mapping from names to tasks.
 Tasks = str | Iterable[str] | Mapping[str, Task | str]
 
 
 def tasks_of(given: Tasks) -> dict[str, Task]:
-    """The tasks that a device's owner allows, by the names that plans have for them."""
+    """The tasks that a device's owner allows, by their names in plans."""
     if isinstance(given, str):
         given = [given]
     named = given if isinstance(given, Mapping) else {name: name for name in given}
@@ -42,7 +42,7 @@ def sources_of(data: Mapping[str, Source] | Source, tasks: Iterable[str]) -> dic
 
 
 def try_out(tasks: Mapping[str, Task], sources: Mapping[str, Source], device: str) -> int:
-    """Take one step of each task on its examples, to no effect; returns how many examples there are, at the most."""
+    """Try one step of each task on its examples and discard it; returns the largest number of examples of a task."""
     counts = []
     for name, task in tasks.items():
         examples = read_some(sources[name], task.classes)
@@ -54,7 +54,7 @@ def try_out(tasks: Mapping[str, Task], sources: Mapping[str, Source], device: st
 
 
 def _check_labels(task: Task, y: object) -> None:
-    """Labels that the task has a name for."""
+    """Every label must have a name in the task."""
     if task.classes is None or trees.leaves(y)[0].is_floating_point():
         return
     low, high = (int(end) for end in trees.leaves(y)[0].aminmax())

@@ -1,4 +1,4 @@
-"""How long a device rests after things went wrong: longer each time, and at random, until something goes right."""
+"""How long a device rests after a failure: longer each time, with some randomness, until something succeeds."""
 
 import random
 from typing import Final
@@ -9,7 +9,7 @@ LONGEST_S: Final = 300.0
 
 
 class Troubles:
-    """A server that goes on offering what this device cannot do does not keep it busy; nor does what stands between.
+    """Keeps a server, or a proxy, that causes failure after failure from keeping this device busy.
 
     >>> troubles = Troubles()
     >>> rests = [troubles.rest() for _ in range(4)]
@@ -21,11 +21,11 @@ class Troubles:
         self._in_a_row = 0
 
     def rest(self) -> float:
-        """Something went wrong once more: how many seconds to rest."""
+        """Something failed again: how many seconds to rest."""
         seconds = min(LONGEST_S, FIRST_S * 2.0**self._in_a_row)
         self._in_a_row = min(self._in_a_row + 1, 30)
         return seconds * random.uniform(0.5, 1.5)
 
     def over(self) -> None:
-        """Something went right."""
+        """Something succeeded."""
         self._in_a_row = 0

@@ -1,4 +1,4 @@
-"""How a device comes by its identity in signed sessions: a voucher of the authority for its own key."""
+"""How a device gets its identity in signed sessions: the authority's voucher for its own key."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ PUBLIC: Final = "device.pub"
 def own_identity(
     files: DeviceFiles, key: ClientKey, authority: bytes, ask: Callable[[ClientKey], bytes] | None
 ) -> Signing:
-    """The key with the authority's voucher for it: the one that is kept, or asked for where `ask` is given."""
+    """The key with the authority's voucher for it: the kept voucher, or a new one if `ask` is given."""
     save_public(files.path(PUBLIC), key.public)
     if not files.exists(VOUCHER) and ask:
         files.write(VOUCHER, voucher_text(ask(key)).encode())
@@ -35,7 +35,7 @@ def own_identity(
 
 
 def asking(url: str, token: str, make_link: Callable[[str, ClientKey], Link]) -> Callable[[ClientKey], bytes]:
-    """Asks an authority that runs as a process of its own."""
+    """Asks an authority that runs as a separate process."""
 
     def ask(key: ClientKey) -> bytes:
         link = make_link(url, key)

@@ -1,1 +1,1 @@
-"""What travels between a server and its devices, and how it is signed and secured (docs/protocol.md)."""
+"""What a server and its devices send to each other, and how it is signed and secured (docs/protocol.md)."""

@@ -1,6 +1,6 @@
-"""Certificates for trying things out and for closed networks, and the TLS contexts of server and client.
+"""Certificates for trials and closed networks, and the TLS contexts of server and client.
 
-A certificate is good from a day before it was made, so that a device whose clock is off by an hour can use it at once.
+A certificate is valid from a day before it was made, so that a device whose clock is an hour slow can use it at once.
 """
 
 import datetime
@@ -21,7 +21,7 @@ from fedavg.errors import FedAvgError
 from fedavg.files import write_atomically
 
 DAY: Final = datetime.timedelta(days=1)
-#: How long an authority is good for, if what it certifies is not to be good for longer.
+#: How long an authority is valid, unless a certificate that it signs must be valid for longer.
 CA_DAYS: Final = 3650
 #: Every use of a key that a certificate can name.
 _USES: Final = (
@@ -68,7 +68,7 @@ class Issuer:
     def certify(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extensions: Sequence[tuple[x509.ExtensionType, bool]]
     ) -> bytes:
-        """A certificate of `key` for `subject` in PEM; each extension comes with whether it is critical."""
+        """A certificate of `key` for `subject`, as PEM. Each extension is paired with whether it is critical."""
         identity = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = (
@@ -103,8 +103,8 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: int = 365, cl
 
 
 def renew_certificates(directory: Path, hosts: Sequence[str] = (), days: int = 365) -> Paths:
-    """New keys and certificates in the place of those in the directory, of the server and of all clients, under the
-    same authority: who trusts it need not be told. Without `hosts`, for those of the server's certificate before."""
+    """Replace the keys and certificates of the server and all clients in the directory, under the same authority, so
+    that whoever trusts the authority need not change anything. Without `hosts`, the server keeps its names."""
     paths = _paths(directory, len(list(directory.glob("client-*.pem"))))
     now = datetime.datetime.now(datetime.UTC)
     ca = _certificate(paths.ca.certificate)
@@ -120,9 +120,9 @@ def renew_certificates(directory: Path, hosts: Sequence[str] = (), days: int = 3
 
 
 class ServerCertificate:
-    """What a server shows, and whom it lets in, from files that may be changed while it runs.
+    """The certificate of a server and the clients that it admits, from files that may change while it runs.
 
-    Connections that are there stay as they are; `reload` is for those that come later.
+    `reload` affects new connections only.
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
@@ -132,16 +132,16 @@ class ServerCertificate:
         self.pem = cert.read_text()
 
     def reload(self, before: Callable[[str], None] = lambda _: None) -> None:
-        """Read the files again. `before` is told the new certificate, PEM, before anybody is shown it.
+        """Read the files again. `before` receives the new certificate (PEM) before any client sees it.
 
-        If they cannot be used, or `before` fails, all stays as it was.
+        If the files are unusable, or `before` fails, nothing changes.
         """
         context, pem = server_context(*self._files), self._files[0].read_text()
         before(pem)
         self._latest, self.pem = context, pem
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Asked in each handshake, also by clients that name no server."""
+        """Called in each handshake, also for clients that name no server."""
         connection.context = self._latest
 
 
@@ -153,19 +153,19 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
     if client_ca is not None:
         _trust(context, client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
-        # A session that is resumed shows no certificate: one of an authority that is trusted no more would go on.
+        # A resumed session shows no certificate, so a client of an authority no longer trusted would stay admitted.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
     return context
 
 
 def no_tls() -> ssl.SSLContext:
-    """For plain HTTP. It trusts nobody: to read the system's authorities takes longer than many a request."""
+    """For plain HTTP. It trusts nobody, since loading the system's authorities takes longer than many requests."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def client_context(ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """TLS 1.2 or newer; trusts `ca` alone, or the system's authorities, and checks the server's name."""
+    """TLS 1.2 or newer; trusts only `ca`, or else the system's authorities, and checks the server's name."""
     if (cert is None) != (key is None):
         raise CertificateError("a client's certificate and its key go together; got one of them")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -182,7 +182,7 @@ def client_context(ca: Path | None = None, cert: Path | None = None, key: Path |
 def check_admitted(server: ssl.SSLContext, shown: CertifiedKey) -> None:
     """Refuse a certificate that a server would not let in as a client's."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE  # what the server shows is not the question
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE  # the server's certificate is not checked here
     _load_pair(client, shown.certificate, shown.key)
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
@@ -209,7 +209,7 @@ def _paths(directory: Path, clients: int) -> Paths:
 
 
 def _free_paths(directory: Path, clients: int) -> Paths:
-    """Where the files go; refused if one of them is there, for others may rely on it."""
+    """The paths of the new files. An existing file is an error, because others may rely on it."""
     paths = _paths(directory, clients)
     for taken in (paths.ca, paths.server, *paths.clients):
         for path in (taken.certificate, taken.key):
@@ -309,7 +309,7 @@ def _write(pair: CertifiedKey, certificate: bytes, key: ec.EllipticCurvePrivateK
 
 def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     try:
-        # An encrypted key would otherwise be asked for on the terminal.
+        # Otherwise an encrypted key would ask for its password on the terminal.
         context.load_cert_chain(cert, key, password=lambda: "")
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise CertificateError(f"cannot use certificate {cert} with key {key}: {error}") from error

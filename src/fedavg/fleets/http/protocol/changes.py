@@ -1,8 +1,8 @@
-"""The last changes of a model as they travel: each frame of the downlink after its length, oldest first.
+"""The last changes of a model as they are sent: each frame of the downlink after its length, oldest first.
 
     (u32 LE length of the frame | frame) ...
 
-The last n of them are the end of the whole, so that all who fetch, however many they missed, read the same bytes.
+The last n changes are a suffix of the whole, so all clients read the same bytes, however many changes they missed.
 """
 
 from collections.abc import Sequence
@@ -16,31 +16,31 @@ _LENGTH: Final = Struct("<I")
 
 
 class KeptChanges:
-    """The server's side: the changes that it still has."""
+    """The server's side: the changes that it keeps."""
 
     def __init__(self, frames: Sequence[bytes]) -> None:
         self._data = b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames)
         self._starts = list(accumulate((_LENGTH.size + len(frame) for frame in frames), initial=0))[:-1]
 
     def last(self, count: int) -> memoryview | None:
-        """The bytes of the newest changes; None if there are not so many."""
+        """The bytes of the newest `count` changes; None if fewer are kept."""
         if not 0 < count <= len(self._starts):
             return None
         return memoryview(self._data)[self._starts[-count] :]
 
 
 def most(whole: int) -> int:
-    """How many changes there can be at most that are together less than a model of `whole` bytes."""
+    """The largest number of changes that together are smaller than a model of `whole` bytes."""
     return whole // (_LENGTH.size + 1)
 
 
 def longest(count: int, whole: int) -> int:
-    """No server sends more bytes for so many changes of a model that has `whole` bytes."""
+    """The most bytes that a server sends for `count` changes of a model of `whole` bytes."""
     return whole + _LENGTH.size * count
 
 
 def split(data: bytes, count: int) -> list[bytes]:
-    """The client's side: the frames in what came, which is a stranger's; DataError if they are not so many."""
+    """The client's side: the frames in untrusted `data`; DataError unless there are exactly `count`."""
     frames: list[bytes] = []
     place = 0
     while place < len(data) and len(frames) < count:

@@ -1,8 +1,8 @@
-"""Who sent a request: Ed25519 signatures over what it asks for, and counters against replay. No clock is needed.
+"""Who sent a request: Ed25519 signatures over its content, and counters against replay. No clock is needed.
 
-A client signs its number, the server's epoch and a counter together with the request. The epoch is drawn anew whenever
-a server starts, so the server need remember counters only while it runs; a client that signed for an older epoch is
-told the new one and signs again. A device whose clock is wrong is not locked out.
+A client signs its number, the server's epoch and a counter together with the request. A server draws a new
+epoch whenever it starts, so it need remember counters only while it runs; a client that signed for an older epoch
+receives the new one and signs again. A device with a wrong clock is not locked out.
 """
 
 import hmac
@@ -32,10 +32,10 @@ from fedavg.errors import FedAvgError
 from fedavg.files import write_atomically
 
 PROTOCOL: Final = "fedavg-v1"
-#: What stands in place of a client's number as long as it has none.
+#: Replaces the number of a client that has none yet.
 ENROL: Final = "enrol"
 TOKEN_PREFIX: Final = "fedavg_join_"
-#: How far a request may fall behind the newest of its client and still be taken.
+#: How far a request's counter may lag behind its client's newest and still be accepted.
 WINDOW: Final = 64
 LARGEST_COUNTER: Final = 2**63 - 1
 
@@ -51,14 +51,14 @@ RequestRefusal = Literal["malformed", "stale-epoch", "bad-signature", "replayed"
 
 
 class KeyFileError(FedAvgError):
-    """A file does not hold a key that can be used, or others can read it."""
+    """A file holds no usable key, or other users can read it."""
 
 
 class SignatureRefused(FedAvgError):
-    """A request is not taken; `reason` is for machines.
+    """A request is refused; `reason` is for programs.
 
-    For "replayed" and "too-old", `highest` is the largest counter seen of this client: one that has lost count, such as
-    after a restart, signs again with a larger one.
+    For "replayed" and "too-old", `highest` is the largest counter seen from this client: a client that lost count, for
+    example by a restart, signs again with a larger one.
     """
 
     def __init__(self, reason: RequestRefusal, message: str, highest: int | None = None) -> None:
@@ -80,7 +80,7 @@ class SignedFields:
 
     @property
     def text(self) -> bytes:
-        """The signed text, a field a line; no field can hold the end of a line, so no two requests share a text."""
+        """The signed text, one field per line. No field can contain a line break, so no two requests share a text."""
         lines = (PROTOCOL, self.method, self.path, self.client, self.epoch, str(self.counter), self.body_sha256)
         if any(not line.isascii() or not line.isprintable() for line in lines):
             raise SignatureRefused("malformed", "a signed field holds characters that are not printable ASCII")
@@ -88,7 +88,7 @@ class SignedFields:
 
 
 class ClientKey:
-    """A client's private key. What it signs is known by `public`, 32 bytes."""
+    """A client's private key; `public` (32 bytes) verifies its signatures."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self.private = private
@@ -100,12 +100,12 @@ class ClientKey:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The key in a PEM file, which must be closed to other users."""
+        """The key in a PEM file, which other users must not be able to read."""
         private = _parse_key(_read_private(path), path)
         return cls(private)
 
     def save(self, path: Path) -> None:
-        """Writes a PEM file (PKCS 8) that only its user can read; a key that is there already is never written over."""
+        """Write a PEM file (PKCS 8) that only its user can read. An existing key is never overwritten."""
         if path.exists():
             raise KeyFileError(f"{path} is there already; remove it, and with it the client's identity, or keep it")
         pem = self.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -116,7 +116,7 @@ class ClientKey:
 
 
 class Signer:
-    """A client's side of the protocol: its key, its number and where it is in the server's epoch."""
+    """A client's side of the protocol: its key, its number, the server's epoch and its counter."""
 
     def __init__(self, key: ClientKey, client: int | None, epoch: str) -> None:
         self.key = key
@@ -135,14 +135,14 @@ class Signer:
         return headers(self.key, fields)
 
     def resync(self, epoch: str, highest: int = 0) -> None:
-        """Goes on from what the server said when it refused a request: its epoch, and the largest counter it saw."""
+        """Continue with the epoch and the largest counter that the server gave when it refused a request."""
         with self._lock:
             self._counter = max(highest, self._counter if epoch == self.epoch else 0)
             self.epoch = epoch
 
 
 class ReplayGuard:
-    """Takes each counter of a client once, in almost any order, with two integers of memory per client."""
+    """Accepts each counter of a client once, in almost any order, with two integers of memory per client."""
 
     def __init__(self, epoch: str | None = None) -> None:
         self.epoch = epoch or secrets.token_urlsafe(16)
@@ -151,7 +151,7 @@ class ReplayGuard:
         self._seen: dict[int, tuple[int, int]] = {}
 
     def check(self, client: int, counter: int) -> None:
-        """Marks a counter as used; refuses one that was used, or is too far behind to know."""
+        """Mark a counter as used; refuse one that was used, or that is too old to tell."""
         with self._lock:
             highest, bitmap = self._seen.get(client, (0, 0))
             behind = highest - counter
@@ -180,7 +180,7 @@ def headers(key: ClientKey, fields: SignedFields) -> dict[str, str]:
 
 
 def parse(method: str, path: str, headers: Mapping[str, str]) -> tuple[SignedFields, str]:
-    """What a request says it is, and its signature. `headers` must find names in any case, or have them as given."""
+    """The signed fields of a request, and its signature. `headers` must ignore case, or use our spelling of names."""
     client, counter, body = (_header(headers, name, shape) for name, shape in _SHAPES.items())
     fields = SignedFields(method, path, client, _header(headers, EPOCH), int(counter), body)
     if fields.counter > LARGEST_COUNTER:
@@ -191,13 +191,13 @@ def parse(method: str, path: str, headers: Mapping[str, str]) -> tuple[SignedFie
 def verify(
     fields: SignedFields, signature: str, public: bytes, guard: ReplayGuard, counted_as: int | None = None
 ) -> None:
-    """Refuses a request that the holder of `public` did not sign for this epoch, or that was seen before.
+    """Refuse a request that the holder of `public` did not sign for this epoch, or that was seen before.
 
-    Its counter is used up under the number `counted_as`, and only if the signature is good. A key that is not
-    enrolled yet has no number: nothing is remembered of it, since strangers must not fill the server's memory, and
-    enrolling twice is the same as once.
+    Its counter is marked as used for client `counted_as`, and only if the signature is good. A key that is not
+    enrolled yet has no number, and nothing is remembered about it: strangers must not fill the server's memory, and
+    enrolling twice has the same effect as once.
 
-    The body need not have been read yet; `check_body` follows when it was.
+    The body need not have been read yet; call `check_body` once it has.
     """
     if not _same(fields.epoch, guard.epoch):
         raise SignatureRefused("stale-epoch", "the request was signed for another run of the server; sign it again")
@@ -213,7 +213,7 @@ def verify(
 
 
 def check_body(fields: SignedFields, body_sha256: str) -> None:
-    """Refuses a body (given by its SHA-256 in hex) that is not the signed one."""
+    """Refuse a body (given by its SHA-256 in hex) that is not the signed one."""
     if not _same(fields.body_sha256, body_sha256):
         raise SignatureRefused("body-mismatch", f"the body's SHA-256 is not the one in {BODY}; send it again")
 
@@ -224,7 +224,7 @@ def new_token() -> str:
 
 
 def token_hash(token: str) -> bytes:
-    """What the server keeps of a token. One plain hash is enough: nobody can guess 256 random bits."""
+    """What the server stores for a token. One plain hash is enough: nobody can guess 256 random bits."""
     return sha256(token.encode(errors="replace")).digest()
 
 

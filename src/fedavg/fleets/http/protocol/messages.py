@@ -24,7 +24,7 @@ from fedavg.fleets.http.protocol.strict import (
 )
 
 PROTOCOL: Final = 2
-#: No message that `dump` writes is longer, in bytes; requests to a server are far smaller.
+#: The most bytes that `dump` writes for a message; requests to a server are far smaller.
 MAX_MESSAGE: Final = 128 * 1024
 LARGEST: Final = 2**31 - 1
 
@@ -34,7 +34,7 @@ ROUND: Final = Integer(1, LARGEST)
 ATTEMPT: Final = Integer(0, LARGEST)
 COUNT: Final = Integer(0, LARGEST)
 EXAMPLES: Final = Integer(0, 2**31)
-#: Servers keep a table from 0 to the largest number that anybody asked for.
+#: A bound is needed: servers keep a table from 0 to the largest number that any client asked for.
 CLIENT: Final = Integer(0, 2**20 - 1)
 NUMBERS: Final = Integer(1, 2**40)
 SHA256: Final = Text("[0-9a-f]", 64, 64, "a SHA-256 in lower-case hex")
@@ -52,7 +52,7 @@ METRICS: Final = TableOf(Text("[a-z0-9_.]", 1, 48, "a-z, 0-9, _ and ."), Number(
 RUN: Final = Integer(1, LARGEST)
 PLAN: Final = Text(LINES, 1, 16_384, "printable text")
 
-#: What the field of that name says, in each answer that has it.
+#: The help text of the field of that name, in each answer that has it.
 COUNTED: Final = "whether the update in `holding` is part of its round; null if there is none or it is not known"
 
 
@@ -117,7 +117,7 @@ class PollRequest:
     wait_s: float = item(Number(0, 60), "how long the server may hold the request open")
 
 
-#: Attempts at an evaluation are numbered from here on, so that nobody takes an answer for an update.
+#: Attempts at an evaluation are numbered from here, so that their answers are never mistaken for updates.
 JUDGING: Final = 1 << 30
 
 
@@ -204,7 +204,7 @@ class DoneAnswer(PollAnswer):
     counted: bool | None = item(Nullable(Flag()), COUNTED)
 
 
-#: The answers that tell a client what became of the update that it holds.
+#: The answers that tell a client whether the update that it holds has counted.
 Settling = WorkOffer | WaitAnswer | DoneAnswer
 
 
@@ -216,7 +216,8 @@ class UpdateAnswer:
     duplicate: bool = item(Flag(), "true if it had been accepted before; it counts once")
 
 
-#: What `ReportRequest.reason` may say, and what it means. A fixed list: nobody fills a server's counters with names.
+#: The values of `ReportRequest.reason` and their meanings. The list is fixed so that no client can invent names and
+#: fill a server's counters.
 REPORTS: Final[dict[str, str]] = {
     "training-failed": "the model could not be trained",
     "no-model": "the model could not be fetched, or is not what its SHA-256 says",
@@ -262,7 +263,7 @@ class NewToken:
     hours: float | None = item(Nullable(HOURS), "how long it is valid; null: forever")
 
 
-#: What whoever operates a server may be allowed: everything; to submit runs; to look.
+#: What an operator may be allowed: everything; to submit runs; to look.
 OPERATE: Final = "operator"
 SUBMIT: Final = "submitter"
 VIEW: Final = "viewer"
@@ -322,7 +323,7 @@ class Problem:
     epoch: str | None = item(Nullable(EPOCH), "the epoch to sign with, if that was the mistake")
 
 
-#: What `Problem.error` may say, with its HTTP status; a refused update frame (422) says its `wire.UpdateFault`.
+#: The values of `Problem.error` and their HTTP status; a refused update frame (422) has its `wire.UpdateFault`.
 PROBLEMS: Final[dict[str, int]] = {
     "bad-json": 400,
     "bad-field": 400,

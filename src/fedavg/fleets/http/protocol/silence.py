@@ -1,8 +1,8 @@
-"""Why a server cannot be reached, and what to do: in words, from what the network and TLS say of it."""
+"""Explains in words why a server cannot be reached, and what to do, from the error of the network or TLS."""
 
 from typing import Final
 
-#: What an error says, and what that means with its remedy. The first that fits is told.
+#: Part of an error's text, and its meaning with a remedy. The first match is used.
 _MEANINGS: Final = (
     (
         ("unable to get local issuer", "self-signed", "self signed", "unable to get issuer"),
@@ -36,9 +36,9 @@ _MEANINGS: Final = (
     ),
     (("unreachable", "no route"), "there is no route to it; is the network up, and is the address right?"),
 )
-#: How many of these a certificate is to blame for.
+#: How many of the entries above are faults of a certificate.
 _LASTING: Final = 3
-#: A connection that is ended without a word, by how it was opened.
+#: A connection that was closed without an answer, by how it was opened.
 _ENDED: Final = {
     "http": "it closes the connection; expected https: if it has a certificate",
     "https": "it closes the connection; if it asks for certificates (mTLS), expected --cert and --key with one of an "
@@ -47,7 +47,7 @@ _ENDED: Final = {
 
 
 def why_silent(url: str, error: Exception) -> str:
-    """What the matter is, and the remedy."""
+    """The cause and the remedy."""
     said = str(error) or type(error).__name__
     meaning = next((means for signs, means in _MEANINGS if any(sign in said.lower() for sign in signs)), None)
     if meaning is None and "disconnected" in said.lower():
@@ -58,6 +58,6 @@ def why_silent(url: str, error: Exception) -> str:
 
 
 def is_mistake(error: Exception) -> bool:
-    """Whether it is a wrong certificate: to try again would not help."""
+    """Whether the cause is a wrong certificate, so that trying again would not help."""
     said = str(error).lower()
     return any(sign in said for signs, _ in _MEANINGS[:_LASTING] for sign in signs)

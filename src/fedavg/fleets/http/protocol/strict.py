@@ -1,8 +1,8 @@
 """Strict JSON to and from frozen dataclasses. Knows no message of the protocol: those are in `messages.py`.
 
-A field's type, bounds and help text stand once, in its metadata: the parser, the writer and the JSON schemas are made
-from them. Whatever does not fit is refused by name; nothing is converted, guessed or ignored. The kinds of one answer
-are the subclasses of a class without fields, told apart by their `type`.
+A field's type, bounds and help text are written once, in its metadata: the parser, the writer and the JSON schemas are
+made from them. An invalid field is refused by name; nothing is converted, guessed or ignored. The variants of an
+answer are the subclasses of a class without fields; their `type` distinguishes them.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from fedavg.errors import FedAvgError
 
-#: No message nests deeper than this; a parser that recurses is never shown more.
+#: No message nests deeper than this; deeper input never reaches a parser that recurses.
 MAX_DEPTH: Final = 4
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ MessageRefusal = Literal["bad-json", "too-large", "bad-field"]
 
 
 class MessageRefused(FedAvgError):
-    """A message is not what the protocol says; `field` is the dotted path of the culprit, if it is one field."""
+    """A message violates the protocol; `field` is the dotted path of the field at fault, if it is one field."""
 
     def __init__(self, reason: MessageRefusal, detail: str, field: str | None = None) -> None:
         super().__init__(detail)
@@ -29,7 +29,7 @@ class MessageRefused(FedAvgError):
         self.field = field
 
 
-# What a field may hold. Each rule checks a value that JSON gave, and says the same as a JSON schema.
+# What a field may hold. Each rule checks a value from JSON, and states the same rule as a JSON schema.
 
 
 class Rule(ABC):
@@ -39,7 +39,7 @@ class Rule(ABC):
 
     @abstractmethod
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the values that `check` takes."""
+        """The JSON schema of the values that `check` accepts."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Integer(Rule):
 
 @dataclass(frozen=True)
 class Number(Rule):
-    """A finite number. JSON does not tell 1 from 1.0 (some languages write one for the other): both are taken."""
+    """A finite number. JSON does not distinguish 1 from 1.0 (languages write either), so both are accepted."""
 
     low: float
     high: float
@@ -87,7 +87,7 @@ class Number(Rule):
         return {"type": "integer" if self.whole else "number", low: self.low, "maximum": self.high}
 
 
-#: JSON can write half of a surrogate pair, which is no character: a schema has no word for it.
+#: JSON can write half of a surrogate pair, which is not a character; a JSON schema cannot express this.
 _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -120,7 +120,7 @@ class Text(Rule):
 
 @dataclass(frozen=True)
 class Key(Rule):
-    """32 bytes in base64, in the one way of writing them: the bits that are left over are zero."""
+    """32 bytes in canonical base64: the unused bits are zero."""
 
     pattern = "[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="
 
@@ -146,7 +146,7 @@ class OneOf(Rule):
 
 @dataclass(frozen=True)
 class Nullable(Rule):
-    """A value or null. The field itself is never left out."""
+    """A value or null. The field itself is required."""
 
     rule: Rule
 
@@ -159,7 +159,7 @@ class Nullable(Rule):
 
 @dataclass(frozen=True)
 class ListOf(Rule):
-    """Texts, each of them once."""
+    """A list of distinct texts."""
 
     item: Text
     most: int
@@ -177,7 +177,7 @@ class ListOf(Rule):
 
 @dataclass(frozen=True)
 class TableOf(Rule):
-    """Names to numbers."""
+    """An object from names to numbers."""
 
     name: Text
     value: Number
@@ -223,12 +223,12 @@ def item(rule: Rule, help: str) -> Any:
 
 
 def tag(name: str) -> Any:
-    """The field by which the kinds of one answer are told apart."""
+    """The field that distinguishes the variants of an answer."""
     return field(init=False, default=name, metadata={"rule": OneOf((name,)), "help": "the kind of answer"})
 
 
 def parse(kind: type[T], body: bytes, limit: int) -> T:
-    """The message of this kind that the bytes hold; anything else is MessageRefused."""
+    """The message of this kind in the bytes; raises MessageRefused for anything else."""
     if len(body) > limit:
         raise MessageRefused("too-large", f"got a message of {len(body)} bytes; expected at most {limit}")
     message = _build(kind, _strict_json(body), "")
@@ -237,14 +237,14 @@ def parse(kind: type[T], body: bytes, limit: int) -> T:
 
 
 def dump(message: object) -> bytes:
-    """The message as JSON; one that `parse` would not take is refused here already."""
+    """The message as JSON; a message that `parse` would refuse is refused here."""
     values = asdict(message)  # type: ignore[call-overload]
     _build(type(message), values, "")
     return dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def schema(kind: type) -> dict[str, Any]:
-    """The JSON schema of a message, with nothing left open."""
+    """The JSON schema of a message; it allows no further fields."""
     variants: list[type] = kind.__subclasses__()
     if variants:
         return {"oneOf": [schema(variant) for variant in variants], "description": kind.__doc__}
@@ -261,7 +261,7 @@ def schema(kind: type) -> dict[str, Any]:
 
 
 def printable(text: str, limit: int) -> str:
-    """A text made fit for a `detail`: unsafe characters become '?', and what is too long is cut."""
+    """A text made safe for a `detail`: unsafe characters become '?', and a long text is cut."""
     return _HALF_PAIR.sub("?", re.sub(f"(?!{LINES}).", "?", text[:limit], flags=re.DOTALL))
 
 
@@ -278,7 +278,7 @@ def _build(kind: type, value: object, path: str) -> object:
 
 
 def _check_names(value: dict[str, object], known: list[str], path: str) -> None:
-    """Each known field is there, and no other."""
+    """Every known field is present, and no other."""
     for name in [name for name in value if name not in known]:
         _refuse(value[name], _join(path, _shown(name)), f"no such field; known are {', '.join(known)}")
     for where in [_join(path, name) for name in known if name not in value]:
@@ -322,7 +322,7 @@ def _no_constant(name: str) -> object:
 
 _DECODER: Final = JSONDecoder(object_pairs_hook=_no_repeats, parse_constant=_no_constant)
 _BRACKET: Final = re.compile(r"[\[\]{}]")
-#: Possessive, and taking a string without an end as well: each character is looked at once, whatever the text.
+#: Possessive, and also matches an unterminated string, so that each character is read once, whatever the text.
 _STRING: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
@@ -337,6 +337,6 @@ def _refuse(value: object, path: str, expected: str) -> object:
 
 
 def _shown(value: object) -> str:
-    """A value of a stranger's making, short and printable."""
+    """An untrusted value, made short and printable."""
     text = value if isinstance(value, str) else repr(value)
     return ascii(text[:80])[1:-1]

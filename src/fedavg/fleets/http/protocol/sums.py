@@ -1,4 +1,4 @@
-"""Sums of metrics as a vector of float32 that loses nothing: each float64 is the sum of three float32."""
+"""Sums of metrics as a float32 vector without loss: each float64 is the sum of three float32."""
 
 from typing import Final
 

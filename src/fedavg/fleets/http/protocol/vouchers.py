@@ -1,7 +1,7 @@
-"""The authority that vouches for devices' keys: its files, and the two messages by which it can be asked.
+"""The authority that vouches for devices' keys: its files, and the two messages to ask it for a voucher.
 
-The authority belongs to the fleet's owner and is not the server. What it signs is a device's public key; devices pin
-the authority's, so that no server can bring peers of its own making into a session of secure aggregation.
+The authority belongs to the fleet's owner and is not the server. It signs devices' public keys; devices pin the
+authority's key, so that no server can put invented peers into a session of secure aggregation.
 """
 
 from base64 import b64decode, b64encode
@@ -21,7 +21,7 @@ from fedavg.fleets.http.protocol.messages import TOKEN
 from fedavg.fleets.http.protocol.strict import Key, Text, item
 from fedavg.secagg.identity import SIGNATURE_BYTES, verified
 
-#: Where an authority that runs as a process is asked.
+#: The path at which an authority that runs as a process answers.
 PATH: Final = "/v1/vouch"
 _SIGNATURE: Final = Text("[A-Za-z0-9+/=]", 88, 88, "64 bytes in base64")
 _PROOF: Final = b"fedavg vouch for me 1"
@@ -49,7 +49,7 @@ def request_for(key: ClientKey, token: str) -> VouchRequest:
 
 
 def proven(request: VouchRequest) -> bytes | None:
-    """The key that the request is for; None if its sender has not shown that it holds it."""
+    """The key that the request is for; None if its sender has not proved that it holds the private half."""
     public = b64decode(request.key)
     try:
         proof = b64decode(request.proof, validate=True)
@@ -86,7 +86,7 @@ def voucher_text(voucher: bytes) -> str:
 
 
 def parse_voucher(text: str | bytes) -> bytes | None:
-    """The signature in a voucher file; None if it is none."""
+    """The signature in a voucher file; None if the text is not a voucher."""
     try:
         voucher = b64decode(text.strip(), validate=True)
     except (Base64Error, ValueError):

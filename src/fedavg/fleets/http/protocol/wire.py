@@ -1,9 +1,9 @@
-"""The update frame: what a client uploads, and the one place that looks at it before anything is made of it.
+"""The update frame: what a client uploads, and the one place that checks it before it is used.
 
     "FAVG" | u8 version | u32 LE length of the header | header: strict JSON | payload: the codec's bytes
 
 Every byte is hostile until checked (docs/protocol.md). A frame is decoded whole or refused with a reason; cheap checks
-come first, no length is believed before it is held against the bytes that are there, and nothing but numbers comes out.
+come first, every length is compared with the bytes that are there before it is used, and only numbers come out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,13 +41,13 @@ from fedavg.fleets.http.protocol.strict import (
 MAGIC: Final = b"FAVG"
 VERSION: Final = 1
 MAX_HEADER: Final = 16 * 1024
-#: The least that an update may count: a mean over weights that come near to zero has no bound.
+#: The smallest weight of an update: a mean with weights near zero is unbounded.
 MIN_WEIGHT: Final = 2.0**-20
 _PREFIX: Final = Struct("<4sBI")
 
 
 class UpdateFault(StrEnum):
-    """Why an update is refused: a closed set, in the order in which a frame is looked at."""
+    """Why an update is refused: a closed set, in the order of the checks."""
 
     TRUNCATED = "truncated"
     BAD_MAGIC = "bad-magic"
@@ -79,7 +79,7 @@ class UpdateRefused(FedAvgError):
 
 @dataclass(frozen=True)
 class UpdateHeader:
-    """What a client says of its update."""
+    """What a client says about its update."""
 
     plan: str = item(PLAN_DIGEST, "the plan's digest")
     round: int = item(ROUND, "the round of the offer")
@@ -93,7 +93,7 @@ class UpdateHeader:
 
 @dataclass(frozen=True)
 class SealedHeader(UpdateHeader):
-    """The header as it travels: bound to its payload."""
+    """The header as it is sent, with the digest of its payload."""
 
     payload_bytes: int = item(Integer(0, 2**48), "the length of the payload")
     payload_sha256: str = item(SHA256, "the SHA-256 of the payload")
@@ -114,7 +114,7 @@ class Expected:
     max_norm: float | None
     #: The names of the metrics that come with an update: these, all of them, and no others.
     metrics: frozenset[str]
-    #: What each may be at least and at most; without an entry, what a header may say at all.
+    #: The lowest and highest value of each; without an entry, the limits of the header apply.
     metric_bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -128,7 +128,7 @@ class DecodedUpdate:
 
 
 def check_names(metrics: Iterable[str]) -> None:
-    """PlanError if a header cannot carry numbers by these names."""
+    """PlanError if a header cannot carry numbers under these names."""
     try:
         METRICS.check(dict.fromkeys(metrics, 0.0), "metrics")
     except MessageRefused as error:
@@ -136,19 +136,19 @@ def check_names(metrics: Iterable[str]) -> None:
 
 
 def max_frame_bytes(numbers: int, codec: Codec) -> int:
-    """No frame for a model of so many numbers is longer: a server stops reading there."""
+    """The longest frame for a model of so many numbers; a server stops reading there."""
     return _PREFIX.size + MAX_HEADER + codec.max_bytes(numbers)
 
 
 def encode_update(header: UpdateHeader, payload: bytes) -> bytes:
-    """The frame; a header that could not be read back is MessageRefused."""
+    """The frame; raises MessageRefused for a header that could not be read back."""
     sealed = SealedHeader(**asdict(header), payload_bytes=len(payload), payload_sha256=sha256(payload).hexdigest())
     text = dump(sealed)
     return b"".join((_PREFIX.pack(MAGIC, VERSION, len(text)), text, payload))
 
 
 def decode_update(frame: bytes | memoryview, expected: Expected) -> DecodedUpdate:
-    """The update in a frame, if it is the one that was asked for; whatever else comes is UpdateRefused."""
+    """The update in a frame; raises UpdateRefused unless it is the one that was asked for."""
     header, payload = _split(memoryview(frame).cast("B"))
     _check_identity(header, expected)
     _check_claims(header, expected)
@@ -232,7 +232,7 @@ def _vector(payload: memoryview, expected: Expected) -> Tensor:
             vector = expected.codec.decode(payload, expected.numbers)
     except NotFinite as error:
         raise UpdateRefused(UpdateFault.NOT_FINITE, str(error)) from None
-    except Exception as error:  # whatever a codec trips over in a stranger's bytes is the stranger's mistake
+    except Exception as error:  # any failure of a codec on untrusted bytes is the sender's fault
         raise UpdateRefused(UpdateFault.BAD_PAYLOAD, f"not a {expected.codec.name} payload: {error}") from None
     if vector.shape != (expected.numbers,) or vector.dtype != torch.float32:
         detail = f"got {tuple(vector.shape)} {vector.dtype}; expected ({expected.numbers},) float32"
