@@ -146,6 +146,7 @@ static const Tile tiles[WIDE][TALLEST] = {{TALL_NAMES(1)}, {NAMES(2)}};
 static _Thread_local float panel[PIECE * PANEL] __attribute__((aligned(64)));
 
 static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
+    float *const own = panel; /* where a thread's own room is, is asked once */
     for (int p = 0; p == 0 || p < k; p += PIECE) {
         const int depth = smaller(PIECE, k - p);
         Target piece = *to;
@@ -156,8 +157,8 @@ static void by_panels(int m, int n, int k, Matrix a, Matrix b, const Target *to)
             const float *from = part.at;
             long step = part.row;
             if (part.column != 1 || width % LANES || m > 4 * TALL) {
-                pack(depth, width, vecs * LANES, part, panel);
-                from = panel, step = vecs * LANES;
+                pack(depth, width, vecs * LANES, part, own);
+                from = own, step = vecs * LANES;
             }
             for (int i = 0, rows; i < m; i += rows) {
                 rows = part_of(m, i, a.row != 1 && a.column != 1 ? 1 : vecs <= NARROW ? TALLEST : TALL);

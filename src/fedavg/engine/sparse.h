@@ -61,12 +61,12 @@ static void find_others(int count, const float *x, Others *to) {
 }
 
 /* The sum of rows of `beside`, each times a number. */
-INLINE void gather(const int vecs, const Others *row, vec *to) {
+INLINE void gather(const int vecs, const Others *row, const float *room, vec *to) {
     vec sums[REACH];
 #pragma GCC unroll 14
     for (int v = 0; v < vecs; v++) sums[v] = (vec){0};
     for (int i = 0; i < row->count; i++) {
-        const float factor = row->what[i], *from = beside + (long)row->where[i] * (vecs * LANES);
+        const float factor = row->what[i], *from = room + (long)row->where[i] * (vecs * LANES);
 #pragma GCC unroll 14
         for (int v = 0; v < vecs; v++) sums[v] += factor * load(from + v * LANES);
     }
@@ -74,9 +74,9 @@ INLINE void gather(const int vecs, const Others *row, vec *to) {
     for (int v = 0; v < vecs; v++) to[v] = sums[v];
 }
 
-typedef void (*Gather)(const Others *row, vec *to);
+typedef void (*Gather)(const Others *row, const float *room, vec *to);
 #define GATHER(vecs) \
-    static void gather_##vecs(const Others *row, vec *to) { gather(vecs, row, to); }
+    static void gather_##vecs(const Others *row, const float *room, vec *to) { gather(vecs, row, room, to); }
 GATHER(1) GATHER(2) GATHER(3) GATHER(4) GATHER(5) GATHER(6) GATHER(7) GATHER(8) GATHER(9) GATHER(10) GATHER(11) GATHER(12)
 #if LANES == 16
 GATHER(13) GATHER(14)
@@ -104,6 +104,8 @@ INLINE void put(const Target *to, int row, int column, int n, vec sum) {
 
 /* The product when the rows of a, contiguous along k, are mostly zeros. */
 static void by_sparse_rows(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
+    Others *const found = others; /* where a thread's own room is, is asked once */
+    float *const room = beside;
     vec sums[REACH];
     for (int p = 0; p < k; p += PIECE) {
         const int depth = smaller(PIECE, k - p);
@@ -112,10 +114,10 @@ static void by_sparse_rows(int m, int n, int k, Matrix a, Matrix b, const Target
         for (int j = 0, width; j < n; j += width) {
             const int vecs = part_of((n + LANES - 1) / LANES, j / LANES, REACH);
             width = vecs * LANES;
-            pack(depth, smaller(width, n - j), width, (Matrix){b.at + p * b.row + j * b.column, b.row, b.column}, beside);
+            pack(depth, smaller(width, n - j), width, (Matrix){b.at + p * b.row + j * b.column, b.row, b.column}, room);
             for (int i = 0; i < m; i++) {
-                find_others(depth, a.at + i * a.row + p, others);
-                gathers[vecs - 1](others, sums);
+                find_others(depth, a.at + i * a.row + p, found);
+                gathers[vecs - 1](found, room, sums);
                 for (int v = 0; v < vecs; v++) put(&piece, i, j + v * LANES, n, sums[v]);
             }
         }
@@ -123,17 +125,19 @@ static void by_sparse_rows(int m, int n, int k, Matrix a, Matrix b, const Target
 }
 
 /* Transposes up to LANES columns of b, whose rows are dense, so that each is contiguous along k. */
-static void stand(int k, int columns, Matrix b) {
+static void stand(int k, int columns, Matrix b, float *to) {
     int p = 0;
     if (columns == LANES)
         for (; p + LANES <= k; p += LANES)
-            for (int x = 0; x < LANES; x += 4) turn_four(b.at + p * b.row + x, b.row, standing + x * PIECE + p, PIECE);
+            for (int x = 0; x < LANES; x += 4) turn_four(b.at + p * b.row + x, b.row, to + x * PIECE + p, PIECE);
     for (; p < k; p++)
-        for (int x = 0; x < columns; x++) standing[x * PIECE + p] = b.at[p * b.row + x];
+        for (int x = 0; x < columns; x++) to[x * PIECE + p] = b.at[p * b.row + x];
 }
 
 /* The product when the columns of b, whose rows are dense, are mostly zeros: LANES of them at a time. */
 static void by_sparse_columns(int m, int n, int k, Matrix a, Matrix b, const Target *to) {
+    Others *const found = others;
+    float *const room = beside, *const turned = standing;
     vec sums[LANES * REACH], tile[LANES];
     for (int p = 0; p < k; p += PIECE) {
         const int depth = smaller(PIECE, k - p);
@@ -143,13 +147,13 @@ static void by_sparse_columns(int m, int n, int k, Matrix a, Matrix b, const Tar
             const int vecs = part_of((m + LANES - 1) / LANES, i / LANES, REACH);
             height = vecs * LANES;
             const Matrix rows = {a.at + i * a.row + p * a.column, a.column, a.row};
-            pack(depth, smaller(height, m - i), height, rows, beside);
+            pack(depth, smaller(height, m - i), height, rows, room);
             for (int j = 0; j < n; j += LANES) {
                 const int columns = smaller(LANES, n - j);
-                stand(depth, columns, (Matrix){b.at + p * b.row + j, b.row, 1});
+                stand(depth, columns, (Matrix){b.at + p * b.row + j, b.row, 1}, turned);
                 for (int x = 0; x < columns; x++) {
-                    find_others(depth, standing + x * PIECE, others);
-                    gathers[vecs - 1](others, sums + x * vecs);
+                    find_others(depth, turned + x * PIECE, found);
+                    gathers[vecs - 1](found, room, sums + x * vecs);
                 }
                 for (int x = columns * vecs; x < LANES * vecs; x++) sums[x] = (vec){0};
                 for (int v = 0; v < vecs; v++) {
