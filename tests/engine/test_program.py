@@ -421,16 +421,21 @@ def test_the_order_in_which_lengths_are_met_changes_no_bit():
 def test_trainers_in_several_threads_do_not_disturb_each_other():
     """As devices within one app: each thread has its own room for the factors of products."""
 
-    def trained(seed: int) -> torch.Tensor:
+    def ready(seed: int) -> tuple[Trainer, Examples]:  # PyTorch has one generator for the first weights of all threads
         trainer, examples = Trainer(PERCEPTRON, seed), mostly_zeros(200, seed)
         trainer.choose_engine("graph", examples)
-        for _ in range(10):
+        return trainer, examples
+
+    def trained(one: tuple[Trainer, Examples]) -> torch.Tensor:
+        trainer, examples = one
+        for _ in range(20):
             epoch(trainer, examples, 100, 0.1)
         return trainer.weights.clone()
 
-    alone = [trained(seed) for seed in range(4)]
+    alone = [trained(ready(seed)) for seed in range(4)]
+    several = [ready(seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(trained, range(4)))
+        together = list(threads.map(trained, several))
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one, other)
 
