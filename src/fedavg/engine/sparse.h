@@ -89,7 +89,8 @@ static const Gather gathers[REACH] = {
 };
 
 /* True if each sum is sure to be rounded alike here and in the tiles of `by_panels`, where compilers join some products
- * with the sum after them, and not others. What is added stands in the target: a sum of several pieces is. */
+ * with the sum after them, and not others. What is added must be the target itself: later
+ * pieces of k are added to what the first one left there. */
 static int rounds_alike(int n, const Target *to) {
     if (to->added != to->at) return 0;
     return to->alpha == 1.0f || (n % LANES == 0 && to->beta == 1.0f && !to->bias);
