@@ -357,7 +357,7 @@ class Device:
                 log.warning("no model is published", extra={"round": self._last_round})
             return
         if isinstance(answer, DoneAnswer) and latest.sha256 != answer.model:
-            log.warning("the model that is published is not the run's", extra={"round": self._last_round})
+            log.warning("published model is not this run's", extra={"round": self._last_round})
             return
         self._model = latest.sha256
         tensors = model_of(participant.setup, numbers_of(latest.data)).module.state_dict()

@@ -218,7 +218,7 @@ class _Replica:
                 if self._leadership.attempt(self._member.replica) is not None:
                     return self._lead(watch)
             except Deposed as error:
-                log.warning("leads no more", extra={"detail": str(error)})
+                log.warning("no longer leading", extra={"detail": str(error)})
             except StoreError as error:
                 if not error.retryable:
                     raise

@@ -163,7 +163,7 @@ def admin_token(store: Store, options: Options, uses: int) -> bytes:
         fresh = keys.new_token()
         write_atomically(directory / ADMIN_TOKEN, fresh.encode(), private=True)
         store.set_note(ADMIN_TOKEN, keys.token_hash(fresh).hex())
-        log.warning("the operator's token is another one", extra={"file": str(directory / ADMIN_TOKEN)})
+        log.warning("new operator token", extra={"file": str(directory / ADMIN_TOKEN)})
         return keys.token_hash(fresh)
     if known is not None:
         return bytes.fromhex(known)

@@ -144,7 +144,7 @@ class Service(NowServed):
                 except StoreError as error:
                     if not error.retryable:
                         raise
-                    log.error("cannot go on; trying again", extra={"detail": str(error)})
+                    log.error("cannot continue; trying again", extra={"detail": str(error)})
                     self._pause(RETRY_S)
                     continue
                 self._floor.balance()
@@ -187,7 +187,7 @@ class Service(NowServed):
                 self._floor.take_down(number)  # waiting clients are held until there is a run again
         except StoreError as error:
             if error.retryable:  # the run is still under way: start it again
-                log.error("cannot go on; trying again", extra={"run": number, "detail": str(error)})
+                log.error("cannot continue; trying again", extra={"run": number, "detail": str(error)})
                 self._pause(RETRY_S)
             else:
                 self._fatal = error

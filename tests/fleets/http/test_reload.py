@@ -132,7 +132,7 @@ def test_replicas_go_on_together_when_one_renews_its_certificate(tmp_path, postg
             for replica, known in after.items():
                 assert known.startswith(before[replica])
                 assert known.count("BEGIN CERTIFICATE") == 2
-        assert not [line for each in replicas for line in each.lines("replicas given up")]
+        assert not [line for each in replicas for line in each.lines("replicas dropped")]
     finally:
         for each in replicas:
             each.stop()

@@ -120,7 +120,7 @@ def test_another_one_leads_within_five_seconds(tmp_path, url, how):
         assert datetime.fromisoformat(line["time"]).timestamp() - began < 5
         if how is signal.SIGSTOP:
             os.kill(old.pid, signal.SIGCONT)
-            wait_until(lambda: old.lines("leads no more"), "the old leader to notice")
+            wait_until(lambda: old.lines("no longer leading"), "the old leader to notice")
 
 
 def test_a_request_is_taken_once_by_all_replicas_together(pair):
@@ -164,7 +164,7 @@ def test_what_a_dead_replica_had_is_asked_for_again_and_counts_once(pair):
     assert not hands[1].upload(offers[1]).duplicate
     row = row_of(pair, offers[0].round)
     assert (row["clients"], row["examples"]) == (2, 2.0)
-    assert staying.lines("replicas given up")
+    assert staying.lines("replicas dropped")
     dying.start()
     wait_until(dying.status, "the replica")
 

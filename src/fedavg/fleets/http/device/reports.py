@@ -31,4 +31,4 @@ def report(link: Link, round: int, attempt: int, error: Exception, otherwise: st
     except ServerRefused as refusal:
         log.warning("report refused", extra={"reason": refusal.error})
     except FleetError as trouble:
-        log.warning("report not taken", extra={"detail": str(trouble)})
+        log.warning("report not delivered", extra={"detail": str(trouble)})

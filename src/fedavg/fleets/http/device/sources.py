@@ -73,7 +73,7 @@ class Files(Source):
         except FedAvgError as error:
             if self._examples is None or classes != self._classes:
                 raise
-            log.warning("data kept as it was", extra={"detail": str(error)})
+            log.warning("data not read; using what was read before", extra={"detail": str(error)})
         self._stamp, self._classes = stamp, classes
         return self._examples
 

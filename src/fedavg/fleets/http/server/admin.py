@@ -115,7 +115,7 @@ class Admin:
         return JSONResponse({"id": wanted, "withdrawn": True})
 
     async def _stop(self, call: Call) -> Response:
-        log.info("told to stop", extra={"by": call.who})
+        log.info("stop requested", extra={"by": call.who})
         self._stop_server()
         return JSONResponse({"stopping": True})
 

@@ -104,7 +104,7 @@ class Leader(Gathering):
             if self._member.sealed:
                 return  # their parts are gathered; if not, the gathering code drops them
             self._together.give_up([row.id for row in replicas])
-        log.warning("replicas given up", extra={"replicas": [row.url for row in replicas], "reason": why})
+        log.warning("replicas dropped", extra={"replicas": [row.url for row in replicas], "reason": why})
 
     # The sum of a round
 
@@ -154,7 +154,7 @@ class Leader(Gathering):
             self._together.give_up(lost)
             self._member.sealed = False
         self._member.look()
-        log.warning("replicas given up", extra={"replicas": len(lost), "reason": "their part of the sum is lost"})
+        log.warning("replicas dropped", extra={"replicas": len(lost), "reason": "their part of the sum is lost"})
 
 
 def _held_by(replica: int, claims: dict[int, int]) -> frozenset[int]:

@@ -133,7 +133,7 @@ class Member(Elsewhere):
         try:
             self._together.leave(self.replica)
         except StoreError as error:  # the leader finds out by itself
-            log.warning("left without a word", extra={"detail": str(error)})
+            log.warning("left without telling the others", extra={"detail": str(error)})
         self._threads.shutdown()
 
     @property
@@ -254,7 +254,7 @@ class Member(Elsewhere):
         collecting = self._hub.collecting
         with collecting.adding:
             if self._claims.replica:
-                log.warning("given up by the others, and joins anew", extra={"replica": self._claims.replica})
+                log.warning("dropped by the others; joining again", extra={"replica": self._claims.replica})
             self._claims.replica = secrets.randbelow(2**62) + 1
             self._together.join(ReplicaRow(self.replica, self._url, self.key.public, self._certificate))
             for known in (collecting.current, collecting.waiting):
