@@ -16,7 +16,7 @@ from fedavg.campaign.records import CAP, DIVERGED, Record, Records
 from fedavg.cli import cli
 from fedavg.engine.model import Model
 from fedavg.study import niid, reducers, robust
-from fedavg.study.cells import PublishedCell, found, last, pursue
+from fedavg.study.cells import FoundCell, PublishedCell, found, last, pursue
 from fedavg.testing import check_algorithm
 from toys import line_plan
 
@@ -124,6 +124,14 @@ def test_every_plan_of_the_own_table_can_be_begun():
         (plan,) = cell.plans
         liars = round(float(plan.attackers) * reducers.CLIENTS)
         make_defence(plan.reducer).check(reducers.CLIENTS, liars)
+
+
+def test_in_the_figure_of_the_own_table_more_is_better_everywhere():
+    """A trigger that works on 99 of 100 images is withstood on one; accuracy stays what it is."""
+    cell = reducers.cells()[0]
+    assert reducers.withstood(FoundCell(cell, 0.99, (30, 30)), "backdoor:0:boost=5.0")[1] == pytest.approx(0.01)
+    assert reducers.withstood(FoundCell(cell, None, (0, 30)), "backdoor:0:boost=5.0")[1] is None
+    assert reducers.withstood(FoundCell(cell, 0.99, (30, 30)), "signflip:3.0") == ("signflip", 0.99)
 
 
 def test_the_cells_of_niid_bench_are_those_that_are_asked_for():

@@ -9,10 +9,12 @@ if TYPE_CHECKING:
 
 #: rows -> columns -> value; None where nothing is measured.
 Grid = Mapping[str, Mapping[str, float | None]]
+#: Panels with more columns than this stand below each other, or the page would shrink them until nobody can read them.
+_WIDE = 8
 
 
 def heat_maps(grids: Mapping[str, Grid], path: Path, low: float = 0.0, high: float = 1.0) -> list[Path]:
-    """Grids side by side, on one colour scale; unmeasured cells are empty."""
+    """Grids on one colour scale, wide ones below each other; unmeasured cells are empty."""
     figure, axes = _subplots(len(grids), [len(next(iter(grid.values()))) for grid in grids.values()])
     for place, (title, grid) in zip(axes, grids.items(), strict=True):
         _heat_map(place, title, grid, low, high)
@@ -60,10 +62,10 @@ def _subplots(count: int, widths: Sequence[int]) -> tuple[Any, Sequence["Axes"]]
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(
-        1, count, figsize=(max(3.2, 0.55 * max(widths)) * count, 3.6), squeeze=False, constrained_layout=True
-    )
-    return figure, list(axes[0])
+    rows, columns = (count, 1) if max(widths) > _WIDE else (1, count)
+    size = (max(3.2, 0.55 * max(widths)) * columns, 3.6 * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, constrained_layout=True)
+    return figure, list(axes.flat)
 
 
 def _saved(figure: Any, path: Path) -> list[Path]:

@@ -143,6 +143,7 @@ def write(results: Sequence[FoundCell], out: Path) -> list[Path]:
         "Test accuracy in percent after 50 rounds; ours, and in brackets what Flower's reproduction has. Written by "
         "`fedavg study niid`.",
         markdown("data", list(ALGORITHMS), rows),
+        "![Bars by algorithm, published beside ours](figures/niid.png)",
     ])  # fmt: skip
     groups = {
         f"{data} {partition}": {

@@ -92,6 +92,14 @@ def _value(records: Sequence[Record]) -> float:
     return last(records[0])
 
 
+def withstood(found: FoundCell, attack: str) -> tuple[str, float | None]:
+    """A column of the figure, where more is better everywhere: of a backdoor, how often the trigger failed."""
+    kind = attack.partition(":")[0]
+    if kind != _BACKDOOR:
+        return kind, found.ours
+    return "backdoor\nfailed", None if found.ours is None else 1 - found.ours
+
+
 def write(results: Sequence[FoundCell], out: Path) -> list[Path]:
     """robust_own.md, robust_own.json and a heat map for each share of liars."""
     known = {result.cell.name: result for result in results}
@@ -103,16 +111,15 @@ def write(results: Sequence[FoundCell], out: Path) -> list[Path]:
         }
         tables += [f"## {share:.0%} liars", markdown("reducer", [attack.partition(":")[0] for attack in ATTACKS], rows)]
         grids[f"{share:.0%} liars"] = {
-            rule.partition(":")[0]: {
-                attack.partition(":")[0]: known[_name(rule, attack, share)].ours for attack in ATTACKS
-            }
+            rule.partition(":")[0]: dict(withstood(known[_name(rule, attack, share)], attack) for attack in ATTACKS)
             for rule in REDUCERS
         }
     honest = {rule.partition(":")[0]: [shown(known[_name(rule, None, 0.0)], 3)] for rule in REDUCERS}
     text = "\n\n".join([
         "# Each reducer against each attack",
         "Test accuracy after 30 rounds; for the backdoor the share of images with the trigger that are taken for its "
-        "target (lower is better). Written by `fedavg study robust --own`.",
+        "target (lower is better; the figure shows the share that are not). Written by `fedavg study robust --own`.",
+        "![A heat map for each share of liars](figures/robust_own.png)",
         "## No liars", markdown("reducer", ["accuracy"], honest), *tables,
     ])  # fmt: skip
     return [*written(results, text, out / "robust_own"), *heat_maps(grids, out / "figures" / "robust_own")]

@@ -188,6 +188,7 @@ def write(results: Sequence[FoundCell], out: Path) -> list[Path]:
         "Test accuracy under the worst of three attacks by the better of two rules; ours, and in brackets the "
         "published figure. Written by `fedavg study robust`.",
         markdown("gamma", [f"f = {f}" for f in (1, 2, 3, 4)], rows),
+        "![The published heat map beside ours](figures/robust.png)",
     ])  # fmt: skip
     grids: dict[str, Grid] = {
         "published": {f"{gamma:g}": {f"f={f}": PUBLISHED[gamma][f - 1] for f in (1, 2, 3, 4)} for gamma in GAMMAS},
