@@ -49,7 +49,7 @@ def database_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs/fleet"), show_default=True,
               help="Tokens, metrics, the model, and the database unless --db is given.")  # fmt: skip
 @database_options
-@click.option("--replica", is_flag=True, help="Be one of several processes that serve the run of one PostgreSQL --db.")
+@click.option("--replica", is_flag=True, help="Be one of several processes that are one server, with one PostgreSQL.")
 @click.option("--replica-url", metavar="URL", help="Where other replicas reach this one [where it listens].")
 @click.option("--replica-cert", type=FILE, help="With --client-ca: the certificate, PEM, that it shows to others.")
 @click.option("--replica-key", type=FILE, help="Its private key, PEM.")

@@ -86,7 +86,7 @@ class Premises:
     def _shared(self, number: int, rounds: Store | None = None) -> OfService:
         return OfService(
             number, True, rounds, self._workers, self._guard, self._know, self._another_plan, self.missed,
-            self._moved_on, self.runs.count,
+            self._moved_on, self.final_model, self.runs.count,
         )  # fmt: skip
 
     def _know(self, rows: Sequence[ClientRow]) -> None:
@@ -110,13 +110,21 @@ class Premises:
             return False
         with self._reopening:
             return self.floor.send_back(k, run.number) or (
-                self._reopened(run, client) and self.floor.send_back(k, run.number)
+                self.reopened(run, client) and self.floor.send_back(k, run.number)
             )
 
-    def _reopened(self, run: SubmittedRun, client: ClientRow) -> bool:
+    def final_model(self, digest: str) -> bytes | None:
+        """The model of a finished run, for a client that heard of its end before a restart, or from another replica."""
+        with self._reopening:
+            for run in self.runs.done():
+                if run.detail.endswith(digest) and (self.floor.has(run.number) or self.reopened(run)):
+                    return self.floor.model(digest)
+        return None
+
+    def reopened(self, run: SubmittedRun, client: ClientRow | None = None) -> bool:
         """Offer the news that a run is over, and its model; false if the run is not for this client."""
         plan = self.hosting.plan(run.plan_toml)
-        if not allows(client, str(plan.task)):
+        if client is not None and not allows(client, str(plan.task)):
             return False
         options, _, _ = self.hosting.resolved(plan)
         with ExitStack() as held:

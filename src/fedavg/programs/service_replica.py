@@ -10,24 +10,19 @@ import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from threading import Condition, RLock, Thread
+from threading import Condition, Thread
 from typing import Final, final
 
 from starlette.routing import BaseRoute
 
-from fedavg.engine.model import model_sha256
 from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError, PlanError
-from fedavg.fleets.http.protocol.messages import DoneAnswer
 from fedavg.fleets.http.server.fleet import Stopped
-from fedavg.fleets.http.server.floor import OF_RUN, Stand
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.logs import Seldom
 from fedavg.fleets.http.server.metrics import Requests
 from fedavg.fleets.http.server.replicas.leader import Leader
 from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
-from fedavg.fleets.http.server.replicas.of_run import OfRun
 from fedavg.fleets.http.server.replicas.peers import OfReplica, PeerEndpoints
 from fedavg.fleets.http.server.signatures import Elsewhere
 from fedavg.fleets.http.server.store import Deposed, Store, StoreError, SubmittedRun
@@ -35,9 +30,10 @@ from fedavg.fleets.http.server.store.heartbeats import Heartbeats
 from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import SharedView, Together
 from fedavg.programs.desk import NowServed
-from fedavg.programs.hosting import Hosting, check_restored, take_over, weights_of
+from fedavg.programs.hosting import Hosting, check_restored, take_over
+from fedavg.programs.on_offer import OnOffer
 from fedavg.programs.premises import Premises
-from fedavg.programs.records import ENDED, Records
+from fedavg.programs.records import Records
 from fedavg.programs.replica import TRY_S, check_place, check_shareable, name_of
 from fedavg.programs.servable import Options
 from fedavg.programs.service import RETRY_S, check_no_single_run, open_to_all, what_came_of
@@ -48,6 +44,8 @@ log = logging.getLogger("fedavg.fleet")
 
 #: Seconds between looks at the queue while nothing is known to have changed.
 QUEUE_S: Final = 1.0
+#: The states of a run that a leader may begin or end.
+UNDER_WAY: Final = ("queued", "running")
 
 
 def serve_runs_together(
@@ -92,34 +90,21 @@ def _check_service(options: Options) -> None:
         )
 
 
-@dataclass
-class Offered:
-    """A run that this replica offers to clients, as it was found in the queue."""
-
-    run: SubmittedRun
-    shared: SharedRun
-
-
 @final
 class ServiceReplica(NowServed):
     """Thread-safe: the handlers' threads, the main loop and the thread of the run that is led call it."""
 
     def __init__(self, store: Store, hosting: Hosting, place: Place, leadership: Leadership) -> None:
         self._store, self._hosting, self._place, self._leadership = store, hosting, place, leadership
-        self._together, self._url = Together(store.connections), ""
-        #: Held while what is offered here is brought in line with the database.
-        self._moving = RLock()
-        self._offered: dict[int, Offered] = {}
-        #: The run that is led here.
-        self._led: SubmittedRun | None = None
+        self._together = Together(store.connections)
         #: Notified when there may be something to do.
         self._changed = Condition()
         self._news = self._stopping = False
         self.premises = Premises(store, hosting, self._joining)
         self._runs, self._front = self.premises.runs, self.premises.floor.front.hub
+        self._offers = OnOffer(self.premises, self._member, place)
         self._records = Records(self._runs, hosting)
         self._not_leading = Seldom(log, "cannot lead")
-        self._not_offered = Seldom(log, "cannot offer a run")
 
     def _joining(self, front: Hub, requests: Requests) -> Elsewhere:
         """This replica among the others of the service: clients, signatures, and which runs there are."""
@@ -137,102 +122,29 @@ class ServiceReplica(NowServed):
         return PeerEndpoints(guard, answered, self._front.presence.words, self._member.parts).routes
 
     def start(self, url: str) -> None:
-        self._url = url
-        self._member.start(url)
+        self._offers.start(url)
 
     def certify(self, certificate: str) -> None:
-        """Announce another certificate, PEM, to the other replicas."""
-        with self._moving:
-            self._place = replace(self._place, certificate=certificate)
-            members = [self._member, *(each.shared.member for each in self._offered.values())]
-        for member in members:
-            member.certify(certificate)
+        self._offers.certify(certificate)
 
     def stop(self) -> None:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        for hub in (self._front, *(each.shared.hub for each in list(self._offered.values()))):
-            hub.stop()
+        self._front.stop()
+        self._offers.stop()
 
     def close(self) -> None:
         self._member.close()
         self._member.peers.close()
         self.premises.close()
 
-    # What is offered here
-
     def _noticed(self, view: SharedView) -> None:
         """Something has changed in the database of the service."""
         if view.clients:
             self.premises.floor.know(view.clients)
-        self._offer()
+        self._offers.align()
         self.look_again()
-
-    def _offer(self) -> None:
-        """Offer exactly the runs that are under way according to the database."""
-        with self._moving:
-            if self._stopping:
-                return
-            under_way = {run.number: run for run in self._runs.under_way()}
-            for number, each in list(self._offered.items()):
-                now = under_way.get(number)
-                if now is not None and now.plan_digest == each.run.plan_digest and not each.shared.hub.shared.stopping:
-                    continue
-                if self._led is not None and self._led.number == number:
-                    each.shared.hub.stop()  # it is put away when its thread has ended
-                else:
-                    self._put_away(number)
-            for run in under_way.values():
-                if run.number not in self._offered:
-                    self._try_to_put_up(run)
-
-    def _try_to_put_up(self, run: SubmittedRun) -> None:
-        """Offer a run; if this replica cannot, it still does the rest."""
-        try:
-            self._put_up(run)
-        except FedAvgError as error:
-            if isinstance(error, StoreError) and error.retryable:
-                raise
-            self._not_offered.tell(f"run {run.number}: {error}")
-
-    def _put_up(self, run: SubmittedRun) -> None:
-        """Offer a run, once its leader has taken its plan over."""
-        plan = self._hosting.plan(run.plan_toml)
-        options, data, setup = self._hosting.resolved(plan)
-        options = replace(options, directory=self._hosting.directory(run.number))
-        options.directory.mkdir(parents=True, exist_ok=True)
-        content = self._runs.model(run.number)
-        with ExitStack() as held:
-            rounds = held.enter_context(self._hosting.rounds(run.number))
-            taken = rounds.run()
-            if taken is None or taken.plan_digest != run.plan_digest:
-                return
-            shared = SharedRun(
-                setup, data, options, rounds, self._place,
-                lambda claims: self.premises.hub(options.rules, claims), self.premises.requests, ENDED,
-                f"{OF_RUN}{run.number}", None if content is None else weights_of(setup, content),
-            )  # fmt: skip
-            held.callback(shared.close)
-            held.callback(shared.hub.stop)  # what is still on its way to this run is refused
-            app = self.premises.app(run.number, plan, shared.hub, rounds, OfRun(self._member, shared.member))
-            app.asgi.router.routes.extend(shared.peer_routes(app.answered))
-            shared.member.start(self._url)
-            self.premises.floor.put_up(Stand(run.number, app, str(plan.task), held.pop_all()))
-        self._offered[run.number] = Offered(run, shared)
-
-    def _put_away(self, number: int) -> None:
-        """Offer a run no more; if it is over, its clients are told so first."""
-        shared, run = self._offered[number].shared, self._runs.find(number)
-        last = shared.last() if run is not None and run.state == "done" else None
-        del self._offered[number]
-        if last is None:
-            self.premises.floor.take_down(number)
-            return
-        shared.hub.history.commit(last.round, None)
-        digest = model_sha256(last.state.weights)
-        shared.hub.polls.finish(DoneAnswer(round=last.round, model=digest, more=True, counted=None))
-        self.premises.floor.end(number)
 
     # The queue
 
@@ -251,7 +163,7 @@ class ServiceReplica(NowServed):
                     if not error.retryable:
                         raise
                     self._not_leading.tell(error)
-                self._tend()
+                self.premises.floor.balance()
                 self._pause(TRY_S)
 
     def _lead(self, term: int) -> None:
@@ -267,14 +179,14 @@ class ServiceReplica(NowServed):
                 if thread is None or not thread.is_alive():
                     thread = self._begun(term)
                 self._records.write_missing()
-                self._tend()
+                self.premises.floor.balance()
                 self._pause(QUEUE_S)
             if not self._stopping:
                 raise Deposed("another replica leads now")
         finally:
             if thread is not None and thread.is_alive():
-                for each in list(self._offered.values()):
-                    each.shared.hub.shared.depose()
+                for hub in self._offers.hubs():
+                    hub.shared.depose()
                 thread.join()
             leader.close()
             self._leadership.resign()
@@ -290,9 +202,6 @@ class ServiceReplica(NowServed):
         thread.start()
         return thread
 
-    def _tend(self) -> None:
-        self.premises.floor.balance()
-
     def _pause(self, seconds: float) -> None:
         """Wait until something may be to do, at most for so long."""
         with self._changed:
@@ -305,19 +214,18 @@ class ServiceReplica(NowServed):
         number = run.number
         try:
             state, detail = self._ended(run, term)
-            if state:
-                self._runs.set_state(
-                    number, state, detail, only_from=("running", "queued"), plan_digest=run.plan_digest, term=term
-                )
+            if state and self._runs.set_state(
+                number, state, detail, only_from=UNDER_WAY, plan_digest=run.plan_digest, term=term
+            ):
                 log.info("run ends", extra={"run": number, "state": state, "detail": detail})
         except Deposed as error:
             log.warning("leads no more", extra={"run": number, "detail": str(error)})
+            self._front.shared.pause(TRY_S)
         except StoreError as error:  # the run is still under way: it is begun again
             log.error("cannot go on; trying again", extra={"run": number, "detail": str(error)})
             self._front.shared.pause(RETRY_S)
         finally:
-            with self._moving:
-                self._led = None
+            self._offers.led_no_more()
             self._catch_up()
             self.look_again()
 
@@ -347,21 +255,13 @@ class ServiceReplica(NowServed):
             rounds.begin_term(term)
             check_restored(setup, rounds)
             take_over(rounds, plan, run)
-        begun = ("queued", "running")
-        if not self._runs.set_state(run.number, "running", only_from=begun, plan_digest=run.plan_digest, term=term):
+        if not self._runs.set_state(run.number, "running", only_from=UNDER_WAY, plan_digest=run.plan_digest, term=term):
             return None
         log.info("run begins", extra={"run": run.number, "plan": run.plan_digest})
-        with self._moving:
-            self._offer()
-            if run.number not in self._offered and not self._stopping:
-                self._put_up(run)
-            offered = self._offered.get(run.number)
-            if offered is None or offered.run.plan_digest != run.plan_digest:
-                return None
-            self._led = run
-            self._offer()  # once more: from now on, an operator's change stops the run
-        offered.shared.store.begin_term(term)
-        return offered.shared
+        shared = self._offers.led(run)
+        if shared is not None:
+            shared.store.begin_term(term)
+        return shared
 
     def holds(self) -> bool:
         """Whether this replica still leads the service, and with it the run."""
@@ -372,14 +272,12 @@ class ServiceReplica(NowServed):
         try:
             self._member.look()
         except StoreError as error:
-            self._not_offered.tell(error)
+            self._offers.failures.tell(error)
 
     # What operators ask, in threads of the handlers
 
     def committed(self) -> Mapping[int, int]:
-        with self._moving:
-            offered = dict(self._offered)
-        return {number: each.shared.store.last_round() for number, each in offered.items()}
+        return self._offers.committed()
 
     def told_to_end(self, number: int, state: str) -> bool:
         if state != "running" and not self._runs.set_state(number, state, only_from=("running",)):

@@ -103,6 +103,7 @@ def test_operators_change_runs_at_any_replica(tmp_path, url):
             follows.submit(plan(rounds=3))
             follows.submit(plan(rounds=1, seed=5))
             client.train(1)
+            until(lambda: follows.runs()[0]["committed"] == 1)
             assert follows.change(1, "pause").json == {"run": 1}
             assert leads.state(1) == "paused"
             client.train(1)  # of the second run

@@ -279,7 +279,7 @@ class FleetApp:
         digest = call.request.path_params["digest"]
         if self._hub.models.content(digest) is None:
             await self._catch_up()
-        data = self._hub.models.content(digest)
+        data = self._hub.models.content(digest) or await self.blocking(self._service.final_model, digest)
         if data is None:
             raise Refusal("no-such-model", "this model is not on offer (any more); poll for work")
         return file_answer(call.request, digest, memoryview(data))

@@ -130,6 +130,16 @@ class Floor:
             stand = self._stands.get(number)
             return stand.has_told(k) if stand else k in self._told.get(number, ())
 
+    def has(self, number: int) -> bool:
+        """Whether a run is on the floor, be it over or not."""
+        with self._lock:
+            return number in self._stands
+
+    def model(self, digest: str) -> bytes | None:
+        """A model that one of the runs offers, by its SHA-256."""
+        found = self._first(lambda stand: stand.hub.models.content(digest) is not None)
+        return found.hub.models.content(digest) if found else None
+
     def send_back(self, k: int, number: int) -> bool:
         """Send a client back to a finished run to be told so; false if that run is not here."""
         with self._lock:

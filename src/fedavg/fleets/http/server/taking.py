@@ -51,5 +51,7 @@ class OfService:
     #: Whether a client, which names this run or none in its poll, has left a finished run that it is still assigned to:
     #: another replica has told it.
     moved_on: Callable[[int, int | None], bool] = lambda _client, _number: False
+    #: The model of a finished run that is not on offer, by its SHA-256; None if there is none, or it is not published.
+    final_model: Callable[[str], bytes | None] = lambda _digest: None
     #: How many runs the service has, by state.
     runs: Callable[[], Mapping[str, int]] | None = None
