@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from harness import PATIENCE_S, wait_until
 from operated import operating, operating_together, plan
+from postgres import crashed
 from several import Replicas, devices_plan, needs_nginx, simulated
 
 from fedavg.cohorts import sample_cohort
@@ -56,12 +57,15 @@ class Roaming:
         for _ in range(rounds):
             offer = self.new_work()
             self._trained.add((self.peer.taken["run"], offer["round"]))
-            self._elsewhere()
-            model = self.peer.request("GET", f"/v1/models/{offer['model']}")
+            model = self.request("GET", f"/v1/models/{offer['model']}")
             assert sha256(model.body).hexdigest() == offer["model"]
             self._elsewhere()
             answer = self.peer.upload(offer, self.peer.frame(offer, np.ones(NUMBERS), 10.0))
             assert answer.json["accepted"], answer
+
+    def request(self, method, path):
+        self._elsewhere()
+        return self.peer.request(method, path)
 
     def latest(self):
         self._elsewhere()
@@ -93,6 +97,24 @@ def test_each_request_of_a_client_may_reach_another_replica(tmp_path, url):
         assert len(metrics[0].splitlines()) == rounds
         models = {json.loads((folder / "summary.json").read_text())["model_sha256"] for folder in folders}
         assert len(models) == 1
+
+
+def test_who_was_away_when_a_run_ended_hears_of_it_and_gets_the_model_wherever_it_asks(tmp_path, url):
+    with operating_together(tmp_path, url) as services, Roaming(services, services[0].peer(10)) as client:
+        services[0].submit(plan(seed=1))
+        client.train(1)  # and goes away without a word
+        until(lambda: services[1].state(1) == "done")
+        services[1].submit(plan(seed=2))
+        with Roaming(services, services[0].peer(10)) as another:
+            another.train(1)
+            until(lambda: services[1].state(2) == "done")
+    with operating_together(tmp_path, url) as services, Roaming(services, client.peer) as client:
+        done = client.next("done")
+        assert done["model"] in services[0].runs()[0]["detail"]
+        for _ in services:
+            model = client.request("GET", f"/v1/models/{done['model']}")
+            assert sha256(model.body).hexdigest() == done["model"]
+        assert [client.poll()["type"] for _ in range(4)] == ["wait"] * 4, "told once by all replicas together"
 
 
 def test_operators_change_runs_at_any_replica(tmp_path, url):
@@ -184,6 +206,34 @@ def test_replicas_go_on_with_the_queue_after_all_were_stopped(tmp_path, url):
         client.next("done")
         client.train(1)
         until(lambda: [run["state"] for run in services[1].runs()] == ["done", "done"])
+
+
+def test_a_crash_of_the_database_loses_no_run_and_counts_nothing_twice(tmp_path, url, postgres):
+    """What replicas share is lost: clients sign again, and send the updates again that they kept."""
+    with (
+        operating_together(tmp_path, url, minimum=2) as services,
+        Roaming(services, services[0].peer(10)) as client,
+    ):
+        another = services[1].peer(10)
+        services[0].submit(plan(C=1.0, clients=2))
+        for peer in (client.peer, another):
+            until(lambda peer=peer: peer.poll().json["type"] == "wait" and peer.taken)
+        offers = [client.next("work"), another.offer()]
+        assert another.upload(offers[1], another.frame(offers[1], np.ones(NUMBERS), 10.0)).json["accepted"]
+        with crashed(postgres):
+            pass
+        again = until(
+            lambda: (answer := another.poll()).status == 200 and answer.json["type"] == "work" and answer.json
+        )
+        assert (again["round"], again["attempt"]) == (1, 0)
+        for peer in (another, client.peer):
+            sent = lambda peer=peer: peer.upload(again, peer.frame(again, np.ones(NUMBERS), 10.0))  # noqa: E731
+            until(lambda sent=sent: (answer := sent()).status == 200 and answer.json["accepted"])
+        until(lambda: services[0].state(1) == "done")
+        another.close()
+    with Store.open(url, "run_1") as store:
+        assert [(attempt.counted, attempt.state) for attempt in store.attempts()] == [((0, 1), "done")]
+        assert store.committed()[0]["clients"] == 2
 
 
 def test_a_database_is_of_replicas_of_a_service_or_of_a_service_that_is_alone(tmp_path, url):
