@@ -16,7 +16,7 @@ from fedavg.programs.shared_run import written
 ENDED: Final = "ended"
 
 
-class Records:
+class RunRecords:
     """Not thread-safe: for one thread."""
 
     def __init__(self, runs: Runs, hosting: Hosting) -> None:

@@ -33,7 +33,7 @@ from fedavg.programs.desk import NowServed
 from fedavg.programs.hosting import Hosting, check_restored, take_over
 from fedavg.programs.on_offer import OnOffer
 from fedavg.programs.premises import Premises
-from fedavg.programs.records import Records
+from fedavg.programs.records import RunRecords
 from fedavg.programs.replica import TRY_S, check_place, check_shareable, name_of
 from fedavg.programs.servable import Options
 from fedavg.programs.service import RETRY_S, check_no_single_run, open_to_all, what_came_of
@@ -103,7 +103,7 @@ class ServiceReplica(NowServed):
         self.premises = Premises(store, hosting, self._joining)
         self._runs, self._front = self.premises.runs, self.premises.floor.front.hub
         self._offers = OnOffer(self.premises, self._member, place)
-        self._records = Records(self._runs, hosting)
+        self._records = RunRecords(self._runs, hosting)
         self._not_leading = Seldom(log, "cannot lead")
 
     def _joining(self, front: Hub, requests: Requests) -> Elsewhere:

@@ -29,7 +29,7 @@ from fedavg.fleets.http.server.invitations import Invitation
 from fedavg.fleets.http.server.judging import Asking
 from fedavg.fleets.http.server.logs import Seldom
 from fedavg.fleets.http.server.metrics import Requests
-from fedavg.fleets.http.server.replicas.leader import Held, Leader
+from fedavg.fleets.http.server.replicas.leader import Leader, Mandate
 from fedavg.fleets.http.server.replicas.member import Member, SharedClaims
 from fedavg.fleets.http.server.replicas.peers import INTERNAL, OfReplica, PeerEndpoints, Silent
 from fedavg.fleets.http.server.rounds import Rules
@@ -108,11 +108,11 @@ class SharedRun:
         guard = OfReplica(self.member.key, lambda: self.member.replica, self.member.known)
         return PeerEndpoints(guard, answered, self.hub.presence.words, self.member.parts, self._at).routes
 
-    def lead(self, held: Held, watch: Watcher | None = None) -> Result:
-        """Run the server loop until the run is over, in the term of the store. `held` is what makes this the leader."""
+    def lead(self, mandate: Mandate, watch: Watcher | None = None) -> Result:
+        """Run the server loop until the run is over, in the term of the store, as long as the mandate holds."""
         hub, term = self.hub, self.store.connections.term
         hub.shared.deposed = False
-        leader = Leader(hub, self._together, self.member, self.member.peers, held)
+        leader = Leader(hub, self._together, self.member, self.member.peers, mandate)
         self.member.lead(term)
         leader.start()
         try:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import signal
 from hashlib import sha256
+from time import sleep
 
 import httpx2 as httpx
 import numpy as np
@@ -358,6 +360,7 @@ def test_another_replica_goes_on_with_the_run_and_the_queue_when_the_leader_is_k
             assert [each["model_sha256"] for each in summaries] == [simulated(plan)] * 2
             assert fleet.ended(number) == ["done"]
             check_counted_once(url, number, plan)
+        assert [replica.stop() for replica in fleet.replicas] == [0, 0]
         assert not [line for replica in fleet.replicas for line in replica.lines() if "trace" in line]
 
 
@@ -369,3 +372,35 @@ def check_counted_once(url, number, plan):
         assert [attempt.round for attempt in done] == list(range(1, plan.rounds + 1))
         for attempt in done:
             assert sorted(attempt.counted) == sorted(sample_cohort(plan, population, attempt.round))
+
+
+@pytest.mark.slow
+@needs_nginx
+def test_twenty_kills_and_pauses_while_runs_follow_each_other(tmp_path, url):
+    """Also between runs: none is left out, served twice, or another one than the simulator's."""
+    algorithms = ("scaffold", "fedavg")
+    plans = [devices_plan(rounds=4, seed=seed, algorithm=algorithms[seed % 2]) for seed in range(10)]
+    rng = random.Random(3)
+    with Services(tmp_path, url, 3) as fleet:
+        wait_until(lambda: fleet.leader, "a leader")
+        for one in plans:
+            fleet.submit(rng.choice(fleet.replicas), one)
+        for number in range(20):
+            replica = fleet.leader if number % 2 else rng.choice(fleet.replicas)
+            if number % 5 == 4:
+                os.kill(replica.pid, signal.SIGSTOP)
+                sleep(4.0)
+                os.kill(replica.pid, signal.SIGCONT)
+            else:
+                replica.kill()
+                sleep(rng.uniform(0, 1))
+                replica.start()
+            sleep(rng.uniform(0, 3))
+        for replica in fleet.replicas:
+            wait_until(replica.status, "the replica")
+        over = ["done"] * len(plans)
+        wait_until(lambda: [run["state"] for run in fleet.runs(fleet.replicas[0])] == over, "all runs", 4 * PATIENCE_S)
+        for number, (plan, run) in enumerate(zip(plans, fleet.runs(fleet.replicas[1]), strict=True), 1):
+            assert run["detail"].endswith(simulated(plan)), number
+            check_counted_once(url, number, plan)
+        assert not [line for replica in fleet.replicas for line in replica.lines() if "trace" in line]

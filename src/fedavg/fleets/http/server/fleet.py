@@ -53,7 +53,6 @@ T = TypeVar("T")
 
 #: What a run on devices has in place of an engine.
 OWN_ENGINES: Final = Engine("devices", "each client trains by its own engine")
-
 #: Seconds between checks of whether enough clients are there, each with a line in the log.
 PATIENCE_S: Final = 30.0
 #: The phases of a round under secure aggregation; each gets a part of the deadline. A signed one has one more.

@@ -29,7 +29,7 @@ SILENT_S: Final = 3.0
 SIDE_BY_SIDE: Final = 16
 
 
-class Held(Protocol):
+class Mandate(Protocol):
     """What makes this replica the leader."""
 
     def holds(self) -> bool:
@@ -39,13 +39,13 @@ class Held(Protocol):
 class Leader(Gathering):
     """Exists from when this replica begins to lead until it stops."""
 
-    def __init__(self, hub: Hub, together: Together, member: Member, peers: Peers, leadership: Held) -> None:
+    def __init__(self, hub: Hub, together: Together, member: Member, peers: Peers, leadership: Mandate) -> None:
         self._hub, self._together, self._member, self._peers = hub, together, member, peers
         self._leadership = leadership
         self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="leader")
         self._silent: dict[int, float] = {}
         self._unasked = Seldom(log, "cannot ask the replicas")
-        #: Held while replicas are dropped or a round is sealed: a part that was gathered is not dropped afterwards.
+        #: Mandate while replicas are dropped or a round is sealed: a part that was gathered is not dropped afterwards.
         self._sealing = Lock()
         self._ended = Event()
         self._loops = [Thread(target=loop, daemon=True) for loop in (self._keep_leading, self._ask_on)]
