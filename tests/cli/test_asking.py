@@ -2,9 +2,12 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -24,11 +27,11 @@ def made(tmp_path_factory):
 
 
 @contextmanager
-def offering(directory):
-    """A service without runs; gives its port."""
+def offering(directory, *allowed):
+    """A service without runs, whose plans may name code of these packages too; gives its port."""
     ready, ports = threading.Event(), []
     options = Options(Address(HOST, 0), directory)
-    serve = partial(serve_runs, options, ["toys"], lambda port: (ports.append(port), ready.set()))
+    serve = partial(serve_runs, options, ["toys", *allowed], lambda port: (ports.append(port), ready.set()))
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     assert ready.wait(60)
@@ -126,3 +129,40 @@ def test_a_plan_that_does_not_fit_is_told_by_submit(tmp_path, changes, message):
         said = told("submit", tmp_path / "plan.toml", "--server", f"http://{HOST}:{port}",
                     "--admin-token-file", tmp_path / "service" / "admin-token")  # fmt: skip
     assert message in said
+
+
+OWN_CODE = """
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedavg import Task
+from fedavg.plan.rates import Rate
+
+TASK = Task("own", lambda: nn.Linear(8, 3))
+
+@dataclass(frozen=True)
+class Falling(Rate):
+    start: float
+    warmup: int = 0
+
+    def after_warmup(self, round, rounds):
+        return self.start / round
+"""
+
+
+def test_submit_finds_code_in_the_current_folder(tmp_path, monkeypatch):
+    """The task, and a rate whose values are part of the plan. Started as users do: `python -m` looks there anyway."""
+    (tmp_path / "falling_rate.py").write_text(OWN_CODE)
+    lines = ('task = "falling_rate:TASK"', 'data = "none"', 'lr = "falling_rate:Falling:0.8"', "rounds = 2")
+    (tmp_path / "plan.toml").write_text("\n".join(lines))
+    command = [Path(sys.executable).with_name("fedavg"), "submit", "plan.toml", "--admin-token-file"]
+    monkeypatch.syspath_prepend(tmp_path)  # where the service has it
+    with offering(tmp_path / "service", "falling_rate") as port:
+        token, server = tmp_path / "service" / "admin-token", f"http://{HOST}:{port}"
+        done = subprocess.run(
+            [*command, token, "--server", server], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+        (run,) = Served(port, tmp_path / "service").admin("GET", "/admin/runs").json["runs"]
+        assert run["state"] in ("queued", "running"), run

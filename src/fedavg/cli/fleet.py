@@ -49,7 +49,7 @@ def database_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs/fleet"), show_default=True,
               help="Tokens, metrics, the model, and the database unless --db is given.")  # fmt: skip
 @database_options
-@click.option("--replica", is_flag=True, help="Be one of several processes that serve the run of one PostgreSQL --db.")
+@click.option("--replica", is_flag=True, help="Be one of several processes that are one server, with one PostgreSQL.")
 @click.option("--replica-url", metavar="URL", help="Where other replicas reach this one [where it listens].")
 @click.option("--replica-cert", type=FILE, help="With --client-ca: the certificate, PEM, that it shows to others.")
 @click.option("--replica-key", type=FILE, help="Its private key, PEM.")
@@ -99,11 +99,13 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
     from fedavg.fleets.http.server.fleet import Stopped
     from fedavg.fleets.http.server.guards import Guards
     from fedavg.fleets.http.server.logs import log_to_stderr, told_in_the_log
-    from fedavg.programs.replica import Place, serve_replica
+    from fedavg.programs.replica import serve_replica
     from fedavg.programs.servable import Address, Options
     from fedavg.programs.serve import JOIN_TOKEN
     from fedavg.programs.serve import serve as run_server
     from fedavg.programs.service import serve_runs
+    from fedavg.programs.service_replica import serve_runs_together
+    from fedavg.programs.shared_run import Place
 
     plan = _plan(source, settings, options) if source else None
     if plan is None:
@@ -169,11 +171,14 @@ def serve(source: str | None, settings: tuple[str, ...], as_json: bool, **option
     )
     try:
         with told_in_the_log(Stopped):
+            place = Place(options["replica_url"], certificate.pem if certificate else None, shown)
+            if plan is None and options["replica"]:
+                serve_runs_together(served, options["allow"], place, ready)
+                return
             if plan is None:
                 serve_runs(served, options["allow"], ready)
                 return
             if options["replica"]:
-                place = Place(options["replica_url"], certificate.pem if certificate else None, shown)
                 result = serve_replica(plan, served, place, ready=ready)
             else:
                 result = run_server(plan, served, ready=ready)
@@ -223,11 +228,6 @@ def _check_no_plan(settings: tuple[str, ...], options: dict[str, Any]) -> None:
     if given:
         raise PlanError(f"{given[0]}: got an option of a plan without a plan; expected 'fedavg serve PLAN', or no such "
                         "option: a service takes plans by 'fedavg submit'")  # fmt: skip
-    if options["replica"]:
-        raise PlanError(
-            "--replica: got no plan, and a service is one process: its memory holds which client is at which run; "
-            "expected a plan, or no --replica"
-        )
 
 
 def _rules(plan: "Plan | None", options: dict[str, Any]) -> "Rules":

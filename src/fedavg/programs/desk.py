@@ -35,7 +35,10 @@ class NowServed(ABC):
 
     @abstractmethod
     def told_to_end(self, number: int, state: str) -> bool:
-        """Returns whether the run is under way; if so, it stops, keeps its open round, and then has that state."""
+        """Returns whether the run is under way; if so, it stops, keeps its open round, and has that state.
+
+        With `running` it is started again at once, with the plan that it has by then.
+        """
 
     @abstractmethod
     def offer_no_more(self, number: int) -> None:
@@ -89,7 +92,7 @@ class FrontDesk(Office):
         if run.state not in ("paused", "failed"):
             raise PlanError(f"run {number} is {run.state}; expected one that is paused or has failed")
         waits = run.init_sha256 is not None and self._runs.model(number) is None
-        self._runs.set_state(number, "incomplete" if waits else "queued")
+        self._runs.set_state(number, "incomplete" if waits else "queued", only_from=("paused", "failed"))
         self._now.look_again()
 
     def extend(self, number: int, extension: Extension, by: str) -> None:
@@ -102,7 +105,7 @@ class FrontDesk(Office):
         self._hosting.resolved(plan)
         change = {"at": int(time()), "after_round": committed, "by": by, **_said(extension), "plan": plan.digest}
         state = "queued" if run.state == "done" else run.state
-        self._runs.change(number, plan.to_toml(), plan.digest, change, state)
+        self._runs.change(run, plan.to_toml(), plan.digest, change, state)
         log.info("run extended", extra={"run": number, **change})
         self._now.told_to_end(number, "running")  # it is started again at once, with its new plan
         self._now.look_again()
@@ -112,7 +115,7 @@ class FrontDesk(Office):
         if run.state not in ("paused", "done", "failed"):
             raise PlanError(f"run {number} is {run.state}; expected one that is paused, done or has failed")
         noted = self._hosting.roll_back(run, wanted.to_round, by)
-        self._runs.change(number, run.plan_toml, run.plan_digest, noted, "paused")
+        self._runs.change(run, run.plan_toml, run.plan_digest, noted, "paused")
         log.warning("run rolled back", extra={"run": number, **noted})
         self._now.offer_no_more(number)
 
@@ -122,12 +125,12 @@ class FrontDesk(Office):
             return RunLedger(rounds.ledger(), ChangeLog(rounds.connections).all())
 
     def _end(self, number: int, state: str, resting: tuple[str, ...]) -> None:
-        run = self._one(number)
-        if self._now.told_to_end(number, state):
+        self._one(number)
+        if self._now.told_to_end(number, state) or self._runs.set_state(number, state, only_from=resting):
             return
-        if run.state not in resting:
-            raise PlanError(f"run {number} is {run.state}; expected one that is under way or {', '.join(resting)}")
-        self._runs.set_state(number, state)
+        if not self._now.told_to_end(number, state):  # unless it was begun just now
+            found = self._one(number).state
+            raise PlanError(f"run {number} is {found}; expected one that is under way or {', '.join(resting)}")
 
     def _one(self, number: int) -> SubmittedRun:
         found = [run for run in self._runs.all() if run.number == number]

@@ -351,13 +351,9 @@ class Device:
         if self._on_model is None or not wanted:
             return
         self._asked_after = self._last_round
-        latest = participant.latest_model("" if done else self._model)
+        over = participant.final_model(answer) if isinstance(answer, DoneAnswer) else None
+        latest = over if done else participant.latest_model(self._model)
         if latest is None:
-            if done:
-                log.warning("no model is published", extra={"round": self._last_round})
-            return
-        if isinstance(answer, DoneAnswer) and latest.sha256 != answer.model:
-            log.warning("published model is not this run's", extra={"round": self._last_round})
             return
         self._model = latest.sha256
         tensors = model_of(participant.setup, numbers_of(latest.data)).module.state_dict()

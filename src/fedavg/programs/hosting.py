@@ -1,7 +1,7 @@
 """What the runs of a service have in common: how their plans are read, and where each run is stored."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from time import time
@@ -40,6 +40,8 @@ class Hosting:
 
     options: Options
     allowed: Sequence[str]
+    #: Refuses what this service cannot do, besides what no server can.
+    check: Callable[[Setup, Options], None] = lambda _setup, _options: None
 
     def directory(self, number: int) -> Path:
         return self.options.directory / "runs" / str(number)
@@ -105,6 +107,7 @@ class Hosting:
             options = by_closing(plan, data, options)
             setup = resolve_served(plan, data, options.rules)
         check_minimum(setup, options.minimum)
+        self.check(setup, options)
         return options, data, setup
 
 

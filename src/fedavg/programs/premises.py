@@ -7,9 +7,10 @@ may have been restarted meanwhile, or the client may have talked to another proc
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Lock
 from time import monotonic
+from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +23,7 @@ from fedavg.fleets.http.server.conduct import FIRST_REST
 from fedavg.fleets.http.server.floor import Floor, Stand
 from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.metrics import Requests
+from fedavg.fleets.http.server.refusals import Refusal
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.sightings import Sightings
 from fedavg.fleets.http.server.signatures import Elsewhere
@@ -30,6 +32,9 @@ from fedavg.fleets.http.server.taking import OfService
 from fedavg.plan import Plan
 from fedavg.programs.hosting import Hosting
 from fedavg.programs.serve import parked
+
+#: Requests of clients, whose answers depend on which run is served.
+OF_CLIENTS: Final = ("/v1/enrol", "/v1/poll", "/v1/models/", "/v1/rounds/", "/v1/report")
 
 
 class Premises:
@@ -54,7 +59,10 @@ class Premises:
         self._workers.shutdown()
 
     async def dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Route each client's request to its run."""
+        """Route each client's request to its run; with replicas, once this one knows which runs are served."""
+        if self._elsewhere is not None and scope["type"] == "http" and scope["path"].startswith(OF_CLIENTS):
+            with suppress(Refusal):  # the database is away: what needs it says so itself
+                await self._elsewhere.catch_up()
         app = self.floor.app_for(scope) if scope["type"] == "http" else self.floor.front
         await app.asgi(scope, receive, send)
 
@@ -78,7 +86,7 @@ class Premises:
     def _shared(self, number: int, rounds: Store | None = None) -> OfService:
         return OfService(
             number, True, rounds, self._workers, self._guard, self._know, self._another_plan, self.missed,
-            self.runs.count,
+            self._moved_on, self.final_model, self.runs.count,
         )  # fmt: skip
 
     def _know(self, rows: Sequence[ClientRow]) -> None:
@@ -86,6 +94,9 @@ class Premises:
 
     def _another_plan(self, k: int, number: int) -> PlanAnswer | None:
         return self.floor.another_plan(k, number)
+
+    def _moved_on(self, k: int, named: int | None) -> bool:
+        return self._elsewhere is not None and self.floor.moved_on(k, named)
 
     # Runs that are over
 
@@ -99,13 +110,21 @@ class Premises:
             return False
         with self._reopening:
             return self.floor.send_back(k, run.number) or (
-                self._reopened(run, client) and self.floor.send_back(k, run.number)
+                self.reopened(run, client) and self.floor.send_back(k, run.number)
             )
 
-    def _reopened(self, run: SubmittedRun, client: ClientRow) -> bool:
+    def final_model(self, digest: str) -> bytes | None:
+        """The model of a finished run, for a client that heard of its end before a restart, or from another replica."""
+        with self._reopening:
+            for run in self.runs.done():
+                if run.detail.endswith(digest) and (self.floor.has(run.number) or self.reopened(run)):
+                    return self.floor.model(digest)
+        return None
+
+    def reopened(self, run: SubmittedRun, client: ClientRow | None = None) -> bool:
         """Offer the news that a run is over, and its model; false if the run is not for this client."""
         plan = self.hosting.plan(run.plan_toml)
-        if not allows(client, str(plan.task)):
+        if client is not None and not allows(client, str(plan.task)):
             return False
         options, _, _ = self.hosting.resolved(plan)
         with ExitStack() as held:

@@ -84,8 +84,7 @@ def serve(
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(options.database or options.directory / "fleet.db"))
         store.acquire(f"fedavg serve {options.listen.host}:{options.listen.port}")
-        if Runs(store.connections).all():
-            raise StoreError(f"{store.name} belongs to a service with runs of its own; start it by 'fedavg serve'")
+        check_no_service(store)
         store.old_states_kept = options.keep_rounds
         check_restored(setup, store)
         store.save_run(plan.to_toml(), plan.digest, "devices")
@@ -106,6 +105,11 @@ def serve(
         result = follow(setup, fleet, hub, store, options, watch)
         say_goodbye(hub, result, options.linger_s, place.connections)
         return result
+
+
+def check_no_service(store: Store) -> None:
+    if Runs(store.connections).all():
+        raise StoreError(f"{store.name} belongs to a service with runs of its own; start it by 'fedavg serve'")
 
 
 def ledger_of(setup: Setup, store: Store, directory: Path) -> ServedLedger | None:

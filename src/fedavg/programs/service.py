@@ -14,7 +14,7 @@ from threading import Condition, Thread
 from typing import Final, final
 
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.routing import BaseRoute, Mount
 
 from fedavg.engine.threads import one_thread
 from fedavg.errors import FedAvgError
@@ -84,15 +84,17 @@ def check_no_single_run(store: Store) -> None:
 
 
 @contextmanager
-def open_to_all(premises: Premises, now: NowServed, stop: Callable[[], None]) -> Iterator[Listening]:
-    """Listen for clients and operators until the end."""
+def open_to_all(
+    premises: Premises, now: NowServed, stop: Callable[[], None], more: Sequence[BaseRoute] = ()
+) -> Iterator[Listening]:
+    """Listen for clients and operators until the end, and answer `more`."""
     store, options, front = premises.store, premises.hosting.options, premises.floor.front
     keyring = Keyring(admin_token(store, options, options.join_uses or JOIN_USES), Roles(store.connections))
     admin = Admin(lambda: premises.floor.shown, store, keyring, stop)
     desk = FrontDesk(premises.runs, premises.hosting, now)
     runs = RunEndpoints(desk, front.answered, keyring, front.blocking)
     doors = Starlette(
-        routes=[Mount("", app=premises.dispatch)], middleware=PLAIN_PATHS, exception_handlers=HTTP_PROBLEMS
+        routes=[*more, Mount("", app=premises.dispatch)], middleware=PLAIN_PATHS, exception_handlers=HTTP_PROBLEMS
     )
     with both_listening(doors, [*admin.routes, *runs.routes], options, stop) as place:
         premises.run_in(place.loop)

@@ -163,16 +163,19 @@ class Server:
     `tls` is how its clients connect; without it, they use plain HTTP.
     """
 
-    def __init__(self, directory: Path, plan: Plan, *options: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, directory: Path, plan: Plan | None, *options: str, tls: ssl.SSLContext | None = None) -> None:
+        """Without a plan it is a service."""
         elsewhere = "--run-dir" in options
         self.directory = Path(options[options.index("--run-dir") + 1]) if elsewhere else directory / "run"
         self.port = free_port()
         self.url, self.tls = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}", tls
         self.log = directory / "server.log"
         self.plan = plan
-        (directory / "plan.toml").write_text(plan.to_toml())
+        file = directory / "plan.toml"
+        if plan:
+            file.write_text(plan.to_toml())
         self.arguments = [
-            "serve", str(directory / "plan.toml"), "--listen", f"127.0.0.1:{self.port}",
+            "serve", *([str(file)] if plan else []), "--listen", f"127.0.0.1:{self.port}",
             "--run-dir", str(self.directory), "--linger", "2", *([] if tls else ["--insecure"]), *options,
         ]  # fmt: skip
         self.process: Any = None

@@ -1,13 +1,18 @@
 """A service in this process for tests, and its operator."""
 
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 
 from fedavg.programs.servable import Address, Options
 from fedavg.programs.service import serve_runs
+from fedavg.programs.service_replica import serve_runs_together
+from fedavg.programs.shared_run import Place
 from fleet_peers import HOST, NUMBERS, Served, fleet_plan
+
+#: The packages that parts of submitted plans may come from.
+ALLOWED = ("toys", "fleet_peers")
 
 
 class Operated(Served):
@@ -27,14 +32,18 @@ class Operated(Served):
 
 
 @contextmanager
-def operating(directory, listen=0, **options):
-    """`listen` is the port, if a certain one is needed."""
+def operating(directory, listen=0, tokens=None, replica=False, **options):
+    """`listen` is the port, if a certain one is needed; `tokens` is where the operator's token is, if elsewhere."""
     ready, failed, settled = [], [], threading.Event()
 
     def serve():
         try:
             options_of = Options(Address(HOST, listen), directory, **{"minimum": 1, **options})
-            serve_runs(options_of, ["toys", "fleet_peers"], lambda port: (ready.append(port), settled.set()))
+            come = lambda port: (ready.append(port), settled.set())  # noqa: E731
+            if replica:
+                serve_runs_together(options_of, ALLOWED, Place(), come)
+            else:
+                serve_runs(options_of, ALLOWED, come)
         except BaseException as error:
             failed.append(error)
         finally:
@@ -45,7 +54,7 @@ def operating(directory, listen=0, **options):
     settled.wait()
     if not ready:
         raise failed[0]
-    service = Operated(ready[0], directory)
+    service = Operated(ready[0], tokens or directory)
     try:
         yield service
     finally:
@@ -54,6 +63,18 @@ def operating(directory, listen=0, **options):
         thread.join(120)
         assert not thread.is_alive()
     assert not failed, failed
+
+
+@contextmanager
+def operating_together(directory, url, count=2, **options):
+    """Several replicas of a service in this process, in folders of their own; the first of them makes the tokens."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                operating(directory / str(each), tokens=directory / "0", replica=True, database=url, **options)
+            )
+            for each in range(count)
+        ]
 
 
 def plan(**changes):

@@ -1,5 +1,7 @@
 """A real PostgreSQL for tests, without a network port, that can be stopped and crashed."""
 
+import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -53,6 +55,24 @@ def database(server, name: str) -> str:
     """The URL of another, new database."""
     administer(server, f"CREATE DATABASE {name}")
     return server.get_uri(database=name)
+
+
+@contextmanager
+def stopped(postgres):
+    postgres.stop()
+    yield
+    postgres.start()
+
+
+@contextmanager
+def crashed(postgres):
+    """Without a word: tables that are not logged are empty afterwards."""
+    pid = int((Path(postgres.pgdata) / "postmaster.pid").read_text().split()[0])
+    os.kill(pid, signal.SIGQUIT)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
+    yield
+    postgres.start()
 
 
 @contextmanager

@@ -4,15 +4,14 @@ import os
 import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from time import sleep, time
 
 import httpx2 as httpx
 import pytest
 from harness import PATIENCE_S, Server, wait_until
-from postgres import database, out_of_connections, restarted_elsewhere
+from postgres import crashed, database, out_of_connections, restarted_elsewhere, stopped
 from several import DEVICES, ENDLESS, Replicas, devices_plan, full_plan, needs_nginx
 from tiny import DATA
 
@@ -196,23 +195,6 @@ def test_strangers_are_told_nothing_by_what_replicas_ask_each_other(pair):
         assert httpx.get(pair.replicas[0].url + path).status_code == 401
         with pytest.raises(ServerRefused, match="no replica has this number"):
             pair.hand(pair.replicas[0], 0).link.fetch(path)
-
-
-@contextmanager
-def stopped(postgres):
-    postgres.stop()
-    yield
-    postgres.start()
-
-
-@contextmanager
-def crashed(postgres):
-    """Without a word: tables that are not logged are empty afterwards."""
-    pid = int((Path(postgres.pgdata) / "postmaster.pid").read_text().split()[0])
-    os.kill(pid, signal.SIGQUIT)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "its end")
-    yield
-    postgres.start()
 
 
 #: How the database goes away and comes back, and whether what replicas share is lost by it.

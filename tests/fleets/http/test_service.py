@@ -16,6 +16,7 @@ from torch import ones
 
 from fedavg import ArrayData, Connection, Device, run
 from fedavg.errors import PlanError
+from fedavg.fleets.http.device.link import Link
 from fedavg.fleets.http.protocol.messages import Extension
 from fedavg.fleets.http.server.rounds import Rules
 from fedavg.fleets.http.server.store import Store, StoreError
@@ -336,6 +337,47 @@ def test_a_device_hands_over_a_run_s_model_once_whoever_is_started_again(tmp_pat
             asked = [second.step(0.1).asked for _ in range(4)]
             assert ("done" in asked) == (again == 0)
     assert heard == [sha256(final_model(tmp_path / "service" / "runs" / "1")).hexdigest()]
+
+
+def test_a_device_hands_over_no_other_model_than_the_one_that_its_run_ended_with(tmp_path, caplog):
+    heard, over = [], []
+
+    class Tampered(Link):
+        """Somebody on the way sends another model of the same size, once the run is over."""
+
+        def download(self, path, size):
+            data = super().download(path, size)
+            return bytes(len(data)) if over else data
+
+    with operating(tmp_path / "service") as service:
+        service.submit(plan(rounds=1))
+        device = Device(
+            f"http://{HOST}:{service.port}", "toys:TOY", DATA.client(0), state=tmp_path / "device",
+            token=service.join_token, on_model=lambda model: heard.append(model.sha256),
+            make_link=lambda key: Tampered(f"http://{HOST}:{service.port}", key, None, 60.0),
+        )  # fmt: skip
+        with device:
+            until(lambda: device.step().asked == "work")
+            over.append(True)
+            until(lambda: device.step(1.0).asked == "done")
+    assert heard == []
+    (line,) = (vars(each) for each in caplog.records if each.getMessage() == "the model that came is not the run's")
+    assert (line["round"], line["model"]) == (1, sha256(bytes(4 * NUMBERS)).hexdigest())
+
+
+def test_the_model_of_a_finished_run_is_found_by_its_digest_after_a_restart(tmp_path):
+    with operating(tmp_path) as service:
+        peer = service.peer(10)
+        service.submit(plan(seed=1))
+        train(peer, 1)
+        until(lambda: service.state(1) == "done")
+        digest = service.runs()[0]["detail"].split()[-1]
+        peer.close()
+    with operating(tmp_path) as service:
+        assert sha256(service.ask("GET", f"/v1/models/{digest}").body).hexdigest() == digest
+        assert service.ask("GET", f"/v1/models/{digest[::-1]}").error == "no-such-model"
+    with operating(tmp_path, publish="none") as service:
+        assert service.ask("GET", f"/v1/models/{digest}").error == "no-such-model"
 
 
 def final_model(directory):

@@ -16,10 +16,10 @@ from torch import Tensor
 from fedavg.codecs.downlink import Downlink
 from fedavg.errors import DataError
 from fedavg.fleets.http.device.files import DeviceFiles
-from fedavg.fleets.http.device.link import BadAnswer, Link, ServerRefused
+from fedavg.fleets.http.device.link import BadAnswer, Latest, Link, ServerRefused
 from fedavg.fleets.http.device.policy import NoModel
 from fedavg.fleets.http.protocol import changes
-from fedavg.fleets.http.protocol.messages import JudgeOffer, WorkOffer
+from fedavg.fleets.http.protocol.messages import DoneAnswer, JudgeOffer, WorkOffer
 
 log = logging.getLogger("fedavg.device")
 
@@ -52,6 +52,19 @@ class Models:
             raise NoModel(f"the model that came does not have the SHA-256 {offer.model[:16]}…")
         log.info("fetched", extra={"round": offer.round, "changes": None})
         return data
+
+    def final(self, done: DoneAnswer, size: int) -> Latest | None:
+        """The model of a run that is over, of `size` bytes, checked against its digest; None if it is not available."""
+        try:
+            data = self._link.download(f"/v1/models/{done.model}", size)
+        except ServerRefused as refusal:
+            log.warning("no model is published", extra={"round": done.round, "reason": refusal.error})
+            return None
+        digest = sha256(data).hexdigest()
+        if digest != done.model:
+            log.warning("the model that came is not the run's", extra={"round": done.round, "model": digest})
+            return None
+        return Latest(done.round, digest, data)
 
     def _followed(self, offer: WorkOffer, downlink: Downlink) -> bytes | None:
         """The model by its changes; None if this device has no model to apply them to."""

@@ -146,6 +146,10 @@ class Participant:
             raise NoModel(f"the model that came has {len(latest.data)} bytes; the task's has {size}")
         return latest
 
+    def final_model(self, done: DoneAnswer) -> Latest | None:
+        """The model of the run, which is over; None if it cannot be fetched."""
+        return self._models.final(done, 4 * len(self.trainer.weights))
+
     @property
     def _counted_examples(self) -> int:
         """The most examples that the server may count: a kept update may be of more examples than there are now."""

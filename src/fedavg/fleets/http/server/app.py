@@ -30,7 +30,7 @@ from fedavg.fleets.http.protocol.messages import (
     Settling,
     WaitAnswer,
 )
-from fedavg.fleets.http.protocol.wire import UpdateRefused
+from fedavg.fleets.http.protocol.wire import UpdateFault, UpdateRefused
 from fedavg.fleets.http.server.bodies import parse_body
 from fedavg.fleets.http.server.downloads import ASK_AGAIN, file_answer
 from fedavg.fleets.http.server.gates import (
@@ -70,6 +70,8 @@ log = logging.getLogger("fedavg.fleet")
 
 #: The status for a refused update frame; the reason is a `wire.UpdateFault`.
 UPDATE_REFUSED: Final = 422
+#: The answer to a client that belongs to another run than it was taken for: its next poll goes there.
+ASK_AT_ONCE: Final = WaitAnswer(retry_after_s=0.0, committed=0, counted=None)
 
 
 class FleetApp:
@@ -192,6 +194,8 @@ class FleetApp:
     async def _poll(self, call: Call) -> Response:
         message = parse_body(PollRequest, call.body)
         self._see(call)
+        if self._service.moved_on(call.k, message.run.run if message.run else None):
+            return json_answer(ASK_AT_ONCE)
         if self._offered is None or message.run != self._offered.name:
             return json_answer(await self._not_taken(call.k, message))
         self.took.add(call.k)
@@ -227,7 +231,7 @@ class FleetApp:
     async def _not_taken(self, k: int, message: PollRequest) -> PollAnswer:
         """The answer to a client that has not taken up the run on offer: its plan, if the client may take part."""
         if message.run is not None and await self.blocking(self._service.missed, k, message.run):
-            return WaitAnswer(retry_after_s=0.0, committed=0, counted=None)
+            return ASK_AT_ONCE
         row = self._hub.presence.client(k)
         over = self._hub.polls.finished and (k not in self.took or k in self._hub.polls.told())
         if self._offered and row and self._offered.is_for(row) and not over:
@@ -275,7 +279,7 @@ class FleetApp:
         digest = call.request.path_params["digest"]
         if self._hub.models.content(digest) is None:
             await self._catch_up()
-        data = self._hub.models.content(digest)
+        data = self._hub.models.content(digest) or await self.blocking(self._service.final_model, digest)
         if data is None:
             raise Refusal("no-such-model", "this model is not on offer (any more); poll for work")
         return file_answer(call.request, digest, memoryview(data))
@@ -308,6 +312,8 @@ class FleetApp:
         try:
             return receipt(await self._in_thread(self._hub.intake.add, call))
         except UpdateRefused as error:
+            if self._service.many and error.reason is UpdateFault.WRONG_PLAN:  # of a run that was replaced meanwhile
+                raise Refusal("wrong-round", f"{error}; poll for work") from None
             self._hub.intake.refuse(call.source, call.round, call.attempt, str(error.reason))
             raise Refusal(error.reason, str(error), status=UPDATE_REFUSED) from None
 

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedavg.fleet")
 T = TypeVar("T")
 
+#: What a run on devices has in place of an engine.
+OWN_ENGINES: Final = Engine("devices", "each client trains by its own engine")
 #: Seconds between checks of whether enough clients are there, each with a line in the log.
 PATIENCE_S: Final = 30.0
 #: The phases of a round under secure aggregation; each gets a part of the deadline. A signed one has one more.
@@ -100,7 +102,7 @@ class HttpFleet(Fleet):
         self._gathering = gathering or OwnSum(hub.collecting)
         self._session: ServerSession | None = None
         self._cohort: Sequence[int] = ()
-        self.engine = Engine("devices", "each client trains by its own engine")
+        self.engine = OWN_ENGINES
         self._attempt = 0
         self._threads = ExitStack()
 

@@ -27,6 +27,10 @@ LINGER_S: Final = 120.0
 TOLD_KEPT: Final = 8
 _POLL: Final = "/v1/poll"
 _LATEST: Final = "/v1/models/latest"
+#: What a client sends about the work that it was offered.
+_WORK: Final = ("/v1/rounds/", "/v1/report")
+#: What replicas ask each other about a run, before its number.
+OF_RUN: Final = "/internal/runs/"
 
 
 @dataclass
@@ -126,6 +130,16 @@ class Floor:
             stand = self._stands.get(number)
             return stand.has_told(k) if stand else k in self._told.get(number, ())
 
+    def has(self, number: int) -> bool:
+        """Whether a run is on the floor, be it over or not."""
+        with self._lock:
+            return number in self._stands
+
+    def model(self, digest: str) -> bytes | None:
+        """A model that one of the runs offers, by its SHA-256."""
+        found = self._first(lambda stand: stand.hub.models.content(digest) is not None)
+        return found.hub.models.content(digest) if found else None
+
     def send_back(self, k: int, number: int) -> bool:
         """Send a client back to a finished run to be told so; false if that run is not here."""
         with self._lock:
@@ -153,6 +167,10 @@ class Floor:
         found = None
         if path.startswith("/v1/models/") and path != _LATEST:
             found = self._first(lambda stand: stand.hub.models.content(path.split("/")[3]) is not None)
+            found = found or next(iter(self._live()), None)  # another replica may offer it already
+        elif path.startswith(OF_RUN):
+            number = path.removeprefix(OF_RUN).partition("/")[0]
+            found = self._first(lambda stand: str(stand.number) == number)
         elif path.endswith("/anonymous"):
             token = headers.get(b"fedavg-upload-token", b"").decode("latin-1")
             found = self._first(lambda stand: stand.hub.intake.token_source(token) is not None)
@@ -173,8 +191,32 @@ class Floor:
                     self._at[k] = stand.number
                     stand.visitors.add(k)
             if stand is None and path == _LATEST:
-                return max((s for s in self._stands.values() if k in s.visitors), key=lambda s: s.number, default=None)
+                return self._latest_of(k)
+            if (stand is None or stand.over is not None) and path.startswith(_WORK):
+                # the client was offered its work by another replica; the work itself says which run it is of
+                return next((live for live in self._live() if self._allows(k, live)), stand)
             return stand
+
+    def _latest_of(self, k: int) -> Stand | None:
+        """The run whose model a client without a run may fetch: its last one here, or else the one that ended last."""
+        been = [stand for stand in self._stands.values() if k in stand.visitors]
+        over = [stand for stand in self._stands.values() if stand.over is not None and self._allows(k, stand)]
+        return max(been, key=lambda s: s.number, default=max(over, key=lambda s: s.over or 0.0, default=None))
+
+    def moved_on(self, k: int, named: int | None) -> bool:
+        """A client that names another run than a finished one knows that it is over, from another replica.
+
+        Returns whether the client was to be told so here: then it belongs elsewhere from now on.
+        """
+        with self._lock:
+            for stand in self._stands.values():
+                if stand.number != named and k in stand.untold():
+                    stand.hub.polls.knows(k)
+            at = self._stands.get(self._at.get(k, 0))
+            left = at is not None and at.over is not None and at.number != named
+            if left:
+                del self._at[k]
+            return left
 
     def _choice(self, k: int) -> Stand | None:
         """A finished run that has not told this client yet; otherwise the first run that its owner allows."""

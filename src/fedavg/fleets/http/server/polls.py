@@ -60,6 +60,11 @@ class Polls:
     def finished(self) -> bool:
         return self._done is not None
 
+    def knows(self, k: int) -> None:
+        """Another replica has told this client that the run is over."""
+        with self._shared.changed:
+            self._told.add(k)
+
     def told(self) -> set[int]:
         """The clients that know that the run is over."""
         with self._shared.changed:

@@ -48,5 +48,10 @@ class OfService:
     another_plan: Callable[[int, int], PlanAnswer | None] = lambda _client, _number: None
     #: Whether a run that a client took up ended without its knowledge: it is told at its next poll.
     missed: Callable[[int, Taken], bool] = lambda _client, _taken: False
+    #: Whether a client, which names this run or none in its poll, has left a finished run that it is still assigned to:
+    #: another replica has told it.
+    moved_on: Callable[[int, int | None], bool] = lambda _client, _number: False
+    #: The model of a finished run that is not on offer, by its SHA-256; None if there is none, or it is not published.
+    final_model: Callable[[str], bytes | None] = lambda _digest: None
     #: How many runs the service has, by state.
     runs: Callable[[], Mapping[str, int]] | None = None

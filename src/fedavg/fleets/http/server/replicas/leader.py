@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
 
 from fedavg.errors import FleetError
 from fedavg.fleets.http.protocol.messages import JUDGING
@@ -18,7 +18,6 @@ from fedavg.fleets.http.server.replicas.parts import PartOfGroup, joined, source
 from fedavg.fleets.http.server.replicas.peers import Peers, Silent
 from fedavg.fleets.http.server.rounds import OpenRound, RoundPhase
 from fedavg.fleets.http.server.store import Deposed, StoreError
-from fedavg.fleets.http.server.store.leadership import Leadership
 from fedavg.fleets.http.server.store.together import Judges, ReplicaRow, Together
 
 log = logging.getLogger("fedavg.fleet")
@@ -30,16 +29,23 @@ SILENT_S: Final = 3.0
 SIDE_BY_SIDE: Final = 16
 
 
+class Mandate(Protocol):
+    """What makes this replica the leader."""
+
+    def holds(self) -> bool:
+        """Whether this replica still leads, as far as it knows."""
+
+
 class Leader(Gathering):
     """Exists from when this replica begins to lead until it stops."""
 
-    def __init__(self, hub: Hub, together: Together, member: Member, peers: Peers, leadership: Leadership) -> None:
+    def __init__(self, hub: Hub, together: Together, member: Member, peers: Peers, leadership: Mandate) -> None:
         self._hub, self._together, self._member, self._peers = hub, together, member, peers
         self._leadership = leadership
         self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="leader")
         self._silent: dict[int, float] = {}
         self._unasked = Seldom(log, "cannot ask the replicas")
-        #: Held while replicas are dropped or a round is sealed: a part that was gathered is not dropped afterwards.
+        #: Mandate while replicas are dropped or a round is sealed: a part that was gathered is not dropped afterwards.
         self._sealing = Lock()
         self._ended = Event()
         self._loops = [Thread(target=loop, daemon=True) for loop in (self._keep_leading, self._ask_on)]

@@ -24,10 +24,10 @@ from fedavg.fleets.http.server.hub import Hub
 from fedavg.fleets.http.server.invitations import Invitation
 from fedavg.fleets.http.server.limits import Buckets
 from fedavg.fleets.http.server.metrics import Requests
-from fedavg.fleets.http.server.refusals import pace
+from fedavg.fleets.http.server.refusals import Refusal, later, pace
 from fedavg.fleets.http.server.replicas.overview import overview, told
 from fedavg.fleets.http.server.replicas.parts import PartOfGroup, part_of
-from fedavg.fleets.http.server.replicas.peers import Peers, Silent
+from fedavg.fleets.http.server.replicas.peers import INTERNAL, Peers, Silent
 from fedavg.fleets.http.server.rounds import Receipt
 from fedavg.fleets.http.server.signatures import Elsewhere
 from fedavg.fleets.http.server.storage import storage_failures
@@ -82,7 +82,12 @@ class Member(Elsewhere):
         invitation: Callable[[SharedView], Invitation | None],
         heartbeats: Heartbeats,
         requests: Requests,
+        noticed: Callable[[SharedView], None] | None = None,
+        at: str = INTERNAL,
     ) -> None:
+        """`noticed` is told of what changed, by default only the hub is told of clients; `at` is the path under which
+        replicas ask each other about this run."""
+        self._noticed = noticed or (lambda view: hub.know(view.clients))
         self._together, self._claims, self._hub, self._invitation = together, claims, hub, invitation
         self._heartbeats, self._requests = heartbeats, requests
         self._beats: list[Heartbeat] = []
@@ -90,7 +95,7 @@ class Member(Elsewhere):
         self._url, self._certificate = "", certificate
         self.key = keys.ClientKey.generate()
         #: Sends requests to other replicas in the name of this one.
-        self.peers = Peers(self.key, lambda: self.replica, shown)
+        self.peers = Peers(self.key, lambda: self.replica, shown, at)
         self._epoch = together.epoch()
         self._version = self._claimed = -1
         self._changed = 0
@@ -204,6 +209,8 @@ class Member(Elsewhere):
         return overview(own, self.replica, self._beats, monotonic() - self._heard, operator)
 
     async def _ask(self, call: Callable[..., Any], *arguments: object) -> Any:
+        if not self._url or self._ended.is_set():
+            raise Refusal("busy", "this replica does not serve the run yet, or no longer; come back", later(1))
         with storage_failures():
             return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
@@ -262,8 +269,7 @@ class Member(Elsewhere):
                     each.empty()
 
     def _apply(self, view: SharedView) -> None:
-        if view.clients:
-            self._hub.know(view.clients)
+        self._noticed(view)
         known = self.leading or self._follow(view)
         self._note_claims(view)
         if view.done and self.done is None:

@@ -27,7 +27,8 @@ from fedavg.fleets.http.server.store.together import ReplicaRow
 #: Seconds that another replica may take to answer: it has all answers in memory.
 ANSWER_S: Final = 2.0
 SUM_S: Final = 15.0
-PRESENT: Final = "/internal/present"
+#: The path under which replicas ask each other; nobody outside needs it.
+INTERNAL: Final = "/internal"
 
 Words = Sequence[tuple[int, float, bool]]
 
@@ -44,8 +45,14 @@ class Peers:
     """Sends requests to other replicas in the name of this one. `key` is its own, `replica` returns its current number;
     `shown` is the certificate for replicas that ask their clients for one."""
 
-    def __init__(self, key: keys.ClientKey, replica: Callable[[], int], shown: CertifiedKey | None = None) -> None:
-        self._key, self._replica, self._shown, self._counter = key, replica, shown, count(1)
+    def __init__(
+        self,
+        key: keys.ClientKey,
+        replica: Callable[[], int],
+        shown: CertifiedKey | None = None,
+        at: str = INTERNAL,
+    ) -> None:
+        self._key, self._replica, self._shown, self._counter, self._at = key, replica, shown, count(1), at
         #: By replica: the certificate that identifies it, and the HTTP client.
         self._clients: dict[int, tuple[str | None, httpx.Client]] = {}
 
@@ -59,12 +66,12 @@ class Peers:
 
     def present(self, of: ReplicaRow) -> Words:
         """What a replica has heard from clients."""
-        answer = json.loads(self._ask(of, PRESENT, ANSWER_S))
+        answer = json.loads(self._ask(of, f"{self._at}/present", ANSWER_S))
         return [(int(k), float(ago), bool(there)) for k, ago, there in answer]
 
     def parts(self, of: ReplicaRow, round: int, attempt: int) -> list[PartOfGroup]:
         """A replica's part of an attempt's sum."""
-        return parse_parts(self._ask(of, f"/internal/rounds/{round}/{attempt}/sum", SUM_S))
+        return parse_parts(self._ask(of, f"{self._at}/rounds/{round}/{attempt}/sum", SUM_S))
 
     def model(self, of: ReplicaRow, digest: str) -> bytes:
         """A model that a replica offers, by the SHA-256 of its bytes; the hash makes a signature unnecessary."""
@@ -156,11 +163,12 @@ class PeerEndpoints:
         answered: Gate,
         words: Callable[[], Words],
         parts: Callable[[int, int], Sequence[PartOfGroup] | None],
+        at: str = INTERNAL,
     ) -> None:
         self._words, self._parts = words, parts
         endpoints = [
-            Endpoint("GET", PRESENT, self._present, [guard]),
-            Endpoint("GET", "/internal/rounds/{round}/{attempt}/sum", self._sum, [guard, OfRound()]),
+            Endpoint("GET", f"{at}/present", self._present, [guard]),
+            Endpoint("GET", f"{at}/rounds/{{round}}/{{attempt}}/sum", self._sum, [guard, OfRound()]),
         ]
         self.routes: list[BaseRoute] = [endpoint.route(answered) for endpoint in endpoints]
 

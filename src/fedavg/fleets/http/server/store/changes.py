@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, delete, func, select
 
 from fedavg.fleets.http.server.store import progress
-from fedavg.fleets.http.server.store.connections import Connections, write_note
+from fedavg.fleets.http.server.store.connections import Connections, next_term, write_note
 from fedavg.fleets.http.server.store.rows import Change, StoreError
 from fedavg.fleets.http.server.store.schema import changes, ledger, rounds, run, states
 from fedavg.fleets.http.server.store.sealed import insert_row, rows, update_rows
@@ -62,6 +62,7 @@ class ChangeLog:
             connection.execute(delete(ledger).where(ledger.c.round > to_round))
             connection.execute(delete(states).where(states.c.round > to_round))
             _note(connection, ROLLED_BACK, last, int(now), by, {"to_round": to_round, "spent": spent})
+            next_term(connection)  # a replica that has begun to lead the run meanwhile starts again from here
 
     def restored(self, made: float, now: float, nothing_since: bool) -> None:
         """Mark the database as restored from a copy. Attempts may have been made since the copy: skip their numbers."""

@@ -49,8 +49,8 @@ class Connections:
     def leading(self, doing: str) -> Iterator[Connection]:
         """A transaction that only the leader may make. A paused leader that has been replaced gets `Deposed`."""
         with self.write(doing) as connection:
-            if self.term is not None and self.term != term_of(connection):
-                raise Deposed(f"cannot {doing}: another replica leads, in a later term than {self.term}")
+            if self.term is not None:
+                check_term(connection, self.term, doing)
             yield connection
 
     @contextmanager
@@ -120,8 +120,34 @@ def write_note(connection: Connection, key: str, value: str) -> None:
 
 def term_of(connection: Connection) -> int:
     """The term of the latest leader, 0 before the first."""
+    return int(_leader(connection).get("term", 0))
+
+
+def check_term(connection: Connection, term: int, doing: str) -> None:
+    """`Deposed` unless the latest leader is the one of this term."""
+    if term != term_of(connection):
+        raise Deposed(f"cannot {doing}: another replica leads, in a later term than {term}")
+
+
+def next_term(connection: Connection, of_service: int | None = None) -> int:
+    """Begin a new term of a run: whoever led it before can no longer write. Returns its number.
+
+    `of_service` is the term in which replicas of the run's service are led. A run that has been led in a later one is
+    refused: its new leader must not be shut out by an earlier one that was only paused.
+    """
+    before = _leader(connection)
+    latest = before.get("of_service", 0)
+    if of_service is not None and of_service < latest:
+        raise Deposed(f"cannot lead the run: another replica does, in a later term than {of_service}")
+    term = int(before.get("term", 0)) + 1
+    write_note(connection, LEADER, json.dumps({"term": term, "of_service": of_service or latest}))
+    return term
+
+
+def _leader(connection: Connection) -> dict[str, int]:
     row = one_row(connection, notes, notes.c.key == LEADER)
-    return 0 if row is None else int(json.loads(row.value)["term"])
+    found: dict[str, int] = {} if row is None else json.loads(row.value)
+    return found
 
 
 def _answers(connection: Connection) -> bool:

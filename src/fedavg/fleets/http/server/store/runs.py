@@ -1,12 +1,14 @@
 """The runs of a service, in its database: who submitted each, and its state."""
 
 import json
+from collections.abc import Collection
 from hashlib import sha256
 from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
 
-from fedavg.fleets.http.server.store.connections import Connections, write_note
+from fedavg.errors import PlanError
+from fedavg.fleets.http.server.store.connections import Connections, check_term, write_note
 from fedavg.fleets.http.server.store.rows import StoreError, SubmittedRun
 from fedavg.fleets.http.server.store.schema import notes, runs
 from fedavg.fleets.http.server.store.sealed import insert_row, one_row, rows, update_rows
@@ -94,15 +96,51 @@ class Runs:
             ]
         return [_run(row) for row in found[:count]]
 
-    def set_state(self, number: int, state: str, detail: str = "") -> None:
-        with self._db.write(f"note what became of run {number}") as connection:
-            _found(connection, number)
-            update_rows(connection, runs, runs.c.number == number, state=state, detail=detail)
+    def under_way(self) -> list[SubmittedRun]:
+        """The runs that are being served."""
+        return self._in_state("running")
 
-    def change(self, number: int, plan_toml: str, plan_digest: str, change: dict[str, object], state: str) -> None:
-        """Change a run's plan, and record the change."""
+    def done(self) -> list[SubmittedRun]:
+        return self._in_state("done")
+
+    def _in_state(self, state: str) -> list[SubmittedRun]:
+        with self._db.read("read the runs") as connection:
+            return [_run(row) for row in rows(connection, runs, runs.c.state == state, order=runs.c.number)]
+
+    def set_state(
+        self,
+        number: int,
+        state: str,
+        detail: str = "",
+        *,
+        only_from: Collection[str] | None = None,
+        plan_digest: str | None = None,
+        term: int | None = None,
+    ) -> bool:
+        """Change a run's state if it is in one of the states `only_from` and has this plan; returns whether it was so.
+
+        `term` is the one of the leader that decides so; `Deposed` if another replica leads by now.
+        """
+        doing = f"note what became of run {number}"
+        with self._db.write(doing) as connection:
+            if term is not None:
+                check_term(connection, term, doing)
+            row = _found(connection, number)
+            as_expected = (only_from is None or row.state in only_from) and plan_digest in (None, row.plan_digest)
+            if as_expected:
+                update_rows(connection, runs, runs.c.number == number, state=state, detail=detail)
+        return as_expected
+
+    def change(
+        self, found: SubmittedRun, plan_toml: str, plan_digest: str, change: dict[str, object], state: str
+    ) -> None:
+        """Change the plan of a run that still is as it was found, and record the change."""
+        number = found.number
         with self._db.write(f"change run {number}") as connection:
-            noted = [*json.loads(_found(connection, number).changes), change]
+            row = _found(connection, number)
+            if (row.state, row.plan_digest) != (found.state, found.plan_digest):
+                raise PlanError(f"run {number} was {found.state}, and was changed meanwhile: look at it, and try again")
+            noted = [*json.loads(row.changes), change]
             update_rows(
                 connection, runs, runs.c.number == number, plan_toml=plan_toml, plan_digest=plan_digest,
                 changes=json.dumps(noted), state=state, detail="",

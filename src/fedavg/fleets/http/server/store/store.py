@@ -12,7 +12,7 @@ from sqlalchemy import Connection, and_, delete
 
 from fedavg.fleets.http.server.store import progress, schema
 from fedavg.fleets.http.server.store.address import database_at
-from fedavg.fleets.http.server.store.connections import LEADER, Connections, term_of, write_note
+from fedavg.fleets.http.server.store.connections import Connections, next_term, write_note
 from fedavg.fleets.http.server.store.enrolment import Applicant, client_row, enrolled, next_change, token_row
 from fedavg.fleets.http.server.store.rows import ClientRow, Counted, RoundRow, RunRow, StoreError, TokenRow
 from fedavg.fleets.http.server.store.schema import clients, ledger, meta, notes, rounds, run, states, tokens
@@ -80,11 +80,13 @@ class Store:
         """
         self._db.acquire(owner)
 
-    def begin_term(self) -> None:
-        """Begin a new term: a previous leader that still lives can no longer write."""
+    def begin_term(self, of_service: int | None = None) -> None:
+        """Begin a new term: a previous leader that still lives can no longer write.
+
+        `of_service` is the term in which the replicas of the run's service are led; `Deposed` if there was a later one.
+        """
         with self._db.write("begin a term") as connection:
-            term = term_of(connection) + 1
-            write_note(connection, LEADER, json.dumps({"term": term}))
+            term = next_term(connection, of_service)
         self._db.term = term
 
     # ------------------------------------------------------------------ the run

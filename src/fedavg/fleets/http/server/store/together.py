@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import IntegrityError
 
 from fedavg.fleets.http.protocol.keys import WINDOW, SignatureRefused
@@ -29,7 +29,7 @@ from fedavg.fleets.http.server.store import progress
 from fedavg.fleets.http.server.store.connections import Connections
 from fedavg.fleets.http.server.store.enrolment import client_row
 from fedavg.fleets.http.server.store.rows import ClientRow, RoundRow, StoreError
-from fedavg.fleets.http.server.store.schema import clients, notes
+from fedavg.fleets.http.server.store.schema import clients, notes, run
 from fedavg.fleets.http.server.store.sealed import one_row, rows
 
 #: The note that says that the run is over.
@@ -130,6 +130,8 @@ class SharedView:
     clients: tuple[ClientRow, ...]
     changed: int
     done: str | None
+    #: The digest of the plan that the open attempt is of; None before the run is begun.
+    plan: str | None
 
 
 class Together:
@@ -297,6 +299,7 @@ class Together:
                 tuple(client_row(each) for each in fresh),
                 fresh[-1].changed if fresh else changed,
                 None if over is None else over.value,
+                connection.scalar(select(run.c.plan_digest)),
             )
 
 
