@@ -10,6 +10,12 @@ from pathlib import Path
 # Waiting threads must not occupy cores that others need: with several tests at a time there are more threads than
 # cores, also in the processes that tests start. PyTorch reads this when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# glibc never returns what was freed at the end of a thread's own arena, and every fork copies the tables of these
+# pages. It reads this when a process starts: the controller sets it for the workers, who keep it from their children.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.pop("MALLOC_ARENA_MAX", None)
+else:
+    os.environ.setdefault("MALLOC_ARENA_MAX", "1")
 
 import pytest
 import torch
@@ -22,6 +28,9 @@ from fedavg.fleets.http.server.logs import StderrLines
 
 TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "benchmarks")]
+# Collections of young objects take a twentieth of all time by default.
+gc.set_threshold(20_000, 20, 20)
+
 sys.path.append(str(TESTS.parent))  # a spawned worker imports a test by its name, tests.fleets.test_start
 
 # A busy machine must not fail a property test; every run tries other examples.
@@ -42,8 +51,18 @@ SHARING = (
     "http/test_load.py",
     "cli/test_run.py",
 )
-#: Tests that import peft and transformers, which takes seconds and 200 MB: only one worker runs them.
-ADAPTING = ("adapters/test_lora.py", "engine/test_structured.py", "[lora.py]", "[adapters.md]")
+#: Tests that import what takes seconds and hundreds of MB (peft, transformers, datasets, onnx, mlflow): only one worker
+#: runs them, because every fork of a large process is slow.
+IMPORTING = (
+    "adapters/test_lora.py",
+    "engine/test_structured.py",
+    "data/test_examples.py",
+    "study/test_track.py",
+    "study/test_export_model.py",
+    "[lora.py]",
+    "[adapters.md]",
+    "[data.md]",
+)
 #: Pages that show the same commands, each of which computes for seconds.
 ACCOUNTING = ("[privacy.md]", "[private.md]", "[tutorial.md]", "::test_the_commands_of_the_readme")
 
@@ -53,8 +72,8 @@ def scope_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if "fleets/ray/" in file:
         return "ray"
-    if file.endswith(ADAPTING) or nodeid.endswith(ADAPTING):
-        return "peft"
+    if file.endswith(IMPORTING) or nodeid.endswith(IMPORTING):
+        return "importing"
     if nodeid.endswith(ACCOUNTING):
         return "accounting"
     return file if file.endswith(SHARING) else nodeid
