@@ -43,7 +43,8 @@ SHARING = (
     "native/test_wheel.py",
     "http/test_replicas.py",
     "campaign/test_execute.py",
-    "page/test_browser.py",
+    "campaign/test_processes.py",
+    "test_own_package.py",
     "http/test_together.py",
     "http/test_security.py",
     "http/test_hostile.py",
@@ -63,6 +64,8 @@ IMPORTING = (
     "[adapters.md]",
     "[data.md]",
 )
+#: Tests that look at pages with one Chromium.
+BROWSING = ("page/test_browser.py", "page/test_export.py", "page/test_fleet.py")
 #: Pages that show the same commands, each of which computes for seconds.
 ACCOUNTING = ("[privacy.md]", "[private.md]", "[tutorial.md]", "::test_the_commands_of_the_readme")
 
@@ -76,6 +79,8 @@ def scope_of(nodeid: str) -> str:
         return "importing"
     if nodeid.endswith(ACCOUNTING):
         return "accounting"
+    if file.endswith(BROWSING):
+        return "browser"
     return file if file.endswith(SHARING) else nodeid
 
 
@@ -90,8 +95,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Twice as many as there are cores: tests of a fleet mostly wait."""
-    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    """Twice as many as there are cores, since tests of a fleet mostly wait, and one for Ray, whose tests wait most."""
+    return 2 * len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -123,6 +128,7 @@ class Memory:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self):
         if self.pages() > self.kept + GROWN_PAGES:
+            gc.unfreeze()  # a server that ran in this process has frozen what was there, garbage too
             gc.collect()
             trim()
             self.kept = self.pages()
