@@ -219,9 +219,13 @@ class _Parameter:
 _signature = lru_cache(maxsize=256)(inspect.signature)
 
 
-@lru_cache(maxsize=256)
 def _settings(target: Any) -> tuple[_Parameter, ...]:
     """What may be written after the name, in order."""
+    return _found_settings(target)
+
+
+@lru_cache(maxsize=256)
+def _found_settings(target: Any) -> tuple[_Parameter, ...]:
     hints = _hints(target)
     if is_dataclass(target):
         specs = [spec for spec in fields(target) if spec.init and not spec.metadata.get("bound")]
