@@ -10,6 +10,12 @@ from pathlib import Path
 # Waiting threads must not occupy cores that others need: with several tests at a time there are more threads than
 # cores, also in the processes that tests start. PyTorch reads this when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# glibc never returns what was freed at the end of a thread's own arena, and every fork copies the tables of these
+# pages. It reads this when a process starts: the controller sets it for the workers, who keep it from their children.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.pop("MALLOC_ARENA_MAX", None)
+else:
+    os.environ.setdefault("MALLOC_ARENA_MAX", "1")
 
 import pytest
 import torch
@@ -22,6 +28,9 @@ from fedavg.fleets.http.server.logs import StderrLines
 
 TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "benchmarks")]
+# Collections of young objects take a twentieth of all time by default.
+gc.set_threshold(20_000, 20, 20)
+
 sys.path.append(str(TESTS.parent))  # a spawned worker imports a test by its name, tests.fleets.test_start
 
 # A busy machine must not fail a property test; every run tries other examples.
@@ -34,7 +43,8 @@ SHARING = (
     "native/test_wheel.py",
     "http/test_replicas.py",
     "campaign/test_execute.py",
-    "page/test_browser.py",
+    "campaign/test_processes.py",
+    "test_own_package.py",
     "http/test_together.py",
     "http/test_security.py",
     "http/test_hostile.py",
@@ -42,8 +52,20 @@ SHARING = (
     "http/test_load.py",
     "cli/test_run.py",
 )
-#: Tests that import peft and transformers, which takes seconds and 200 MB: only one worker runs them.
-ADAPTING = ("adapters/test_lora.py", "engine/test_structured.py", "[lora.py]", "[adapters.md]")
+#: Tests that import what takes seconds and hundreds of MB (peft, transformers, datasets, onnx, mlflow): only one worker
+#: runs them, because every fork of a large process is slow.
+IMPORTING = (
+    "adapters/test_lora.py",
+    "engine/test_structured.py",
+    "data/test_examples.py",
+    "study/test_track.py",
+    "study/test_export_model.py",
+    "[lora.py]",
+    "[adapters.md]",
+    "[data.md]",
+)
+#: Tests that look at pages with one Chromium.
+BROWSING = ("page/test_browser.py", "page/test_export.py", "page/test_fleet.py")
 #: Pages that show the same commands, each of which computes for seconds.
 ACCOUNTING = ("[privacy.md]", "[private.md]", "[tutorial.md]", "::test_the_commands_of_the_readme")
 
@@ -53,10 +75,12 @@ def scope_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if "fleets/ray/" in file:
         return "ray"
-    if file.endswith(ADAPTING) or nodeid.endswith(ADAPTING):
-        return "peft"
+    if file.endswith(IMPORTING) or nodeid.endswith(IMPORTING):
+        return "importing"
     if nodeid.endswith(ACCOUNTING):
         return "accounting"
+    if file.endswith(BROWSING):
+        return "browser"
     return file if file.endswith(SHARING) else nodeid
 
 
@@ -71,8 +95,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Twice as many as there are cores: tests of a fleet mostly wait."""
-    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    """Twice as many as there are cores, since tests of a fleet mostly wait, and one for Ray, whose tests wait most."""
+    return 2 * len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -104,6 +128,7 @@ class Memory:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self):
         if self.pages() > self.kept + GROWN_PAGES:
+            gc.unfreeze()  # a server that ran in this process has frozen what was there, garbage too
             gc.collect()
             trim()
             self.kept = self.pages()

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from click.testing import CliRunner
 
 import fedavg
+import programs
 from fedavg import native
 from fedavg.cli import cli
 from fedavg.doctor import examine
@@ -42,9 +41,8 @@ def test_the_command_marks_what_can_be_made_better(tmp_path):
 
 
 def doctor(**changes):
-    command = [sys.executable, "-m", "fedavg", "doctor", "--json"]
     environment = {key: value for key, value in os.environ.items() if key not in ("CC", native.VARIABLE)} | changes
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    return programs.fedavg("doctor", "--json", env=environment)
 
 
 def test_without_a_compiler_it_says_what_is_slower_and_what_to_do(tmp_path):
@@ -67,11 +65,11 @@ def test_a_compiler_that_fails_is_told_of(tmp_path):
     }
 
 
-@pytest.mark.skipif(not shutil.which("taskset"), reason="needs taskset")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs affinity")
 def test_it_says_why_there_are_fewer_cores_than_the_machine_has():
     first = min(os.sched_getaffinity(0))
-    command = ["taskset", "-c", str(first), sys.executable, "-m", "fedavg", "doctor", "--json"]
-    findings = by_topic(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    confined = partial(os.sched_setaffinity, 0, {first})
+    findings = by_topic(json.loads(programs.fedavg("doctor", "--json", prepare=[confined]).stdout))
     assert findings["cores"]["found"].startswith("1 used")
     if (os.cpu_count() or 1) > 1:
         assert "this process may run on 1 (affinity)" in findings["cores"]["found"]

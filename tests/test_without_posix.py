@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedavg
+import programs
 from toys import put
 
 #: Run by the main program and, since new processes import that program, by each of its workers.
@@ -87,10 +88,10 @@ def python(script, *given):
 
 def test_a_run_and_its_resumption_give_the_same_bits(tmp_path):
     put(tmp_path / "without.py", RUNS.encode())
-    put(tmp_path / "with.py", WITH.encode() + RUNS[len(TAKE_AWAY) :].encode())
     without = python(tmp_path / "without.py", tmp_path / "one")
     assert without.returncode == 0, without.stderr
-    assert without.stdout == python(tmp_path / "with.py", tmp_path / "other").stdout != ""
+    expected = programs.script(WITH + RUNS[len(TAKE_AWAY) :], tmp_path / "other")
+    assert without.stdout == expected.stdout != "", expected.stderr
 
 
 def test_every_module_can_be_imported(tmp_path):

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from typing import final
@@ -12,13 +10,13 @@ import pytest
 from paper_toys import PATHS, TOY_CELL, TOY_SETTING
 
 import fedavg
+import programs
 from fedavg.campaign.execute import Aim, Campaign, Need, Outlay, check_report
 from fedavg.campaign.processes import RunStarter, run_starter
 from fedavg.campaign.records import ABANDONED, CAP, DIVERGED, INTERRUPTED, TARGET, Records
 from fedavg.errors import FedAvgError
 from fedavg.paper.measure import MEASURED, NOT_RUN, RUNNING, needs, result_of, running_keys
 from fedavg.runlog.curves import rounds_to_target
-from toys import heed_ctrl_c
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -147,14 +145,14 @@ def wait_until(condition, seconds=240):
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_search_loses_nothing(campaign, tmp_path, sign):
-    session = subprocess.Popen(
-        [sys.executable, "-c", SESSION, str(tmp_path)], stderr=subprocess.DEVNULL, preexec_fn=heed_ctrl_c
-    )
+    out, err = tmp_path / "out", tmp_path / "err"
+    session = programs.start_script(SESSION, tmp_path, out=out, err=err, prepare=[programs.heed_ctrl_c])
     runs = tmp_path / "runs"
     wait_until(lambda: sum(p.read_bytes().count(b"\n") > 20 for p in runs.glob("*/metrics.jsonl")) == 2)
     assert result_of(SLOW, Records(tmp_path / "records"), running_keys(runs)).status == RUNNING
-    session.send_signal(sign)
-    session.wait(120)
+    os.kill(session.pid, sign)
+    session.join(120)
+    assert session.exitcode in (1, -sign)
     wait_until(lambda: not running_keys(runs))
     if sign != signal.SIGKILL:
         stopped = list(Records(tmp_path / "records"))

@@ -45,21 +45,28 @@ def is_alive(pid):
     return False
 
 
+@pytest.fixture(scope="module")
+def forked():
+    """A process that is warm: that takes longer than the runs."""
+    runs = ForkedRuns()
+    yield runs
+    runs.close()
+
+
 @needs_fork
-def test_forked_and_new_processes_do_the_same_run(tmp_path):
+def test_forked_and_new_processes_do_the_same_run(forked, tmp_path):
     losses = []
-    for kind in (ForkedRuns, NewRuns):
-        runs, path = kind(), order(tmp_path, kind.__name__)
+    for runs in (forked, NewRuns()):
+        path = order(tmp_path, type(runs).__name__)
         assert ended(runs.start(path)) == 0
-        runs.close()
         losses.append(curve(RunDir(run_directory(path)).rows(), "loss"))
     assert losses[0] == losses[1]
     assert list(losses[0][0]) == [1, 2]
 
 
 @needs_fork
-def test_runs_have_one_parent_and_end_when_it_does(tmp_path):
-    runs = ForkedRuns()
+def test_runs_have_one_parent_and_end_when_it_does(forked, tmp_path):
+    runs = forked
     first, second = (runs.start(order(tmp_path, name, rounds=100_000)) for name in ("a", "b"))
     warm = parent_of(first._pid)
     assert parent_of(second._pid) == warm != os.getpid()
@@ -73,16 +80,13 @@ def test_runs_have_one_parent_and_end_when_it_does(tmp_path):
     assert not is_alive(second._pid)
     third = runs.start(order(tmp_path, "c"))
     assert ended(third) == 0
-    runs.close()
 
 
 @needs_fork
-def test_what_a_run_cannot_do_is_in_its_own_log(tmp_path):
-    runs, path = ForkedRuns(), order(tmp_path, data="no such data")
-    process = runs.start(path)
-    assert ended(process) == FAILED
+def test_what_a_run_cannot_do_is_in_its_own_log(forked, tmp_path):
+    path = order(tmp_path, data="no such data")
+    assert ended(forked.start(path)) == FAILED
     assert "no such data" in path.with_suffix(".log").read_text()
-    runs.close()
 
 
 def test_a_system_that_cannot_fork_starts_new_processes(monkeypatch):

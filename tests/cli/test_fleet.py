@@ -12,7 +12,7 @@ from programs import fedavg
 
 
 def test_the_demonstration_gives_the_model_of_the_simulator(tmp_path):
-    done = fedavg("fleet-demo", "--clients", "3", "--rounds", "2", "--json", "--run-dir", str(tmp_path / "demo"))
+    done = fedavg("fleet-demo", "--clients", "2", "--rounds", "2", "--json", "--run-dir", str(tmp_path / "demo"))
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["model_sha256"] == outcome["simulated_sha256"]

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+import programs
 from programs import fedavg
-from toys import heed_ctrl_c
 
 #: Long enough to be stopped in the middle; rounds are short, and few are judged.
 ROUNDS = 40
@@ -170,9 +170,8 @@ def test_a_diverged_run_ends_with_2_and_keeps_the_last_good_model(tmp_path):
 
 def start(tmp_path, checkpoint_s=0.1):
     options = ["--checkpoint-s", str(checkpoint_s)]
-    program = "from fedavg.cli import main; main()"
-    command = [sys.executable, "-c", program, "run", *LONG, *options, "--run-dir", str(tmp_path / "run")]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_ctrl_c)
+    words = ["run", *LONG, *options, "--run-dir", tmp_path / "run"]
+    return programs.start(*words, out=tmp_path / "out", err=tmp_path / "err", prepare=[os.setsid, programs.heed_ctrl_c])
 
 
 def wait_for_rounds(tmp_path, count):
@@ -194,8 +193,7 @@ def test_kill_9_and_resume_gives_the_uninterrupted_model(tmp_path, uninterrupted
     process = start(tmp_path)
     wait_for_rounds(tmp_path, 7)
     process.kill()
-    process.wait()
-    process.stderr.close()
+    process.join()
     result = fedavg("resume", tmp_path / "run", "--workers", "1", "--json", "--no-plot")
     assert result.returncode == 0, result.stderr
     resumed = json.loads(result.stdout)
@@ -208,8 +206,7 @@ def test_workers_do_not_outlive_a_killed_server(tmp_path):
     process = start(tmp_path)
     wait_for_rounds(tmp_path, 2)
     process.kill()
-    process.wait()
-    process.stderr.close()
+    process.join()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -224,8 +221,9 @@ def test_ctrl_c_leaves_a_resumable_run(tmp_path, uninterrupted):
     process = start(tmp_path, checkpoint_s=1000)
     wait_for_rounds(tmp_path, 5)
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 130
+    process.join(240)
+    assert process.exitcode == 130
+    stderr = (tmp_path / "err").read_text()
     assert f"continue with: fedavg resume {tmp_path / 'run'}" in stderr
     assert "Traceback" not in stderr
     resumed = json.loads(fedavg("resume", tmp_path / "run", "--json", "--no-plot").stdout)

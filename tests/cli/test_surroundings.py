@@ -17,9 +17,7 @@ RUN = ["run", "mnist-2nn", "--rounds", "1", "-C", "0.02", "--no-plot", "--quiet"
 PROGRAM = [sys.executable, "-c", "from fedavg.cli import main; main()"]
 
 NOBODY = 54321
-as_nobody = pytest.mark.skipif(
-    os.name != "posix" or os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be somebody else"
-)
+needs_root = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="needs root, to be somebody else")
 
 
 def fedavg(*words, before=(), cwd, **environment):
@@ -32,8 +30,18 @@ def fedavg(*words, before=(), cwd, **environment):
     return result.returncode, (result.stdout + result.stderr).decode(errors="replace")
 
 
-def nobody():
-    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+def become_nobody():
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+def as_nobody(*words, cwd, **environment):
+    """What the command said to a user who has no rights here."""
+    known = {name: value for name, value in (os.environ | environment).items() if value is not None}
+    result = programs.fedavg(*words, cwd=cwd, env=known, prepare=[become_nobody])
+    assert "Traceback" not in result.stderr, result.stderr
+    return result.returncode, result.stdout + result.stderr
 
 
 @pytest.fixture
@@ -45,32 +53,30 @@ def place():
     shutil.rmtree(folder)
 
 
-@as_nobody
+@needs_root
 def test_a_user_without_a_home(place):
-    code, said = fedavg(*RUN, before=nobody(), cwd=place, HOME=None, XDG_CACHE_HOME=None, FEDAVG_DATA=None)
+    code, said = as_nobody(*RUN, cwd=place, HOME=None, XDG_CACHE_HOME=None, FEDAVG_DATA=None)
     assert code == 2
     assert "this user has no home folder; expected HOME to name one" in said
 
 
-@as_nobody
+@needs_root
 def test_a_home_that_can_not_be_read(place):
     (place / "home").mkdir(mode=0o700)
-    code, said = fedavg(
-        *RUN, before=nobody(), cwd=place, HOME=str(place / "home"), XDG_CACHE_HOME=None, FEDAVG_DATA=None
-    )
+    code, said = as_nobody(*RUN, cwd=place, HOME=str(place / "home"), XDG_CACHE_HOME=None, FEDAVG_DATA=None)
     assert code == 2
     assert "Permission denied; expected files and folders that this user may use (HOME" in said
     assert str(place / "home") in said
 
 
-@as_nobody
+@needs_root
 def test_the_run_of_another_user(place):
     assert programs.fedavg(*RUN, "--run-dir", "run", cwd=place).returncode == 0
-    code, said = fedavg("resume", "run", before=nobody(), cwd=place, HOME=str(place))
+    code, said = as_nobody("resume", "run", cwd=place, HOME=str(place))
     assert code == 2
     assert "cannot write run/lock: Permission denied; expected a folder of this user" in said
     (place / "run" / "run.json").chmod(0)
-    code, said = fedavg("resume", "run", before=nobody(), cwd=place, HOME=str(place))
+    code, said = as_nobody("resume", "run", cwd=place, HOME=str(place))
     assert code == 2
     assert "cannot read run/run.json: Permission denied; expected a run of this user" in said
 
@@ -147,15 +153,13 @@ def test_a_worker_that_outlives_its_server_does_not_hold_the_lock(tmp_path):
     from fedavg.runlog.rundir import RunDir
 
     run, begun, busy = tmp_path / "run", tmp_path / "begun", tmp_path / "busy"
-    command = [sys.executable, "-c", RESUMED, str(run), str(begun), str(busy)]
-    tests = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    server = subprocess.Popen(command, env=os.environ | tests)
+    server = programs.start_script(RESUMED, run, begun, busy, out=tmp_path / "out", err=tmp_path / "err")
     until = time.monotonic() + 60
     while not (busy.exists() and busy.read_text()) and time.monotonic() < until:
         time.sleep(0.05)
     worker = int(busy.read_text())
-    server.send_signal(signal.SIGKILL)
-    server.wait()
+    server.kill()
+    server.join()
     try:
         os.kill(worker, 0)  # it still sleeps
         with RunDir(run).locked():

@@ -1,10 +1,8 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
+import programs
 from fedavg.data import load
 from fedavg.data.posts import BEGIN, VOCABULARY, WORDS
 
@@ -64,4 +62,5 @@ assert len(data.test) == 10_000
 assert time.process_time() - start < 10
 assert psutil.Process().memory_info().rss < 1e9
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = programs.script(code)
+    assert done.returncode == 0, done.stderr

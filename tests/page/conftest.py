@@ -8,7 +8,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "fleets" / "http"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser():
     """A real Chromium, without a window; tests are skipped where there is none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -116,7 +116,16 @@ def test_all_of_it_works_by_keyboard(browser, address):
 VIEWS = ["#/runs", "#/runs?log=1&x=simulated&y=train_loss&lines=1", "#/round", "#/clients", "#/world"]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1280, "light"), (1280, "dark")])
+#: Each width and each scheme once, and the other two of the four with the slow tests.
+SCREENS = [
+    (360, "dark"),
+    (1280, "light"),
+    pytest.param(360, "light", marks=pytest.mark.slow),
+    pytest.param(1280, "dark", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_every_view_keeps_the_rules_of_accessibility(browser, address, width, scheme):
     with opened(browser, address, viewport={"width": width, "height": 800}, color_scheme=scheme) as tab:
         for view in VIEWS:

@@ -1,12 +1,12 @@
 """Scripts of examples/paper, on records made by hand: they train nothing here."""
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 from paper_toys import record
 
+import programs
 from fedavg.campaign.records import ABANDONED, DIVERGED, Records
 from fedavg.paper.cells import CELLS
 from fedavg.paper.choose import choose
@@ -16,8 +16,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "paper"
 
 
 def told(script, *options):
-    command = [sys.executable, str(EXAMPLES / script), *map(str, options)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    code = f"import runpy; runpy.run_path({str(EXAMPLES / script)!r}, run_name='__main__')"
+    done = programs.script(code, *options, env=os.environ | {"PYTHONPATH": str(EXAMPLES)})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def test_who_tests_seldom_misses_a_lucky_round(tmp_path):

@@ -4,10 +4,7 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedavg
+import programs
 from fedavg.cohorts import sample_cohort
 from fedavg.dp.accounting import FixedSize, PoissonSampling, epsilon
 from fedavg.errors import PlanError, RunDirError
@@ -136,14 +134,13 @@ def test_the_norm_survives_a_stop(tmp_path):
 
 
 PUBLISH = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
+import sys
 import fedavg
 from fedavg.engine.model import model_sha256
 from pathlib import Path
 from toys import TOY, toy_data, toy_plan
 
-run, published = Path(sys.argv[2]), open(sys.argv[3], "a")
+run, published = Path(sys.argv[1]), open(sys.argv[2], "a")
 
 def publish(event):
     published.write(f"{event.round} {model_sha256(event.state.weights)}\\n")
@@ -161,19 +158,18 @@ else:
 
 def publish_until_killed(run, published, after):
     """Start or go on, and kill -9 so many published rounds later; True if the run came to its end."""
-    tests = str(Path(__file__).parents[1])
-    command = [sys.executable, "-c", PUBLISH, tests, str(run), str(published)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    out, err = run.with_name("out"), run.with_name("err")
+    process = programs.start_script(PUBLISH, run, published, out=out, err=err, prepare=[os.setsid])
     before = lines_of(published)
-    while process.poll() is None:
+    while process.is_alive():
         if len(lines_of(published)) - len(before) >= after:
             time.sleep(random.Random(after).random() * 0.02)
             os.killpg(process.pid, signal.SIGKILL)
             break
         time.sleep(0.001)
-    errors = process.communicate()[1].decode()
-    assert process.returncode in (0, -signal.SIGKILL), errors
-    return process.returncode == 0
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL), err.read_text()
+    return process.exitcode == 0
 
 
 def lines_of(path):

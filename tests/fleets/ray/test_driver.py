@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import programs
 from toys import heed_ctrl_c
 
 PATIENCE_S = 300
@@ -64,7 +65,7 @@ def niceness(pid):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     run = tmp_path_factory.mktemp("local") / "run"
-    done = fedavg("run", *PLAN, "--rounds", ROUNDS, "--run-dir", run, "--json", "--no-plot", "--quiet")
+    done = programs.fedavg("run", *PLAN, "--rounds", ROUNDS, "--run-dir", run, "--json", "--no-plot", "--quiet")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

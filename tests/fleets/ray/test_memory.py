@@ -2,9 +2,8 @@
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
+from multiprocessing import Pipe
 
 import numpy as np
 import pytest
@@ -13,29 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedavg.fleets.ray import pieces
-from fedavg.fleets.ray.rings import RingGone, RingPlace, add_rings, new_ring
+from fedavg.fleets.ray.rings import RingGone, add_rings, new_ring
+from programs import Forked
 
-OTHER = """
-import sys
-from fedavg.fleets.ray.rings import new_ring
-ring, place = new_ring(4)
-ring += int(sys.argv[1])
-print(place.pid, place.descriptor, place.name, flush=True)
-sys.stdin.read()
-"""
+
+def hold_a_ring(number, pipe):
+    ring, place = new_ring(4)
+    ring += number
+    pipe.send(place)
+    signal.pause()
 
 
 @pytest.fixture
 def other_ring():
     """A ring of four numbers, all of them 7, in another process; and that process."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", OTHER, "7"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout
-    pid, descriptor, name = process.stdout.readline().split()
-    yield RingPlace(int(pid), int(descriptor), name), process
+    here, there = Pipe()
+    process = Forked(target=hold_a_ring, args=(7, there))
+    process.start()
+    yield here.recv(), process
     process.kill()
-    process.communicate()
+    process.join()
 
 
 @given(st.integers(0, 5 * pieces.PIECE_BYTES))
@@ -66,7 +62,7 @@ def test_rings_of_several_processes_are_added(other_ring):
 def test_a_ring_is_gone_with_its_process(other_ring):
     place, process = other_ring
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.join()
     with pytest.raises(RingGone, match=f"process {place.pid} has no sum that can be read"):
         add_rings([place], 4)
 

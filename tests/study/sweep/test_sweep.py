@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ import fedavg
 import programs
 from fedavg.cli import cli
 from fedavg.errors import FedAvgError, PlanError
-from toys import TOY, heed_ctrl_c, toy_data
+from toys import TOY, toy_data
 
 TESTS = Path(__file__).parents[2]
 PLAN = fedavg.Plan(task="toys:TOY", data="paper_toys:DATA", C=0.5, rounds=8, workers=1)
@@ -103,22 +101,18 @@ lr = "0.1:0.2:2lin"
 """
 
 
-def fedavg_sweep(folder, **changes):
-    command = [sys.executable, "-m", "fedavg", "sweep", "plan.toml"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **changes)
-
-
 def test_ctrl_c_and_the_same_command_goes_on(tmp_path):
     (tmp_path / "plan.toml").write_text(FILE)
-    first = fedavg_sweep(tmp_path, preexec_fn=heed_ctrl_c)
+    out, err = tmp_path / "out", tmp_path / "err"
+    first = programs.start("sweep", "plan.toml", out=out, err=err, cwd=tmp_path, prepare=[programs.heed_ctrl_c])
     end = time.monotonic() + 120
     while sum(p.read_bytes().count(b"\n") > 5 for p in tmp_path.glob("sweeps/plan/runs/*/metrics.jsonl")) < 2:
         assert time.monotonic() < end
-        assert first.poll() is None, first.stderr.read()
+        assert first.is_alive(), err.read_text()
         time.sleep(0.05)
-    first.send_signal(signal.SIGINT)
-    first.communicate(timeout=60)
-    assert first.returncode == 130
+    os.kill(first.pid, signal.SIGINT)
+    first.join(60)
+    assert first.exitcode == 130
     begun = {p: p.read_bytes() for p in tmp_path.glob("sweeps/plan/runs/*/metrics.jsonl")}
     short = FILE.replace("rounds = 3000", "rounds = 3")
     (tmp_path / "plan.toml").write_text(short)
