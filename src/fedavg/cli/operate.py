@@ -38,9 +38,10 @@ def status(server: AskedServer, ledger: bool, as_json: bool) -> None:
     click.echo(f"committed rounds  {answer['committed']}{' (the run is over)' if answer['done'] else ''}")
     click.echo(f"clients           {answer['present']} there now, {answer['clients']} enrolled")
     if current:
+        left = "" if current["phase"] == "done" else f", {current['seconds_left']} s left"
         click.echo(
             f"round {current['round']:<11} {current['phase']}: {current['accepted']} of {current['goal']} updates, "
-            f"{current['invited']} invited, {current['failed']} failed, {current['seconds_left']} s left"
+            f"{current['invited']} invited, {current['failed']} failed{left}"
         )
     refused = answer["updates_refused"]
     click.echo(f"updates           {answer['updates_accepted']} accepted, refused: {_by_reason(refused)}")

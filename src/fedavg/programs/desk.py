@@ -60,7 +60,7 @@ class FrontDesk(Office):
         plan = self._hosting.plan(order.plan)
         self._hosting.resolved(plan)
         number = self._runs.submit(plan.to_toml(), plan.digest, order.name, by, time(), order.init)
-        log.info("run submitted", extra={"run": number, "plan": plan.digest, "by": by})
+        log.info("run submitted", extra={"run": number, "run_name": order.name, "plan": plan.digest, "by": by})
         self._now.look_again()
         return number
 

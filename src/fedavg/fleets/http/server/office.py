@@ -125,7 +125,6 @@ class RunEndpoints:
     async def _submit(self, call: Call) -> Response:
         order = parse_body(NewRun, call.body)
         number = await self._asked(self._office.submit, order, call.who)
-        log.info("run submitted", extra={"run": number, "run_name": order.name, "by": call.who})
         return JSONResponse({"run": number})
 
     async def _model(self, call: Call) -> Response:
