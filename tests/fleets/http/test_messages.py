@@ -1,6 +1,7 @@
 """Messages: what is taken, what is refused and by which name, and that the schemas say the same as the parser."""
 
 import json
+import re
 from base64 import b64encode
 from dataclasses import asdict, fields
 
@@ -394,6 +395,12 @@ def is_schema_matter(value: object) -> bool:
     return value not in (HALF, 10**400) and not (isinstance(value, float) and value.is_integer() and value < 1e12)
 
 
+def test_an_element_of_a_list_is_named_by_its_place():
+    enrolling = next(message for message in EXAMPLES if isinstance(message, EnrolRequest))
+    values = json.loads(dump(enrolling)) | {"tasks": ["mine", None]}
+    assert fault(EnrolRequest, json.dumps(values).encode()).field == "tasks[1]"
+
+
 @given(message=st.sampled_from(EXAMPLES), data=st.data())
 def test_the_schema_and_the_parser_agree(message, data):
     values = json.loads(dump(message))
@@ -402,7 +409,7 @@ def test_the_schema_and_the_parser_agree(message, data):
     error = fault(kind_of(message), json.dumps(values).encode())
     assert (error is None) == VALIDATORS[kind_of(message)].is_valid(values)
     if error and name != "type":  # another type makes other fields wrong
-        assert error.reason == "bad-json" or error.field.partition(".")[0] == name
+        assert error.reason == "bad-json" or re.split(r"[.\[]", error.field)[0] == name  # of a list: `tasks[0]`
 
 
 @pytest.mark.parametrize(("kind", "path", "value"), [case for case in CASES if is_schema_matter(case[2])])
