@@ -91,6 +91,54 @@ def test_an_overflow_is_noticed_before_it_happens():
     assert torch.equal(ring, before)
 
 
+def with_and_without_kernels(test):
+    """What a function gives, by the kernel where there is one, and by NumPy."""
+    by_kernel = test()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda source: None)
+        return by_kernel, test()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e8])  # the second is too large for rounding by an addition
+def test_large_numbers_round_alike_with_and_without_kernels(size):
+    vector = (size * torch.from_numpy(np.random.default_rng(3).standard_normal(3000).astype(np.float32))).tolist()
+    by_kernel, by_numpy = with_and_without_kernels(lambda: total([(vector, 3.7)], 3000))
+    assert torch.equal(by_kernel, by_numpy)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 63, 1000, 3077]), st.sampled_from([0.0, 0.9, 1.0]))
+def test_one_pass_looks_and_adds_as_two_do(seed, size, zeros):
+    """Also where whole blocks are zero, which are passed over."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(size) * (np.repeat(rng.random(size // 50 + 1), 50)[:size] >= zeros)
+    vector, signs = torch.from_numpy(values.astype(np.float32)), rng.choice(np.array([-1, 1], np.int8), size)
+    in_two, in_one = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+    twice, once = ExactSum(in_two), ExactSum(in_one)
+    expected = look(vector, signs, 1000)
+    twice.add(vector, 3.7, expected.largest)
+    found = once.look_and_add(vector, 3.7, signs, 1000)
+    assert (found.largest, found.norm) == (expected.largest, expected.norm)
+    assert found.folded.tobytes() == expected.folded.tobytes()
+    assert torch.equal(in_one, in_two)
+    assert once.bound == twice.bound
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30, 2e9])
+@pytest.mark.parametrize("place", [3, 1500, 2999])
+def test_one_pass_leaves_no_trace_of_what_is_refused(bad, place):
+    """The numbers before the bad one were added already, and are taken back. 2e9 alone would fit, but not with 1e9."""
+    vector, signs = torch.linspace(-1, 1, 3000), np.ones(3000, np.int8)
+    ring = torch.zeros(3000, dtype=torch.int64)
+    exact = ExactSum(ring)
+    exact.add(torch.full((3000,), 1e9), 1)
+    before, bound = ring.clone(), exact.bound
+    vector[place] = bad
+    with pytest.raises(Diverged):
+        exact.look_and_add(vector, 1, signs, 1000)
+    assert torch.equal(ring, before)
+    assert exact.bound == bound
+
+
 def test_the_bounds_of_several_workers_add_up():
     assert checked_bound(3, 4) == 7
     with pytest.raises(Diverged):

@@ -34,7 +34,7 @@ def toy_data(sizes: tuple[int, ...] = SIZES) -> ArrayData:
 
 def passed(engine: Epochs, examples: Examples, batch: int, steps: Steps) -> Tensor:
     """One pass of an engine over prepared examples; the sum of the losses."""
-    return torch.stack([engine.epoch_for(piece, steps)(piece, steps) for piece in cut(examples, batch)]).sum()
+    return torch.tensor([engine.epoch_for(piece, steps)(piece, steps) for piece in cut(examples, batch)]).sum()
 
 
 def epoch(trainer: Trainer, examples: Examples, batch: int, lr: float) -> Tensor:
@@ -47,7 +47,7 @@ def epoch_by(trainer: Trainer, examples: Examples, batch: int, steps: Steps) -> 
     with trainer.explained("trained", examples):
         pieces = trainer.pieces(examples, batch, np.random.default_rng(0))
         losses = [piece.of_raw(trainer.epoch_for(piece, steps)(piece, steps)) for piece in pieces]
-    return torch.stack(losses).sum()
+    return torch.tensor(losses).sum()
 
 
 def small_net() -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedavg import seeds, trees
+from fedavg.engine.pieces import single
 from fedavg.engine.trainer import Trainer
 from fedavg.metrics import Metric
 from fedavg.optimizers import Correction, Optimizer, Steps
@@ -58,7 +59,7 @@ class Client:
         self.state = state
         self._go_on = go_on
         self._k, self._seed = k, seed
-        self._examples = examples
+        self._examples, self._n = examples, len(examples)
         self._trainer = trainer
         self._round = round
         self._drop_last = drop_last
@@ -80,7 +81,7 @@ class Client:
     @property
     def n(self) -> int:
         """n_k, the number of local examples."""
-        return len(self._examples)
+        return self._n
 
     @property
     def examples(self) -> Examples:
@@ -126,12 +127,12 @@ class Client:
         with self._trainer.explained("trained", self._examples):
             for _epoch in range(work.epochs):
                 self._go_on()
-                total = torch.zeros(())
+                total = 0.0
                 for piece in self._trainer.pieces(self._ordered(size, used), size, self._augment):
                     epoch = self._trainer.epoch_for(piece, steps)
-                    total = total + piece.of_raw(epoch(piece, steps))
+                    total = single(total + piece.of_raw(epoch(piece, steps)))
         self._end(steps)
-        return float(total) / used
+        return total / used
 
     def batches(self, batch: float) -> Iterator[tuple[Tree, Tree]]:
         """One epoch's batches (x, y) in a new order, as the module and the loss take them."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,7 @@ class Setup:
     attack: Attack | None = None
     attackers: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def single_updates(self) -> bool:
         """True if a fleet must return the updates one by one, in memory, instead of their sum."""
         return bool(self.defence and self.defence.reducer.single_updates) or self.liars_see_all
@@ -100,12 +101,12 @@ class Setup:
         """How client k lies on its own; None if it does not."""
         return self.attack if k in self.attackers and not self.liars_see_all else None
 
-    @property
+    @cached_property
     def algorithm_measures(self) -> Mapping[str, Measure]:
         """What clients measure in training, by name."""
         return measures_by_name(self.algorithm.metrics)
 
-    @property
+    @cached_property
     def measures(self) -> Mapping[str, Measure]:
         """The measures that clients send: none, if a stage hides them."""
         return {} if any(stage.hides_metrics for stage in self.stages) else self.algorithm_measures
@@ -115,7 +116,7 @@ class Setup:
         """The names of the numbers sent with every update."""
         return frozenset(names_sent(self.measures))
 
-    @property
+    @cached_property
     def shows_updates(self) -> bool:
         """True if the server may see single updates: they are neither masked nor under differential privacy."""
         hidden = any(stage.hides_metrics for stage in self.stages)

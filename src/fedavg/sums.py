@@ -9,7 +9,7 @@ from ctypes import byref, c_double, c_long, c_void_p
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ SCALE: Final = 2.0**FRACTION_BITS
 LIMIT: Final = 2**63
 SOURCE: Final = Path(__file__).with_suffix(".c")
 #: Elements handled at a time, so that the float64 scratch stays in the cache.
-BLOCK: Final = 1 << 15
+BLOCK: Final = 1 << 16
 #: Below 2^51, adding a float64 to this rounds it to the nearest integer, ties to even; the bits of the result minus the
 #: bits of this are that integer. NumPy converts float64 to int64 one by one, but adds with vector instructions.
 ROUNDER: Final = 1.5 * 2.0**52
@@ -47,8 +47,7 @@ class ExactSum:
         self._ring, self._ring_at = ring.numpy(), c_void_p(ring.data_ptr())
         self._share = (LIMIT - 1) // sharers
         self._scaled = np.empty(BLOCK, np.float64)
-        self._rounded = np.empty(BLOCK, np.int64)
-        native.library(SOURCE)  # found once, before a process is forked
+        self._kernel = native.library(SOURCE)  # found once, before a process is forked
         self.reset()
 
     def reset(self) -> None:
@@ -63,6 +62,28 @@ class ExactSum:
         """
         if largest is None:
             largest = max(abs(float(end)) for end in vector.aminmax())
+        self.bound = self._checked(largest, weight)
+        self._add(vector.contiguous(), weight * SCALE, largest * weight * SCALE)
+        return largest * weight
+
+    def look_and_add(self, vector: Tensor, weight: float, signs: np.ndarray, width: int) -> "Look":
+        """What `look` finds, and then the same as `add`: in C in one pass, row by row."""
+        kernel = self._kernel
+        if kernel is None:
+            found = look(vector, signs, width)
+            self.add(vector, weight, found.largest)
+            return found
+        vector, limits = vector.contiguous(), (c_double * 3)(weight * SCALE, self._share, 0)
+        found = _looked(kernel.look_and_add, vector, signs, width, limits, self._ring_at)
+        try:
+            self.bound = self._checked(found.largest, weight)
+        except Diverged:  # what was added before the pass came to the fault is taken back, bit by bit
+            kernel.add(c_long(int(limits[2])), *_numbers(vector, -weight * SCALE), self._ring_at)
+            raise
+        return found
+
+    def _checked(self, largest: float, weight: float) -> int:
+        """The bound of the sum with a vector that has such a largest magnitude, which may be refused."""
         if not isfinite(largest):
             raise Diverged("an update holds values that are not finite (NaN or infinity); expected finite numbers")
         if largest * weight * SCALE > self._share:
@@ -70,25 +91,23 @@ class ExactSum:
                 f"a weighted update reaches {largest * weight:.3g}; expected at most {self._share / SCALE:.3g}, its "
                 "share of what a sum can hold"
             )
-        self.bound = checked_bound(self.bound, int(largest * weight * SCALE) + 1)
-        self._add(vector.contiguous(), weight * SCALE, largest * weight * SCALE)
-        return largest * weight
+        return checked_bound(self.bound, int(largest * weight * SCALE) + 1)
 
     def _add(self, vector: Tensor, scale: float, largest: float) -> None:
-        """In C where available: one pass instead of five, and the same bits."""
-        built = native.library(SOURCE)
-        if built:
-            built.add(c_long(len(vector)), c_void_p(vector.data_ptr()), byref(c_double(scale)), self._ring_at)
+        """In C where available: one pass instead of four, and the same bits."""
+        if self._kernel:
+            self._kernel.add(c_long(len(vector)), *_numbers(vector, scale), self._ring_at)
             return
         values = vector.numpy()
         for start in range(0, len(values), BLOCK):
             block = values[start : start + BLOCK]
-            scaled, rounded = self._scaled[: len(block)], self._rounded[: len(block)]
+            scaled = self._scaled[: len(block)]
+            rounded = scaled.view(np.int64)
             np.copyto(scaled, block)
             scaled *= scale
             if largest < ROUNDED_BY_ADDING:
                 scaled += ROUNDER
-                rounded = np.subtract(scaled.view(np.int64), ROUNDER_BITS, out=rounded)
+                rounded -= ROUNDER_BITS
             else:
                 np.copyto(rounded, np.rint(scaled, out=scaled), casting="unsafe")
             self._ring[start : start + BLOCK] += rounded
@@ -105,39 +124,49 @@ class Look:
 
 
 def look(vector: Tensor, signs: np.ndarray, width: int) -> Look:
-    """Makes one pass over a vector, shape (P,) float32. `signs`, shape (P,) int8, are 1 or -1. In C where available."""
-    values = vector.numpy()
+    """Makes one pass over a vector, shape (P,) float32; in C where available.
+
+    `signs`, shape (P,), best of `sign_type`, are 1 or -1.
+    """
     built = native.library(SOURCE)
-    if built is None:
-        largest = max(abs(float(end)) for end in vector.aminmax()) if len(values) else 0.0
-        return Look(largest, sqrt(_squares(values, width)), _folded(values, signs, width))
-    folded, told = np.empty(width, np.float32), np.empty(2)
-    values = np.ascontiguousarray(values)
-    built.look(c_long(len(values)), _at(values), _at(signs), c_long(width), _at(folded), _at(told))
-    return Look(float(told[0]), sqrt(told[1]), folded)
+    if built is not None:
+        return _looked(built.look, vector.contiguous(), signs, width)
+    largest = max(abs(float(end)) for end in vector.aminmax()) if len(vector) else 0.0
+    return Look(largest, sqrt(_squares(vector)), _folded(vector.numpy(), signs, width))
 
 
-def _squares(values: np.ndarray, width: int) -> float:
-    """The sum of squares, row by row in float32, and in float64 where float32 would lose precision."""
-    whole = len(values) // width * width
-    rows = values[:whole].reshape(-1, width)
-    sums = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
-    lossy = ~((sums > LEAST_SQUARES) & (sums < MOST_SQUARES))
-    if lossy.any():
-        sums[lossy] = np.square(rows[lossy], dtype=np.float64).sum(1)
-    return float(sums.sum()) + float(np.square(values[whole:], dtype=np.float64).sum())
+def sign_type() -> type:
+    """The type of signs that `look` takes without a conversion here."""
+    return np.float32 if native.library(SOURCE) is None else np.int8
+
+
+def _looked(kernel: Any, vector: Tensor, signs: np.ndarray, width: int, *more: Any) -> Look:
+    folded, told = np.empty(width, np.float32), (c_double * 2)()
+    count, columns, signs = c_long(len(vector)), c_long(width), signs.astype(np.int8, copy=False)
+    kernel(count, c_void_p(vector.data_ptr()), _at(signs), columns, _at(folded), told, *more)
+    return Look(told[0], sqrt(told[1]), folded)
+
+
+def _numbers(vector: Tensor, scale: float) -> tuple[Any, Any]:
+    return c_void_p(vector.data_ptr()), byref(c_double(scale))
+
+
+def _squares(vector: Tensor) -> float:
+    """The sum of squares: in float32, and in float64 where float32 would lose precision."""
+    squares = float(torch.dot(vector, vector))
+    return squares if LEAST_SQUARES < squares < MOST_SQUARES else float(vector.double().square().sum())
 
 
 def _folded(values: np.ndarray, signs: np.ndarray, width: int) -> np.ndarray:
     whole = len(values) // width * width
     rows, row_signs = values[:whole].reshape(-1, width), signs[:whole].reshape(-1, width)
-    folded: np.ndarray = np.einsum("ij,ij->j", rows, row_signs.astype(np.float32))
+    folded: np.ndarray = np.einsum("ij,ij->j", rows, row_signs.astype(np.float32, copy=False))
     folded[: len(values) - whole] += values[whole:] * signs[whole:]
     return folded
 
 
 def _at(array: np.ndarray) -> c_void_p:
-    return c_void_p(array.ctypes.data)
+    return c_void_p(array.__array_interface__["data"][0])  # `array.ctypes` makes more objects
 
 
 def checked_bound(a: int, b: int) -> int:

@@ -25,7 +25,7 @@ from fedavg.engine.emit import Emitter, Kind
 from fedavg.engine.lengths import Recording
 from fedavg.engine.model import Model
 from fedavg.engine.native_epoch import Arena, native_epoch
-from fedavg.engine.pieces import Epoch, Piece
+from fedavg.engine.pieces import Epoch, Piece, single
 from fedavg.engine.pooled import fuse_pooling, is_pooled
 from fedavg.engine.step_calls import StepCalls
 from fedavg.engine.tape import LooksAtData, Tape, Untraceable, as_a_compiler, record
@@ -139,10 +139,10 @@ class OwnSteps:
         """`gradients` writes a batch's gradient to `gradient`, shape (P,)."""
         self._gradients, self._weights, self._gradient = gradients, weights, gradient
 
-    def __call__(self, piece: Piece, steps: Steps) -> Tensor:
-        total = torch.zeros((), device=self._weights.device)
+    def __call__(self, piece: Piece, steps: Steps) -> float:
+        total = 0.0
         for batch in trees.batches(piece.examples, piece.batch):
-            total += self._gradients(Piece(batch, piece.batch), steps)
+            total = single(total + self._gradients(Piece(batch, piece.batch), steps))
             step_with(steps, self._weights, self._gradient)
         return total
 
@@ -158,14 +158,13 @@ def compile_epoch(tape: Tape, kind: Kind, parameters: list[Tensor], calls: StepC
     except RuntimeError as error:
         raise Untraceable(f"an operator of the module has no TorchScript form: {error}") from error
 
-    def epoch(piece: Piece, steps: Steps) -> Tensor:
+    def epoch(piece: Piece, steps: Steps) -> float:
         told = calls.of(steps)
         kept = (parameters, tape.state_tensors, told.flat, told.targets)
         # Nothing here requires a gradient. Gradients are enabled because some operators (oneDNN's LSTM) save what their
         # backward needs only then; operators are called below autograd because it has nothing to do.
         below_autograd = torch._C._AutoDispatchBelowAutograd()
         with torch.enable_grad(), below_autograd, torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            loss: Tensor = unit.epoch(piece.leaves, piece.batch, told.numbers, *kept)
-            return loss
+            return float(unit.epoch(piece.leaves, piece.batch, told.numbers, *kept))
 
     return epoch

@@ -2,8 +2,8 @@
 them."""
 
 from collections.abc import Callable, Iterator
+from ctypes import c_float
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -22,17 +22,22 @@ class Piece:
     #: Raw examples per row: a task's `collate` may combine several into one.
     share: float = 1.0
 
-    @cached_property
+    @property
     def leaves(self) -> list[Tensor]:
         return [*trees.leaves(self.examples.x), *trees.leaves(self.examples.y)]
 
-    def of_raw(self, loss: Tensor) -> Tensor:
+    def of_raw(self, loss: float) -> float:
         """Converts a sum over rows to one over the raw examples that they stand for."""
-        return loss if self.share == 1 else loss * self.share
+        return loss if self.share == 1 else single(loss * single(self.share))
 
 
-#: Takes one step for each batch of a piece, in order. Returns the sum of the losses.
-Epoch = Callable[[Piece, Steps], Tensor]
+def single(value: float) -> float:
+    """Rounded to float32, the type of losses."""
+    return c_float(value).value
+
+
+#: Takes one step for each batch of a piece, in order. Returns the sum of the losses, a float32.
+Epoch = Callable[[Piece, Steps], float]
 
 
 class Epochs(Protocol):
@@ -43,8 +48,9 @@ class Epochs(Protocol):
 
 def cut(examples: Examples, size: int) -> Iterator[Piece]:
     """Prepared examples in order: all full batches, then the short last one if any is left."""
-    short = len(examples) % size
-    full = len(examples) - short
+    count = len(examples)
+    short = count % size
+    full = count - short
     if not short:
         yield Piece(examples, size)
         return

@@ -44,7 +44,7 @@ class PlainEpochs:
     def epoch_for(self, piece: Piece, steps: Steps) -> Epoch:
         return self.epoch
 
-    def epoch(self, piece: Piece, steps: Steps) -> Tensor:
+    def epoch(self, piece: Piece, steps: Steps) -> float:
         """One step for each batch of the piece. Returns the sum of the losses."""
         total = torch.zeros((), device=self._model.vector.device)
         step = _sgd_step if steps.optimizer.folded == PLAIN_SGD else _step
@@ -52,7 +52,7 @@ class PlainEpochs:
             loss, grads = gradients(self._model, batch)
             step(self._model, grads, steps)
             total += loss * len(batch)
-        return total
+        return float(total)
 
 
 def _sgd_step(model: Model, grads: list[Tensor], steps: Steps) -> None:

@@ -27,14 +27,23 @@ class StepCall:
     #: Where the gradient of each parameter goes, if that is not the parameter itself.
     targets: list[Tensor]
 
+    @cached_property
+    def addresses(self) -> list[int]:
+        """Where the targets and the flat vectors are in memory."""
+        return [tensor.data_ptr() for tensor in (*self.targets, *self.flat)]
+
 
 class StepCalls:
-    """The step calls of one model: made once for each client's steps, and kept as long as those exist."""
+    """The step calls of one model: made once for each client's steps, and kept as long as those exist.
+
+    Steps without state and correction are all alike at a rate: clients in a row share one call.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._empty = torch.empty(0, device=model.vector.device)
         self._made: WeakKeyDictionary[Steps, StepCall] = WeakKeyDictionary()
+        self._alike: tuple[Steps, StepCall] | None = None
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -42,10 +51,21 @@ class StepCalls:
         return torch.empty_like(self._model.trainable)
 
     def of(self, steps: Steps) -> StepCall:
+        if steps.correction is None and not steps.slots:
+            return self._of_alike(steps)
         made = self._made.get(steps)
         if made is None:
             made = self._made[steps] = self._make(steps)
         return made
+
+    def _of_alike(self, steps: Steps) -> StepCall:
+        if self._alike is not None:
+            last, call = self._alike
+            if last.lr == steps.lr and last.optimizer is steps.optimizer:
+                return call
+        call = self._make(steps)
+        self._alike = (steps, call)
+        return call
 
     def _make(self, steps: Steps) -> StepCall:
         """A call that adds pull (w - towards) + drift to the gradient."""

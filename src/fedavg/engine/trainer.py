@@ -66,7 +66,8 @@ class Trainer:
     @property
     def weights(self) -> Tensor:
         """The current weights, shape (P,), on the CPU."""
-        return self.model.vector.to("cpu")
+        vector = self.model.vector
+        return vector if vector.is_cpu else vector.cpu()
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
@@ -101,7 +102,10 @@ class Trainer:
         return target_form(self._moved(y), self._fit)
 
     def _moved(self, tree: Tree) -> Tree:
-        return trees.changed(tree, lambda leaf: leaf.to(self._device))
+        return trees.changed(tree, self._on_device)
+
+    def _on_device(self, leaf: Tensor) -> Tensor:
+        return leaf.to(self._device)
 
     def collated(self, batch: Examples) -> Examples:
         """A batch of raw examples in the form that the task's `collate` gives it."""

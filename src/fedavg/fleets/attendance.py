@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fedavg import seeds
-from fedavg.sums import Look, look
+from fedavg.sums import Look, look, sign_type
 from fedavg.types import Update
 
 #: Numbers of a sketch.
@@ -83,7 +83,7 @@ def see(update: Update, seed: int) -> Seen:
 
 def look_at(vector: Tensor, seed: int) -> Look:
     """Its largest magnitude, its norm and its sketch, shape (SKETCH,) float32."""
-    return look(vector, _signs(len(vector), seed), SKETCH)
+    return look(vector, signs_of(len(vector), seed), SKETCH)
 
 
 def seen_by(found: Look, weight: float) -> Seen:
@@ -91,9 +91,10 @@ def seen_by(found: Look, weight: float) -> Seen:
 
 
 @lru_cache(1)
-def _signs(size: int, seed: int) -> np.ndarray:
-    """The random signs of a run, shape (size,) int8."""
-    return seeds.rng(seed, seeds.NONE, seeds.NONE, "sketch").integers(0, 2, size, np.int8) * np.int8(2) - np.int8(1)
+def signs_of(size: int, seed: int) -> np.ndarray:
+    """The random signs of a run, shape (size,)."""
+    signs = seeds.rng(seed, seeds.NONE, seeds.NONE, "sketch").integers(0, 2, size, np.int8) * np.int8(2) - np.int8(1)
+    return signs.astype(sign_type(), copy=False)
 
 
 def cosines_to_mean(seen: Mapping[int, Seen]) -> dict[int, float]:
@@ -105,9 +106,10 @@ def cosines_to_mean(seen: Mapping[int, Seen]) -> dict[int, float]:
     largest = np.maximum(sketches.max(1), -sketches.min(1)).astype(np.float64)
     units = sketches / np.where(largest > 0, largest, 1).astype(np.float32)[:, None]  # no square of these overflows
     weights = largest * [seen[k].weight for k in clients]
-    mean = (weights / (abs(weights).max() or 1)).astype(np.float32) @ units
-    lengths = np.sqrt(np.einsum("ij,ij->i", units, units)) * sqrt(float(mean @ mean))
-    products = (units @ mean).astype(np.float64)
+    # Not by BLAS, whose threads keep a core busy for a while after each product.
+    mean = np.einsum("i,ij->j", (weights / (abs(weights).max() or 1)).astype(np.float32), units)
+    lengths = np.sqrt(np.einsum("ij,ij->i", units, units)) * sqrt(float(np.einsum("j,j->", mean, mean)))
+    products = np.einsum("ij,j->i", units, mean).astype(np.float64)
     cosines = np.round(products / np.where(lengths > 0, lengths, 1), 3).tolist()
     return {k: cosine for k, cosine, length in zip(clients, cosines, lengths, strict=True) if length > 0}
 

@@ -3,12 +3,14 @@
 import os
 import struct
 import sys
+from io import BytesIO
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
+from pickle import HIGHEST_PROTOCOL, Pickler, Unpickler
 from time import monotonic
 from typing import Any, Final
 
-HEADER: Final = struct.Struct("<Q")
+#: Before each frame: its bytes, and how many messages it has.
+HEADER: Final = struct.Struct("<QQ")
 CHUNK_BYTES: Final = 1 << 20
 #: Messages are collected up to this total length, or for this long.
 TOGETHER_BYTES: Final = 1 << 15
@@ -25,30 +27,36 @@ def send(pipe: Connection, message: object) -> None:
 
 
 class Outbox:
-    """The writing end: short messages are sent together, since each write wakes the reader; none waits for long."""
+    """The writing end: short messages are sent together in a frame, since each write wakes the reader; none waits for
+    long."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._waiting = bytearray()
-        self._since = monotonic()
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new frame. One pickler for all of it names a class once."""
+        self._frame, self._count, self._since = BytesIO(), 0, monotonic()
+        self._frame.write(bytes(HEADER.size))
+        self._pickler = Pickler(self._frame, HIGHEST_PROTOCOL)
 
     def put(self, message: object) -> None:
         if not STREAMS:
             self._pipe.send(message)
             return
-        data = ForkingPickler.dumps(message)
-        self._waiting += HEADER.pack(len(data))
-        self._waiting += data
-        if len(self._waiting) > TOGETHER_BYTES or monotonic() - self._since > TOGETHER_S:
+        self._pickler.dump(message)
+        self._count += 1
+        if self._frame.tell() > TOGETHER_BYTES or monotonic() - self._since > TOGETHER_S:
             self.flush()
 
     def flush(self) -> None:
-        with memoryview(self._waiting) as rest:
-            written = 0
-            while written < len(rest):
-                written += os.write(self._pipe.fileno(), rest[written:])
-        self._waiting.clear()
-        self._since = monotonic()
+        if self._count:
+            with self._frame.getbuffer() as rest:
+                HEADER.pack_into(rest, 0, len(rest) - HEADER.size, self._count)
+                written = 0
+                while written < len(rest):
+                    written += os.write(self._pipe.fileno(), rest[written:])
+        self._begin()
 
 
 class Inbox:
@@ -73,13 +81,13 @@ class Inbox:
         if not chunk:
             return None
         self._arrived += chunk
-        messages = []
-        while (end := self._end_of_first()) <= len(self._arrived):
-            messages.append(ForkingPickler.loads(self._arrived[HEADER.size : end]))
+        messages: list[Any] = []
+        while len(self._arrived) >= HEADER.size:
+            size, count = HEADER.unpack_from(self._arrived)
+            end = HEADER.size + size
+            if len(self._arrived) < end:
+                break
+            unpickler = Unpickler(BytesIO(self._arrived[HEADER.size : end]))
+            messages.extend(unpickler.load() for _ in range(count))
             del self._arrived[:end]
         return messages
-
-    def _end_of_first(self) -> int:
-        if len(self._arrived) < HEADER.size:
-            return HEADER.size + 1  # its length is not known yet: ask for more than there is
-        return HEADER.size + int(HEADER.unpack_from(self._arrived)[0])

@@ -182,16 +182,18 @@ class ProcessPool(WorkerPool):
                     loans.lost(sent[slot])
                     waiting.put_back([*done[slot], *sent[slot]])
                     sent[slot], done[slot], handed[slot] = deque(), [], 1
-                for reply in replies or ():
+                if not replies:
+                    continue
+                self._watchdog.done(slot)
+                for reply in replies:
                     if isinstance(reply, FedAvgError):
                         self.close()
                         raise reply
                     job = sent[slot].popleft()
                     results[job] = loans.returned(job, reply)
                     done[slot].append(job)
-                    self._watchdog.done(slot)
-                    if sent[slot]:
-                        self._watchdog.begins(slot, tasks[sent[slot][0]])
+                if sent[slot]:
+                    self._watchdog.begins(slot, tasks[sent[slot][0]])
         finished = [result for result in results if result is not None]
         return Finished(finished, self._memory.total(finished, done))
 

@@ -16,7 +16,7 @@ from fedavg.client_path import ClientPath, Message, blame_on
 from fedavg.data.finite import check_finite
 from fedavg.engine.trainer import Trainer
 from fedavg.errors import DataError, Diverged, FedAvgError, FleetError, TaskError
-from fedavg.fleets.attendance import Seen, look_at, seen_by
+from fedavg.fleets.attendance import SKETCH, Seen, look_at, seen_by, signs_of
 from fedavg.fleets.singles import SingleRows
 from fedavg.fleets.watchdog import Busy
 from fedavg.metrics import Metric, add_up, report
@@ -197,9 +197,8 @@ class Worker:
         if not self._setup.shows_updates:
             self._sum.add(update.vector, update.weight)
             return None
-        found = look_at(update.vector, self._setup.plan.seed)
-        self._sum.add(update.vector, update.weight, found.largest)
-        return seen_by(found, update.weight)
+        signs = signs_of(self._size, self._setup.plan.seed)
+        return seen_by(self._sum.look_and_add(update.vector, update.weight, signs, SKETCH), update.weight)
 
     def _as_it_is(self, vector: Tensor) -> Tensor:
         """An update that no codec has checked; the user's code may have made it."""

@@ -7,13 +7,14 @@ numbers by name, one for an average, `name.0`, `name.1` and so on for sums.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Final, Protocol, final
 
 import torch
 from torch import Tensor
 
 from fedavg.errors import FleetError, TaskError
-from fedavg.metrics.metric import Measure, Sums, add_up, ratio
+from fedavg.metrics.metric import Measure, Sums, ratio
 
 #: Which way is better, for averages whose names say what they are.
 _DIRECTIONS: Final = {"train_loss": False, "accuracy": True, "loss": False, "error": False}
@@ -80,7 +81,7 @@ def numbers_sent(measures: Mapping[str, Measure], found: Mapping[str, float | Te
 
 def sums_over(measures: Mapping[str, Measure], clients: Sequence[Measured]) -> dict[str, Tensor]:
     """The sums of each measure over the clients of a cohort."""
-    return add_up([_sums(measures, client) for client in clients])
+    return {name: _total(measure, clients) for name, measure in measures.items()} if clients else {}
 
 
 def masked_numbers(measures: Mapping[str, Measure], sent: Measured) -> dict[str, float]:
@@ -120,6 +121,8 @@ def _names(measure: Measure) -> list[str]:
 
 
 def _numbers(measure: Measure, found: float | Tensor | Sums) -> list[tuple[str, float]]:
+    if measure.by_weight and type(found) is float:
+        return [(measure.name, found)]
     given = torch.as_tensor(found).tolist() if isinstance(found, Tensor | int | float) else [*map(float, found)]
     names, numbers = _names(measure), given if isinstance(given, list) else [given]
     if len(numbers) != len(names) or isinstance(given, list) == measure.by_weight:
@@ -128,9 +131,10 @@ def _numbers(measure: Measure, found: float | Tensor | Sums) -> list[tuple[str, 
     return list(zip(names, map(float, numbers), strict=True))
 
 
-def _sums(measures: Mapping[str, Measure], client: Measured) -> dict[str, list[float]]:
-    weight, numbers = client.weight, client.metrics
-    return {
-        m.name: [weight * numbers[m.name], weight] if m.by_weight else [numbers[name] for name in _names(m)]
-        for m in measures.values()
-    }
+def _total(measure: Measure, clients: Sequence[Measured]) -> Tensor:
+    """Exactly rounded: the order of the clients cannot change a bit."""
+    if measure.by_weight:
+        sums = [fsum(c.weight * c.metrics[measure.name] for c in clients), fsum(c.weight for c in clients)]
+    else:
+        sums = [fsum(c.metrics[name] for c in clients) for name in _names(measure)]
+    return torch.tensor(sums, dtype=torch.float64)
