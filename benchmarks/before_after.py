@@ -3,9 +3,9 @@
     git worktree add --detach ../before COMMIT
     python benchmarks/before_after.py ../before/src src --repeats 3 --out before_after.json [--only W1 --only kept ...]
 
-W1 to W4, W7 and W10 are those of the speed page. In the others clients keep as much as a model, and the run is
-recorded: SCAFFOLD with the 2NN (kept), and ByzFL's setting, whose server also gets single updates (single), with one
-worker.
+W1 to W10 are those of the speed page; the versions themselves describe W5 and later. In the others clients keep as
+much as a model, and the run is recorded: SCAFFOLD with the 2NN (kept), and ByzFL's setting, whose server also gets
+single updates (single), with one worker.
 
 It measures the CPU time of the server's process and its workers, not wall time, so that versions can be compared on a
 busy machine. Turns alternate between the versions, and only ratios within a run mean anything.
@@ -21,7 +21,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 #: Rounds of a turn, and how many of the first are not counted. The last one is judged, and not counted either.
-ROUNDS = {"W1": 16, "W2": 16, "W3": 6, "W4": 7, "W7": 6, "W10": 12, "kept": 16, "single": 31}
+ROUNDS = {
+    "W1": 16, "W2": 16, "W3": 6, "W4": 7, "W5": 16, "W6": 8, "W7": 6, "W8": 16, "W9": 8, "W10": 12, "kept": 16,
+    "single": 31,
+}  # fmt: skip
+#: Those of `fedavg bench` that both versions describe themselves.
+DESCRIBED = ("W5", "W6", "W7", "W8", "W9", "W10")
 WARM = 2
 RECORDED = ("kept", "single")
 WORKERS = 2
@@ -38,7 +43,7 @@ def plan_of(workload: str):
 
         plan = robust.plan_of(1.0, 4, "geomedian:0.1:3", "ipm:1.0")
         return replace(plan, rounds=ROUNDS[workload], eval_every=ROUNDS[workload], workers=1)
-    if workload in ("W7", "W10"):
+    if workload in DESCRIBED:
         from fedavg.bench.workloads import plan_of as workload_plan
 
         return workload_plan(workload, ROUNDS[workload], WORKERS)
