@@ -8,9 +8,13 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "fleets" / "http"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser():
-    """A real Chromium, without a window; tests are skipped where there is none."""
+    """A real Chromium, without a window; tests are skipped where there is none.
+
+    Not for longer than a module: while it is open, Playwright's event loop counts as running in this thread, and
+    `asyncio.run` fails in any other test.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
