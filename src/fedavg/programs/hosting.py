@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import time
 
@@ -109,6 +109,13 @@ class Hosting:
         check_minimum(setup, options.minimum)
         self.check(setup, options)
         return options, data, setup
+
+    def housed(self, run: SubmittedRun) -> tuple[Options, OwnData, Setup]:
+        """The same for a run that is served here, which has a directory of its own."""
+        options, data, setup = self.resolved(self.plan(run.plan_toml))
+        directory = self.directory(run.number)
+        directory.mkdir(parents=True, exist_ok=True)
+        return replace(options, directory=directory), data, setup
 
 
 def take_over(rounds: Store, plan: Plan, run: SubmittedRun) -> None:

@@ -3,7 +3,6 @@
 import json
 import logging
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 from fedavg.errors import FedAvgError
@@ -46,8 +45,6 @@ class RunRecords:
         return False
 
     def _write(self, run: SubmittedRun) -> None:
-        options, _, setup = self._hosting.resolved(self._hosting.plan(run.plan_toml))
-        directory = self._hosting.directory(run.number)
-        directory.mkdir(parents=True, exist_ok=True)
+        options, _, setup = self._hosting.housed(run)
         with self._hosting.rounds(run.number) as rounds:
-            written(setup, rounds, replace(options, directory=directory), ENDED)
+            written(setup, rounds, options, ENDED)

@@ -9,7 +9,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Final, final
 
@@ -219,10 +219,8 @@ class Service(NowServed):
 
     def _trained(self, each: RunUnderWay) -> Result:
         run = each.run
-        plan = self._hosting.plan(run.plan_toml)
-        options, data, setup = self._hosting.resolved(plan)
-        options = replace(options, directory=self._hosting.directory(run.number))
-        options.directory.mkdir(parents=True, exist_ok=True)
+        options, data, setup = self._hosting.housed(run)
+        plan = setup.plan
         content = self._runs.model(run.number)
         with ExitStack() as held:
             rounds = held.enter_context(self._hosting.rounds(run.number))
