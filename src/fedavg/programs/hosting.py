@@ -110,10 +110,10 @@ class Hosting:
         self.check(setup, options)
         return options, data, setup
 
-    def housed(self, run: SubmittedRun) -> tuple[Options, OwnData, Setup]:
+    def housed(self, plan: Plan, number: int) -> tuple[Options, OwnData, Setup]:
         """The same for a run that is served here, which has a directory of its own."""
-        options, data, setup = self.resolved(self.plan(run.plan_toml))
-        directory = self.directory(run.number)
+        options, data, setup = self.resolved(plan)
+        directory = self.directory(number)
         directory.mkdir(parents=True, exist_ok=True)
         return replace(options, directory=directory), data, setup
 

@@ -126,8 +126,8 @@ class OnOffer:
 
     def _put_up(self, run: SubmittedRun) -> None:
         """Offer a run, once its leader has taken its plan over."""
-        options, data, setup = self._hosting.housed(run)
-        plan = setup.plan
+        plan = self._hosting.plan(run.plan_toml)
+        options, data, setup = self._hosting.housed(plan, run.number)
         content = self._runs.model(run.number)
         with ExitStack() as held:
             rounds = held.enter_context(self._hosting.rounds(run.number))

@@ -45,6 +45,6 @@ class RunRecords:
         return False
 
     def _write(self, run: SubmittedRun) -> None:
-        options, _, setup = self._hosting.housed(run)
+        options, _, setup = self._hosting.housed(self._hosting.plan(run.plan_toml), run.number)
         with self._hosting.rounds(run.number) as rounds:
             written(setup, rounds, options, ENDED)

@@ -219,8 +219,8 @@ class Service(NowServed):
 
     def _trained(self, each: RunUnderWay) -> Result:
         run = each.run
-        options, data, setup = self._hosting.housed(run)
-        plan = setup.plan
+        plan = self._hosting.plan(run.plan_toml)
+        options, data, setup = self._hosting.housed(plan, run.number)
         content = self._runs.model(run.number)
         with ExitStack() as held:
             rounds = held.enter_context(self._hosting.rounds(run.number))
